@@ -47,7 +47,7 @@ struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
-    bool whole = true;  // false: of attention over more keys; then the gradient is these keys' part
+    bool whole = true;  // false: out and lse cover more keys than given; returns these keys' share
 };
 
 /// What supports() is asked for a call of sparse_attention_grad.

@@ -16,7 +16,7 @@ struct IndexInput {
     In<2> index_k;  // [Nk, didx], one head shared by all groups
 };
 
-/// Sinks that leave less of a row's heads than this, on average, hide their sums in a float lse.
+/// If sinks leave less than this of a row's probability, a float lse cannot recover the rest.
 constexpr double kLeastShare = 1.0 / 8;
 
 /// What index_kl compares.

@@ -4,19 +4,24 @@
 
 usage: make_corpus.py OUT [--recipe FILE]
 
-The recipe (data/corpus.json beside this script) lists packages, each on one side: train or held
-out. OUT gets
-  packages/       the packages, NAME_VERSION.deb; what is there already is not downloaded again
-  train.txt       documents with a byte 0 behind each, as msa-pretrain reads them
-  held_out.txt
-  manifest.json   packages, versions, what was taken and what was left out, sums; written last
-  lock            held while a run writes there
+The recipe (data/corpus.json beside this script) lists packages, the kinds of text and the share of
+each, and the share that is held out. OUT gets
+  packages/           the packages, NAME_VERSION.deb; what is there already is not downloaded again
+  train/KIND.txt      documents with a byte 0 behind each, as msa-pretrain reads them
+  held_out/KIND.txt
+  manifest.json       packages, versions, what was taken and what was left out, sums; written last
+  lock                held while a run writes there
 A run that was killed is repeated: files are named *.partial until they are complete.
 
 A document is one file of a package: UTF-8 without control characters, of kBytes, HTML without its
 marks. A document that was there before is left out: the same bytes, or most of its shingles (runs
-of three lines) seen in documents kept before. Held-out packages come first in the recipe, so that
-nothing of theirs is trained on.
+of three lines) seen in documents kept before.
+
+Its kind follows from its name and its words (kind_of): c (C and C++), code (other languages of
+programs), english and languages (text for people), tables (rows of numbers or of names). Which
+documents of a kind are taken, and which of them are held out, follows from their bytes alone, so
+that every package is on both sides, as far as it has documents enough. Bytes of kinds are in the
+recipe's shares, on both sides.
 """
 
 import argparse
@@ -36,10 +41,20 @@ import tarfile
 import zlib
 from pathlib import Path
 
-VERSION = 1  # of the rules below
-MIN_BYTES, MAX_BYTES = 1 << 10, 1 << 18  # longer files are tables: registers, firmware, indices
+VERSION = 2  # of the rules below
+MAX_BYTES = 1 << 18  # longer files are indices, firmware and generated tables
 SIDES = ("train", "held_out")
-NO_TEXT = (".css", ".ihex", ".js", ".json", ".map", ".svg", ".uu", ".xpm")
+NO_TEXT = (".css", ".ihex", ".js", ".json", ".map", ".svg", ".uu", ".xpm", ".po", ".pot")
+C = (".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".ipp", ".inl", ".def")
+CODE = (".py", ".pl", ".pm", ".rb", ".go", ".rs", ".erl", ".hrl", ".el", ".sh", ".S", ".s", ".t",
+        ".java", ".lua", ".tcl", ".lisp", ".scm", ".awk", ".m4", ".ml", ".hs", ".vim", ".sql", ".y",
+        ".l", ".exp", ".dts", ".dtsi", ".mk", ".cmake", ".in", ".ac", ".am")
+KINDS = ("c", "code", "english", "languages", "tables")
+ENGLISH = set("the of and to in is for that be or with this are as by not it an on from if".split())
+OTHERS = set("de la el los que les des et le un une der die das und ist den di il che per non del w "
+             "na nie jest se ve bir bu o os para em do da het van een och att det som".split())
+WORDS_READ = 20000  # characters of a document whose words are counted
+DIGITS, LANGUAGE = 0.15, 0.08  # least shares: of a table's marks, of a language's words
 SHINGLE_LINES = 3
 SHINGLES_KEPT = 8  # one of as many is remembered
 NEAR_SHARE, NEAR_SHINGLES = 0.8, 4  # a near-duplicate: this share was seen, of at least so many
@@ -64,16 +79,18 @@ def run(command, **options):
 def read_recipe(path):
     try:
         recipe = json.loads(path.read_text())
-        packages = recipe["packages"]
-        sides = [package["side"] for package in packages]
-        shares = [package.get("share", 1) for package in packages]
-        recipe["minimum_bytes"] + 0, [package["name"] + "" for package in packages]
+        shares = [package.get("share", 1) for package in recipe["packages"]]
+        kinds = dict(recipe["kinds"])
+        recipe["bytes"] + 0, recipe["least_bytes"] + 0, recipe["held_out"] + 0
+        [package["name"] + "" for package in recipe["packages"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Failure(f"{path}: is no recipe: {error!r}") from None
-    if set(sides) != set(SIDES) or sides != sorted(sides):
-        raise Failure(f"{path}: packages must be held_out or train, both, and held_out first")
     if not all(0 < share <= 1 for share in shares):
-        raise Failure(f"{path}: shares must be above 0 and at most 1")
+        raise Failure(f"{path}: shares of packages must be above 0 and at most 1")
+    if not 0 < recipe["held_out"] < 1:
+        raise Failure(f"{path}: held_out is {recipe['held_out']}, must be between 0 and 1")
+    if not set(kinds) <= set(KINDS) or abs(sum(kinds.values()) - 1) > 1e-9:
+        raise Failure(f"{path}: kinds must be of {', '.join(KINDS)}, with shares whose sum is 1")
     return recipe
 
 
@@ -180,6 +197,25 @@ def text_of(name, data):
     return data
 
 
+def kind_of(name, text):
+    """What a document is, by the end of its name and its words."""
+    marks = re.sub(r"\s", "", text[:WORDS_READ])
+    if sum(mark.isdigit() for mark in marks) >= DIGITS * len(marks):
+        return "tables"
+    if name.endswith(C):
+        return "c"
+    if name.endswith(CODE) or text.startswith("#!"):
+        return "code"
+    letters = [mark for mark in marks if mark.isalpha()]
+    if sum(not mark.isascii() for mark in letters) > 0.2 * len(letters):  # another script
+        return "languages"
+    words = re.findall(r"[^\W\d_]+", text[:WORDS_READ].lower())
+    english, others = (sum(word in known for word in words) for known in (ENGLISH, OTHERS))
+    if max(english, others) < LANGUAGE * len(words):
+        return "tables"
+    return "english" if english >= others else "languages"
+
+
 def members(archive):
     """(name, bytes) of the files of an open tar archive and of archives in it."""
     for member in archive:
@@ -236,10 +272,35 @@ class Seen:
 
 # ---- the corpus
 
-class Side:
+def number(digest, part):
+    """One of four numbers from 0 to 1 that a document's digest holds."""
+    return int.from_bytes(digest[8 * part:8 * part + 8], "big") / 2**64
+
+
+class Pool:
+    """All documents that may be taken, in a file of their own, by kind."""
+
+    def __init__(self, path):
+        self.file = open(path, "w+b")
+        self.kinds = {kind: [] for kind in KINDS}  # (order, held-out number, package, begin, size)
+        self.size = 0
+
+    def add(self, kind, digest, package, document):
+        self.kinds[kind].append((number(digest, 1), number(digest, 2), package, self.size,
+                                 len(document)))
+        self.file.write(document)
+        self.size += len(document)
+
+    def read(self, begin, size):
+        self.file.seek(begin)
+        return self.file.read(size)
+
+
+class Output:
     """One file of documents, under another name until it is complete."""
 
     def __init__(self, path):
+        path.parent.mkdir(exist_ok=True)
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         self.file, self.sum = open(self.partial, "wb"), hashlib.sha256()
         self.documents = self.bytes = 0
@@ -259,30 +320,45 @@ class Side:
         return {"documents": self.documents, "bytes": self.bytes, "sha256": self.sum.hexdigest()}
 
 
-def take(package, share, side, seen):
-    """Adds a package's documents to its side; returns what became of them, with raw bytes."""
-    counts = dict.fromkeys(("files", "no_text", "length", "beyond_share", "duplicates",
-                            "near_duplicates", "kept", "raw_bytes", "kept_bytes"), 0)
+def collect(index, package, share, least, pool, seen):
+    """Adds a package's documents to the pool; returns what became of its files."""
+    counts = dict.fromkeys(("files", "beyond_share", "no_text", "length", "duplicates",
+                            "near_duplicates", "kept"), 0)
     for name, data in files_of(package):
         counts["files"] += 1
-        document = text_of(name, data)
+        if number(hashlib.sha256(data).digest(), 0) >= share:
+            counts["beyond_share"] += 1
+            continue
+        document = text_of(name, data) if len(data) <= 2 * MAX_BYTES else b""
         if document is None:
             counts["no_text"] += 1
             continue
-        if not MIN_BYTES <= len(document) <= MAX_BYTES:
+        if not least <= len(document) <= MAX_BYTES:
             counts["length"] += 1
             continue
         digest = hashlib.sha256(document).digest()
-        if int.from_bytes(digest[:8], "big") >= share * 2**64:
-            counts["beyond_share"] += 1
-            continue
-        counts["raw_bytes"] += len(document)
         verdict = seen.verdict(document, digest)
         counts[verdict] += 1
         if verdict == "kept":
-            counts["kept_bytes"] += len(document)
-            side.add(document)
+            pool.add(kind_of(name, document.decode("utf-8")), digest, index, document)
     return counts
+
+
+def choose(kind, pool, wanted):
+    """{side: documents of the kind}, each until its side has the wanted bytes."""
+    chosen = {side: [] for side in SIDES}
+    left = dict(wanted)
+    held_out = wanted["held_out"] / sum(wanted.values())
+    for document in sorted(pool.kinds[kind]):
+        side = "held_out" if document[1] < held_out else "train"
+        if left[side] > 0:
+            chosen[side].append(document)
+            left[side] -= document[-1] + 1
+    for side, missing in left.items():
+        if missing > 0:
+            raise Failure(f"of the kind {kind} the packages have {wanted[side] - missing} bytes "
+                          f"for the side {side}, the recipe wants {wanted[side]}")
+    return chosen
 
 
 def write_manifest(path, manifest):
@@ -302,44 +378,53 @@ def is_complete(out, recipe):
         return False
 
 
-def fill(sides, recipe, found, files):
-    """Adds the documents of all packages to their sides; returns what was taken of each."""
+def read_packages(recipe, found, files, pool):
+    """Fills the pool; returns what was taken of each package."""
     seen, taken = Seen(), []
     for package in recipe["packages"]:
-        name, side, share = package["name"], package["side"], package.get("share", 1)
+        name, share = package["name"], package.get("share", 1)
         if name not in found:
             continue
-        counts = take(files[name], share, sides[side], seen)
+        counts = collect(len(taken), files[name], share, recipe["least_bytes"], pool, seen)
         real, version, sha256 = found[name]
-        print(f"{side:8s} {real} {version}: {counts['kept']} documents, "
-              f"{counts['kept_bytes'] / 1e6:.1f} MB of {counts['raw_bytes'] / 1e6:.1f} MB",
-              file=sys.stderr)
-        taken.append({"package": real, "version": version, "sha256": sha256, "side": side,
-                      "share": share, **counts})
-    for name, side in sides.items():
-        if side.documents == 0:
-            raise Failure(f"no document is on the side {name}")
+        print(f"{real} {version}: {counts['kept']} documents", file=sys.stderr)
+        taken.append({"package": real, "version": version, "sha256": sha256, "share": share,
+                      **counts, **{side: 0 for side in SIDES}})
     return taken
+
+
+def write_text(out, recipe, pool, taken, outputs):
+    """Writes the chosen documents of every kind, and counts them in `taken` by side."""
+    for kind, share in recipe["kinds"].items():
+        of_kind = recipe["bytes"] * share
+        wanted = {"train": int(of_kind * (1 - recipe["held_out"])),
+                  "held_out": int(of_kind * recipe["held_out"])}
+        for side, documents in choose(kind, pool, wanted).items():
+            outputs.append(Output(out / side / f"{kind}.txt"))
+            for _, _, package, begin, size in documents:
+                outputs[-1].add(pool.read(begin, size))
+                taken[package][side] += 1
 
 
 def make(out, recipe):
     found = resolve(recipe["packages"])
     files = {name: download(out / "packages", *found[name]) for name in found}
-    sides = {side: Side(out / f"{side}.txt") for side in SIDES}
+    pool, outputs = Pool(out / "pool.partial"), []
     try:
-        taken = fill(sides, recipe, found, files)
-        raw = sum(package["raw_bytes"] for package in taken)
-        if raw < recipe["minimum_bytes"]:
-            raise Failure(f"the packages hold {raw} bytes of text, "
-                          f"fewer than minimum_bytes = {recipe['minimum_bytes']}")
+        taken = read_packages(recipe, found, files, pool)
+        write_text(out, recipe, pool, taken, outputs)
         (out / "manifest.json").unlink(missing_ok=True)  # of the texts that are replaced now
         manifest = {"format": "msalab-corpus", "version": VERSION, "recipe": recipe,
-                    "raw_bytes": raw, "packages": taken,
-                    "files": {side.path.name: side.finish() for side in sides.values()}}
+                    "pool_bytes": {kind: sum(document[-1] for document in documents)
+                                   for kind, documents in pool.kinds.items()},
+                    "packages": taken,
+                    "files": {str(output.path.relative_to(out)): output.finish()
+                              for output in outputs}}
         write_manifest(out / "manifest.json", manifest)
     finally:
-        for side in sides.values():
-            side.partial.unlink(missing_ok=True)
+        pool.file.close()
+        for path in (out / "pool.partial", *(output.partial for output in outputs)):
+            path.unlink(missing_ok=True)
     return manifest
 
 

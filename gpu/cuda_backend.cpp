@@ -27,18 +27,25 @@ bool is_read_later(const void* host) {
     return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-constexpr const char *kName = "cuda", *kUnorderedName = "cuda-unordered";
+/// The names that the backend has, and what they change.
+struct Variant {
+    const char* name;
+    bool unordered = false, as_ampere = false;
+};
+constexpr const char* kUnorderedName = "cuda-unordered";
+constexpr Variant kVariants[] = {{"cuda"}, {kUnorderedName, true}, {"cuda-sm80", false, true}};
 
 class CudaBackend final : public Backend {
 public:
-    explicit CudaBackend(const CudaOptions& options, bool unordered = false)
-        : threads_(threads_or_all(options.threads)),
+    CudaBackend(const CudaOptions& options, const Variant& variant)
+        : variant_(variant),
+          threads_(threads_or_all(options.threads)),
           device_(require_device(options.device)),
           stream_(std::make_shared<Stream>(options)),
           scratch_(std::make_shared<Scratch>(stream_)),
           layouts_(stream_),
-          unordered_(unordered),
-          cudnn_(std::make_shared<DenseAttentionCudnn>(unordered)) {
+          cudnn_(std::make_shared<DenseAttentionCudnn>(variant.unordered)) {
+        device_.as_ampere = variant.as_ampere;
         // Somebody else's kernels may be ahead on a borrowed stream.
         foreign_.add_everything();
     }
@@ -48,7 +55,7 @@ public:
     /// Tensors may outlive their backend: what it was still to write is there then.
     ~CudaBackend() override { cudaStreamSynchronize(stream_->get()); }
 
-    std::string_view name() const override { return unordered_ ? kUnorderedName : kName; }
+    std::string_view name() const override { return variant_.name; }
     std::string device() const override {
         cudaDeviceProp properties{};
         int driver = 0;
@@ -72,10 +79,10 @@ public:
                                     ", not ", to_string(element)));
         const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
         if (grad != nullptr && is_tuned_alone(*grad))
-            return takes_sparse_attention_grad_sm90(device_, p, *grad);
+            return takes_sparse_attention_grad_tuned(device_, p, *grad);
         const auto* sparse = std::get_if<SparseAttentionRequest>(&request);
         if (sparse != nullptr && sparse->order == LoopOrder::tile_union)
-            return takes_sparse_attention_sm90(device_, p, *sparse);
+            return takes_sparse_attention_tuned(device_, p, *sparse);
         return {};
     }
 
@@ -199,31 +206,32 @@ protected:
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
         answer(p, Written(ids), [&](const Call& call) {
-            const Support tuned = takes_select_blocks_sm90(device_, {.top_k = rule.top_k});
-            (tuned.yes ? select_blocks_sm90 : select_blocks_any)(call, rule, scores, ids);
+            const Support tuned = takes_select_blocks_tuned({.top_k = rule.top_k});
+            (tuned.yes ? select_blocks_tuned : select_blocks_any)(call, rule, scores, ids);
             return kernel_name("select_blocks", tuned);
         });
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
         answer(p, Written(ids, lse), [&](const Call& call) {
-            const Support tuned = takes_index_select_sm90(
+            const bool hopper = device_.is_hopper();
+            const Support tuned = (hopper ? takes_index_select_sm90 : takes_index_select_sm80)(
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
                 are_aligned(in.index_q, in.index_k));
-            tuned.yes ? index_select_sm90(call, rule, in, ids)
-                      : index_select_any(call, rule, in, ids);
+            const auto run = hopper ? index_select_sm90 : index_select_sm80;
+            (tuned.yes ? run : index_select_any)(call, rule, in, ids);
             (takes_index_lse_mma(p, in).yes ? index_lse_mma : index_lse_any)(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
-        const Support tuned = takes_sparse_attention_sm90(device_, p,
-                                                          {.element = in.q.element(),
-                                                           .top_k = ids.extent(2),
-                                                           .order = order,
-                                                           .out = to.out.element()},
-                                                          are_aligned(in.q, in.k, in.v, to.out));
+        const SparseAttentionRequest request{.element = in.q.element(),
+                                             .top_k = ids.extent(2),
+                                             .order = order,
+                                             .out = to.out.element()};
+        const Support tuned = takes_sparse_attention_tuned(device_, p, request,
+                                                           are_aligned(in.q, in.k, in.v, to.out));
         if (!tuned.yes && order == LoopOrder::tile_union)
             throw UnsupportedError(
                 text("backend cuda does not support sparse_attention in the order ",
@@ -231,7 +239,7 @@ protected:
         answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
             const bool kv_outer = order == LoopOrder::kv_outer;
             if (tuned.yes)
-                sparse_attention_sm90(call, in, ids, to, order);
+                sparse_attention_tuned(call, in, ids, to, order);
             else
                 (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in,
                                                                                           ids, to);
@@ -246,7 +254,7 @@ protected:
                                   const AttentionGradient& to, LoopOrder order) override {
         const SparseAttentionGradRequest request =
             sparse_attention_grad_request(in, ids, saved, order);
-        const Support tuned = takes_sparse_attention_grad_sm90(
+        const Support tuned = takes_sparse_attention_grad_tuned(
             device_, p, request,
             are_aligned(in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v));
         if (!tuned.yes && is_tuned_alone(request))
@@ -255,7 +263,7 @@ protected:
                      to_string(order), " here: ", tuned.why_not));
         answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
             if (tuned.yes) {
-                sparse_attention_grad_sm90(call, in, ids, saved, to);
+                sparse_attention_grad_tuned(call, in, ids, saved, to);
             } else {
                 auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                 output_gradient_products(call, saved, delta.data());
@@ -286,8 +294,9 @@ private:
         return request.order == LoopOrder::tile_union || request.order == LoopOrder::kv_outer;
     }
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
-    static std::string kernel_name(const std::string& stem, const Support& tuned) {
-        return tuned.yes ? stem + "_sm90" : text(stem, "_any; sm90: ", tuned.why_not);
+    std::string kernel_name(const std::string& stem, const Support& tuned) const {
+        const std::string family = device_.is_hopper() ? "sm90" : "sm80";
+        return stem + (tuned.yes ? "_" + family : "_any; " + family + ": " + tuned.why_not);
     }
 
     bool run_cudnn_gradient(const Call& call, const AttentionInput& in, const AttentionSaved& saved,
@@ -295,7 +304,7 @@ private:
         try {
             return cudnn_->run_gradient(call, in, saved, to);
         } catch (const MemoryError& refused) {
-            if (unordered_) throw;
+            if (variant_.unordered) throw;
             throw MemoryError(text(refused.what(),
                                    "; dense_attention_grad sums in one order, for "
                                    "which it keeps dS: backend ",
@@ -334,6 +343,7 @@ private:
             written_.add(writes);
     }
 
+    Variant variant_;
     int threads_;
     Device device_;
     std::shared_ptr<Stream> stream_;
@@ -343,7 +353,6 @@ private:
     Written written_;          // by what was queued last
     Written foreign_;          // everything
     GraphResources captured_;  // of a graph under way, or of graphs that others captured
-    bool unordered_;
     std::shared_ptr<DenseAttentionCudnn> cudnn_;
     std::string answered_by_;
     std::shared_ptr<void> zeros_;  // of cold_seconds
@@ -367,27 +376,25 @@ std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<vo
 
 namespace {
 
-std::unique_ptr<Backend> start(const CudaOptions& options, bool unordered) {
+std::unique_ptr<Backend> start(const CudaOptions& options, const cuda::Variant& variant) {
     require(static_cast<bool>(options.allocate) == static_cast<bool>(options.free),
             "only one of allocate and free is present, must be both or none");
     if (const Support here = cuda::usable(); !here.yes)
         throw UnsupportedError("backend cuda cannot start: " + here.why_not);
-    return std::make_unique<cuda::CudaBackend>(options, unordered);
+    return std::make_unique<cuda::CudaBackend>(options, variant);
 }
 
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
-    return start(options, false);
+    return start(options, cuda::kVariants[0]);
 }
 
 void register_cuda_backend() {
-    for (bool unordered : {false, true})
-        register_backend({unordered ? cuda::kUnorderedName : cuda::kName, cuda::usable()},
-                         [unordered](const BackendOptions& options) {
-                             return start({.device = options.device, .threads = options.threads},
-                                          unordered);
-                         });
+    for (const cuda::Variant& variant : cuda::kVariants)
+        register_backend({variant.name, cuda::usable()}, [variant](const BackendOptions& options) {
+            return start({.device = options.device, .threads = options.threads}, variant);
+        });
 }
 
 }  // namespace msa

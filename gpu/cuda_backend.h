@@ -33,8 +33,8 @@ struct CudaOptions {
     std::function<void*(int64_t bytes, void* stream)> allocate = {};
     std::function<void(void* memory, int64_t bytes, void* stream)> free = {};
 
-    /// What is kept beyond a call (layouts, a block of scratch memory) comes from CUDA's own pool
-    /// all the same, for an allocator that must not be left with it: that of a graph's memory. Then
+    /// Buffers that are kept beyond a call (layouts, a block of scratch memory) never use
+    /// `allocate` but CUDA's own pool, because a graph's pool must not keep foreign memory. Then
     /// the first call on a layout may be captured, too.
     bool keeps_apart = false;
 };
@@ -43,8 +43,9 @@ struct CudaOptions {
 /// where the backend cannot start.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&);
 
-/// Announces "cuda" and "cuda-unordered" (gpu/README.md) to make_backend and list_backends, usable
-/// or with the reason why not: no CUDA, driver or device, or too old a one. Repeating is harmless.
+/// Announces "cuda", "cuda-unordered" and "cuda-sm80" (gpu/README.md) to make_backend and
+/// list_backends, usable or with the reason why not: no CUDA, driver or device, or too old a one.
+/// Repeating is harmless.
 void register_cuda_backend();
 
 /// Seconds that `work`, calls of a cuda backend, takes on the device's own clock, whose caches are

@@ -17,7 +17,7 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
 }
 
 void register_cuda_backend() {
-    for (const char* name : {"cuda", "cuda-unordered"})
+    for (const char* name : {"cuda", "cuda-unordered", "cuda-sm80"})
         register_backend({name, Support::no(kReason)},
                          [](const BackendOptions&) { return std::unique_ptr<Backend>(); });
 }

@@ -16,10 +16,13 @@ namespace msa::cuda {
 /// The device of a backend, asked once.
 struct Device {
     int ordinal = 0;
-    int capability = 0;  // compute capability, 10 major + minor
-    int sms = 0;         // streaming multiprocessors
+    int capability = 0;      // compute capability, 10 major + minor
+    int sms = 0;             // streaming multiprocessors
+    int shared_bytes = 0;    // of a thread block, at most
+    bool as_ampere = false;  // backend cuda-sm80
 
-    bool is_hopper() const { return capability == 90; }
+    /// Does it take the kernels in Hopper's own instructions? Else those in the ones of 8.0.
+    bool is_hopper() const { return capability == 90 && !as_ampere; }
 };
 
 /// Scratch memory of calls that run one after the other on a stream. A block of it is kept, so that

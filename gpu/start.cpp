@@ -28,7 +28,7 @@ Support usable() {
 }
 
 Device require_device(int ordinal) {
-    int devices = 0, major = 0, minor = 0, sms = 0;
+    int devices = 0, major = 0, minor = 0, sms = 0, shared = 0;
     const auto ask = [&](int& value, cudaDeviceAttr what) {
         check(cudaDeviceGetAttribute(&value, what, ordinal), "asking for the device's attributes");
     };
@@ -38,6 +38,7 @@ Device require_device(int ordinal) {
     ask(major, cudaDevAttrComputeCapabilityMajor);
     ask(minor, cudaDevAttrComputeCapabilityMinor);
     ask(sms, cudaDevAttrMultiProcessorCount);
+    ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     const auto refuse = [&](const char* rule) {
         throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
                                     ": its compute capability is ", major, '.', minor, ", ", rule));
@@ -45,7 +46,7 @@ Device require_device(int ordinal) {
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");
     if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
-    return {ordinal, 10 * major + minor, sms};
+    return {ordinal, 10 * major + minor, sms, shared};
 }
 
 }  // namespace msa::cuda

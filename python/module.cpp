@@ -38,6 +38,12 @@ Teacher teacher_named(const std::string& name) {
     return name == "max" ? Teacher::max : Teacher::mean;
 }
 
+/// An error of the library, which begins with the name of an argument: its ids are topk_idxs here.
+std::string in_words_of_python(const std::string& error) {
+    const std::string ids = "ids";
+    return error.starts_with(ids) ? "topk_idxs" + error.substr(ids.size()) : error;
+}
+
 /// A backend and where its arrays lie. On the host a call is done when it returns; on a GPU it has
 /// taken its turn in the stream. Threads take turns: autograd calls from threads of its own.
 class Runner {
@@ -46,10 +52,12 @@ public:
         : backend_(std::move(backend)), views_(device), waits_(device == kOnHost) {}
 
     template <typename Body>
-    void run(Body body) {
+    void run(Body body) try {
         const std::lock_guard turn(turn_);
         body(*backend_, views_);
         if (waits_) backend_->finish();
+    } catch (const InputError& error) {
+        throw InputError(in_words_of_python(error.what()));
     }
     const Backend& backend() const { return *backend_; }
 
@@ -277,6 +285,7 @@ void define_backend(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_msalab, m) {
+    nb::set_leak_warnings(false);  // a daemon thread may be in a call when Python ends
     register_cuda_backend();
     nb::exception<UnsupportedError>(m, "UnsupportedError", PyExc_NotImplementedError);
     nb::exception<InputError>(m, "InputError", PyExc_ValueError);

@@ -64,7 +64,7 @@ struct Torch {
     nb::object tensor, parameter;  // types
     std::vector<std::pair<nb::object, Element>> elements;
     nb::object data_ptr, shape, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
-    nb::object resolve_neg;
+    nb::object is_neg;
 
     explicit Torch(nb::handle torch)
         : exchange(exchange_of(torch.attr("Tensor"))),
@@ -85,7 +85,7 @@ struct Torch {
         is_cpu = name("is_cpu");
         is_cuda = name("is_cuda");
         get_device = name("get_device");
-        resolve_neg = name("resolve_neg");
+        is_neg = name("is_neg");
     }
     bool reads(nb::handle source) const {
         const nb::handle type = source.type();
@@ -113,7 +113,9 @@ constexpr const char* kNoMemory = "a tensor without memory of its own";
 /// Tensors that a transform has wrapped, fake ones, and zeros that PyTorch has not made yet: their
 /// memory begins at address 0.
 void refuse_without_memory(nb::handle tensor, Operand& to) {
-    if (to.device == kElsewhere || !nb::hasattr(tensor, "storage_offset")) return;
+    constexpr uintptr_t kFar = uintptr_t{1} << 40;  // bytes: no offset is as large
+    if (to.device == kElsewhere || reinterpret_cast<uintptr_t>(to.data) >= kFar) return;
+    if (!nb::hasattr(tensor, "storage_offset")) return;
     const auto bytes = nb::cast<uintptr_t>(tensor.attr("storage_offset")()) *
                        nb::cast<uintptr_t>(tensor.attr("element_size")());
     if (to.data != pointer_to(bytes) || nb::cast<int64_t>(tensor.attr("numel")()) == 0) return;
@@ -189,7 +191,9 @@ void use_torch(nb::handle torch) {
 
 void read_operand(nb::handle source, Operand& to) try {
     if (torch_in_use != nullptr && torch_in_use->reads(source)) {
-        to.copy = source.attr(torch_in_use->resolve_neg)();
+        to.copy = nb::borrow(source);
+        if (nb::cast<bool>(source.attr(torch_in_use->is_neg)()))
+            to.copy = source.attr("resolve_neg")();
         nb::dlpack::dltensor found{};
         const Exchange* exchange = torch_in_use->exchange;
         if (exchange != nullptr && exchange->read(to.copy.ptr(), &found) == 0) {

@@ -2,6 +2,8 @@
 // Arrays as views for the operations: what an array must be, checked by name.
 #pragma once
 
+#include <unistd.h>
+
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -12,7 +14,25 @@
 namespace msa {
 
 using Maybe = std::optional<Operand>;
-using Free = nanobind::call_guard<nanobind::gil_scoped_release>;  // other threads run meanwhile
+
+/// Other threads run Python meanwhile. A daemon thread that comes back when Python has ended stays
+/// here until the process does: Python would unwind it, through what must not throw.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    WithoutGil(const WithoutGil&) = delete;
+    ~WithoutGil() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {  // pthread_exit(): only what goes on unwinding, or does not end, is allowed
+            for (;;) pause();
+        }
+    }
+
+private:
+    PyThreadState* state_;
+};
+using Free = nanobind::call_guard<WithoutGil>;
 
 template <typename T>
 inline constexpr const char* kName = nullptr;

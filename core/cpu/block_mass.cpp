@@ -59,12 +59,19 @@ void add_blocks(const Step& step, int64_t first, OnlineSum& softmax, float* sums
     });
 }
 
-/// max_logit [B] of the row's group takes in the blocks of one step.
-void raise_max_logit(const Step& step, float* max_logit) {
-    step.for_each_block([&](int64_t b, const float* logits, int64_t count) {
-        const auto top = static_cast<float>(kLn2 * double{max_or_nan(logits, count)});
+/// max_logit [B] of the row's group takes in the blocks of one step, whose products have no scale
+/// yet: as in block_scores.h, it comes behind the maximum.
+void raise_max_logit(const Problem& p, const Step& step, float* max_logit) {
+    step.for_each_block([&](int64_t b, const float* products, int64_t count) {
+        const auto top = static_cast<float>(p.logit(double{max_or_nan(products, count)}));
         if (top > max_logit[b] || std::isnan(top)) max_logit[b] = top;
     });
+}
+
+/// What the loop leaves undone where max_logit wants the products themselves.
+void make_logits(const LogitRule& rule, const Step& step) {
+    for (int64_t j = 0; j < step.seen; ++j) step.logits[j] *= rule.factor;
+    cap_row(step.logits, step.seen, rule.cap);
 }
 
 /// What the row's sums are divided by: their own, and the sink's weight.
@@ -79,12 +86,13 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
                 View<const float, 1> sinks, const BlockMassOutput& to, int threads) {
     const int64_t blocks = p.blocks(), dims = p.head_dim, heads = p.group_size();
     const LogitRule rule = main_logits(p);
+    const bool plain = !!to.max_logit;  // products, of which the maximum is taken first
     const TileLoop loop{.heads = heads,
-                        .factor = rule.factor,
+                        .factor = plain ? 1 : rule.factor,
                         .step = block_step(p.block_size),
                         .max_rows = std::min(kTileRows, kMaxSums / std::max<int64_t>(1, blocks)),
                         .threads = threads,
-                        .cap = rule.cap,
+                        .cap = plain ? 0 : rule.cap,
                         .window = p.window.value_or(kNoWindow)};
     Tensor<float, 3> sums({threads, loop.tile_rows(), blocks});
     Tensor<OnlineSum, 2> states({threads, loop.tile_rows()});
@@ -106,8 +114,10 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
                     const auto at = static_cast<size_t>(r);
                     const Step step{strip.row(r), strip.hidden[at], strip.seen[at], first_block,
                                     p.block_size};
-                    if (to.max_logit)
-                        raise_max_logit(step, to.max_logit[tile.query(row)][tile.group].data());
+                    if (plain) {
+                        raise_max_logit(p, step, to.max_logit[tile.query(row)][tile.group].data());
+                        make_logits(rule, step);
+                    }
                     add_blocks(step, tile.first(row) / p.block_size, softmax(row), sum[row].data());
                 }
             });

@@ -14,11 +14,14 @@ constexpr int64_t block_step(int64_t block_size) {
 }
 
 /// Calls taker(row) for each row of the tile and step, and what it gives, as (block, score), for
-/// the visible blocks of the step. Each row's blocks come in ascending order.
+/// the visible blocks of the step. Each row's blocks come in ascending order. Products are scaled
+/// behind the maximum: products that are equal without rounding, as those of small integers are,
+/// give equal scores on every backend, and so the same ids.
 template <typename Taker>
 void for_each_block_score(const Problem& p, View<const float, 2> index_k, const RowTile& tile,
                           const Scratch& scratch, Taker taker) {
     const float* keys = index_k.data() + tile.seen(0).first * p.index_dim;
+    const auto scale = static_cast<float>(p.index_scale());
     for_each_strip(
         tile, keys, p.index_dim, block_step(p.block_size), scratch, [](int64_t, int64_t) {},
         [&](const LogitStrip& strip) {
@@ -28,21 +31,18 @@ void for_each_block_score(const Problem& p, View<const float, 2> index_k, const 
                 const int64_t seen = strip.seen[static_cast<size_t>(r)];
                 const auto take = taker(strip.first_row + r);
                 if (p.block_size == 1) {
-                    for (int64_t j = 0; j < seen; ++j) take(first_block + j, products[j]);
+                    for (int64_t j = 0; j < seen; ++j) take(first_block + j, scale * products[j]);
                     continue;
                 }
                 for (int64_t j = 0, b = first_block; j < seen; j += p.block_size, ++b)
-                    take(b, max_or_nan(products + j, std::min(p.block_size, seen - j)));
+                    take(b, scale * max_or_nan(products + j, std::min(p.block_size, seen - j)));
             }
         });
 }
 
 /// The loop that for_each_block_score expects: all groups share the index keys.
 inline TileLoop score_loop(const Problem& p, int threads) {
-    return {.heads = p.kv_heads,
-            .factor = static_cast<float>(p.index_scale()),
-            .step = block_step(p.block_size),
-            .threads = threads};
+    return {.heads = p.kv_heads, .factor = 1, .step = block_step(p.block_size), .threads = threads};
 }
 
 }  // namespace msa::cpu

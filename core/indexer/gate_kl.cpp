@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The teacher goes tile of queries by strip of keys: products of matrices, of which each block
-// leaves its largest logit and the sum of its exponentials, and nothing else is kept. The gate's
-// own logits are few, one per block: a product of matrices for each sequence and group.
+// The gate's logits are few, one per block: a product of matrices for each sequence and group.
 #include "core/indexer/gate_kl.h"
 
 #include <Eigen/Core>
@@ -11,142 +9,24 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/indexer/head_rows.h"
 #include "core/selection.h"
 #include "core/threads.h"
 
 namespace msa {
 namespace {
 
-constexpr int64_t kTeacherRows = 32;    // queries of a tile of the teacher
-constexpr int64_t kTeacherKeys = 1024;  // of a strip, about
-constexpr int64_t kGateRows = 128;      // queries of a tile of the gate
+constexpr int64_t kGateRows = 128;  // queries of a tile of the gate
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using HeadRows = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
 using LogitLine = Eigen::Map<const Eigen::ArrayXf>;
-
-/// Rows [begin, end) of one head of [n, heads, width].
-HeadRows rows_of_head(View<const float, 3> all, int64_t head, QueryRange range) {
-    const int64_t width = all.extent(2);
-    return {range.begin < range.end ? all[range.begin][head].data() : nullptr,
-            range.end - range.begin, width, Eigen::OuterStride<>(all.extent(1) * width)};
-}
-
-/// The sum of a block's exponentials as exp(top) * sum, for each query and head of a tile.
-struct BlockSums {
-    Tensor<float, 3> top, sum;  // [rows, G, blocks]
-};
-
-/// One group's heads on one tile of queries.
-class TeacherTile {
-public:
-    TeacherTile(const Problem& p, const GateTeacherInput& in, QueryRange rows, int64_t group)
-        : p_(p),
-          in_(in),
-          rows_(rows),
-          group_(group),
-          visible_(visible_keys(p)),
-          heads_(p.group_size()) {
-        for (int64_t i = rows.begin; i < rows.end; ++i) keys_ = std::max(keys_, seen(i).count);
-        const int64_t blocks = visible_blocks(keys_, p.block_size);
-        sums_ = {Tensor<float, 3>({rows.end - rows.begin, heads_, blocks}),
-                 Tensor<float, 3>({rows.end - rows.begin, heads_, blocks})};
-    }
-
-    void run(View<float, 3> to) {
-        const int64_t step = std::max<int64_t>(1, kTeacherKeys / p_.block_size) * p_.block_size;
-        for (int64_t begin = 0; begin < keys_; begin += step)
-            add_strip({begin, std::min(begin + step, keys_)});
-        for (int64_t i = rows_.begin; i < rows_.end; ++i) write(i, to[i][group_]);
-    }
-
-private:
-    KeyRange seen(int64_t i) const { return visible_[static_cast<size_t>(i)]; }
-
-    /// Logits of the strip's keys [rows * G, keys].
-    Matrix logits(QueryRange strip) const {
-        const int64_t count = rows_.end - rows_.begin, width = p_.head_dim;
-        Matrix queries(count * heads_, width);
-        for (int64_t a = 0; a < count; ++a)
-            std::copy_n(in_.q[rows_.begin + a][group_ * heads_].data(), heads_ * width,
-                        queries.data() + a * heads_ * width);
-        const int64_t first = seen(rows_.begin).first;
-        Matrix all =
-            queries *
-            rows_of_head(in_.k, group_, {first + strip.begin, first + strip.end}).transpose();
-        if (p_.softcap)
-            all =
-                all.unaryExpr([this](float s) { return static_cast<float>(p_.logit(double{s})); });
-        else
-            all *= static_cast<float>(p_.softmax_scale());
-        return all;
-    }
-
-    void add_strip(QueryRange strip) {
-        const Matrix all = logits(strip);
-        for (int64_t i = rows_.begin; i < rows_.end; ++i)
-            for (int64_t g = 0; g < heads_; ++g)
-                for (int64_t b = strip.begin / p_.block_size; b * p_.block_size < strip.end; ++b) {
-                    const int64_t row = i - rows_.begin, start = p_.window_start(seen(i).count);
-                    const int64_t begin = std::max(b * p_.block_size, start),
-                                  end =
-                                      std::min({(b + 1) * p_.block_size, strip.end, seen(i).count});
-                    if (begin >= end) continue;
-                    const LogitLine of(&all(row * heads_ + g, begin - strip.begin), end - begin);
-                    const float top = of.maxCoeff();
-                    sums_.top(row, g, b) = top;
-                    sums_.sum(row, g, b) = (of - top).exp().sum();
-                }
-    }
-
-    void write(int64_t i, View<float, 1> to) const {
-        std::fill_n(to.data(), to.size(), 0.0F);
-        const int64_t row = i - rows_.begin, blocks = sums_.sum.extent(2);
-        const int64_t own = own_block(seen(i).count, p_.block_size);
-        std::vector<double> pooled(static_cast<size_t>(std::max<int64_t>(0, own)), 0.0);
-        for (int64_t g = 0; g < heads_; ++g) {
-            double top = in_.sinks ? double{in_.sinks(group_ * heads_ + g)} : kNoLogit;
-            double sum = in_.sinks ? 1 : 0;  // of exp(logit - top)
-            for (int64_t b = 0; b < blocks; ++b) {
-                if (sums_.sum(row, g, b) <= 0) continue;  // not seen
-                const double of_block = sums_.top(row, g, b);
-                if (of_block > top) {
-                    sum *= std::exp(top - of_block);
-                    top = of_block;
-                }
-                sum += double{sums_.sum(row, g, b)} * std::exp(of_block - top);
-            }
-            for (int64_t b = 0; b < own; ++b) {
-                const double seen_sum = double{sums_.sum(row, g, b)};
-                if (seen_sum <= 0) continue;
-                const double largest = std::exp(double{sums_.top(row, g, b)} - top) / sum;
-                double& joined = pooled[static_cast<size_t>(b)];
-                if (in_.teacher == Teacher::mean)
-                    joined += largest * seen_sum / static_cast<double>(heads_);
-                else
-                    joined = std::max(joined, largest);
-            }
-        }
-        for (int64_t b = 0; b < own; ++b)
-            to(b) = static_cast<float>(pooled[static_cast<size_t>(b)]);
-    }
-
-    const Problem& p_;
-    const GateTeacherInput& in_;
-    QueryRange rows_;
-    int64_t group_;
-    const std::vector<KeyRange>& visible_;
-    int64_t heads_;
-    int64_t keys_ = 0;  // of the sequence that any row sees
-    BlockSums sums_;
-};
 
 /// The softmaxes of one (query, group): what loss, gradient and entropies are made of.
 class GateRow {
 public:
     /// logits [blocks before the own]; only the blocks `ids` count where there are some.
-    GateRow(const LogitLine& logits, View<const float, 1> taught, View<const int32_t, 3> ids,
+    GateRow(const LogitLine& logits, View<const float, 1> target, View<const int32_t, 3> ids,
             int64_t i, int64_t r) {
         const int64_t own = logits.size();
         if (ids) {
@@ -160,8 +40,8 @@ public:
         for (int64_t b : blocks_) {
             logits_.push_back(double{logits(b)} - top);
             sum += std::exp(logits_.back());
-            taught_.push_back(double{taught(b)});
-            total_ += taught_.back();
+            target_.push_back(double{target(b)});
+            total_ += target_.back();
         }
         for (double& logit : logits_) logit -= std::log(sum);
     }
@@ -169,11 +49,11 @@ public:
     bool learns() const { return total_ > 0; }
     const std::vector<int64_t>& blocks() const { return blocks_; }
     double gate(size_t n) const { return std::exp(logits_[n]); }
-    double taught(size_t n) const { return taught_[n] / total_; }
+    double target(size_t n) const { return target_[n] / total_; }
     double kl() const {
         double sum = 0;
         for (size_t n = 0; n < blocks_.size(); ++n)
-            if (taught_[n] > 0) sum += taught(n) * (std::log(taught(n)) - logits_[n]);
+            if (target_[n] > 0) sum += target(n) * (std::log(target(n)) - logits_[n]);
         return sum;
     }
     double entropy() const {
@@ -182,16 +62,16 @@ public:
             if (gate(n) > 0) sum -= gate(n) * logits_[n];
         return sum;
     }
-    double taught_entropy() const {
+    double target_entropy() const {
         double sum = 0;
         for (size_t n = 0; n < blocks_.size(); ++n)
-            if (taught_[n] > 0) sum -= taught(n) * std::log(taught(n));
+            if (target_[n] > 0) sum -= target(n) * std::log(target(n));
         return sum;
     }
 
 private:
     std::vector<int64_t> blocks_;
-    std::vector<double> logits_, taught_;  // of gate's logarithms; before they are divided
+    std::vector<double> logits_, target_;  // of gate's logarithms; before they are divided
     double total_ = 0;
 };
 
@@ -210,14 +90,14 @@ void compare_gate(const Problem& p, const GateKlInput& in, const GateKlOutput& t
     const double scale = in.scale() / static_cast<double>(p.queries() * p.kv_heads);
     for (int64_t i = tile.begin; i < tile.end; ++i) {
         const int64_t a = i - tile.begin;
-        const GateRow row(LogitLine(logits.data() + a * most, own(i)), in.taught[i][r], in.ids, i,
+        const GateRow row(LogitLine(logits.data() + a * most, own(i)), in.target[i][r], in.ids, i,
                           r);
         if (to.kl) to.kl(i, r) = row.learns() ? row.kl() : 0;
         if (to.entropy) to.entropy(i, r) = row.entropy();
-        if (to.taught_entropy) to.taught_entropy(i, r) = row.learns() ? row.taught_entropy() : 0;
+        if (to.target_entropy) to.target_entropy(i, r) = row.learns() ? row.target_entropy() : 0;
         if (!to.d_gate_q || !row.learns()) continue;
         for (size_t n = 0; n < row.blocks().size(); ++n)
-            d(a, row.blocks()[n]) = static_cast<float>(scale * (row.gate(n) - row.taught(n)));
+            d(a, row.blocks()[n]) = static_cast<float>(scale * (row.gate(n) - row.target(n)));
     }
 }
 
@@ -225,46 +105,11 @@ void check_gate(const Problem& p, const GateKlInput& in, const GateKlOutput& to)
     const int64_t width = in.gate_q.extent(2);
     MSA_CHECK(in.gate_q.shape() == (Shape<3>{p.queries(), p.kv_heads, width}) && width >= 1);
     MSA_CHECK(in.gate_k.shape() == (Shape<3>{block_starts(p).back(), p.kv_heads, width}));
-    MSA_CHECK(in.taught.shape() == (Shape<3>{p.queries(), p.kv_heads, p.blocks()}));
+    MSA_CHECK(in.target.shape() == (Shape<3>{p.queries(), p.kv_heads, p.blocks()}));
     MSA_CHECK(bool(to.d_gate_q) == bool(to.d_gate_k));
 }
 
 }  // namespace
-
-Tensor<float, 2> pool_keys(View<const float, 3> k, int64_t block_size) {
-    const int64_t groups = k.extent(1), width = k.extent(2);
-    Tensor<float, 2> pooled({ceil_div(k.extent(0), block_size), groups * kGatePools * width});
-    for (int64_t b = 0; b < pooled.extent(0); ++b)
-        for (int64_t r = 0; r < groups; ++r) {
-            const HeadRows keys =
-                rows_of_head(k, r, {b * block_size, std::min((b + 1) * block_size, k.extent(0))});
-            Eigen::Map<Matrix> to(&pooled(b, r * kGatePools * width), kGatePools, width);
-            to.row(0) = keys.colwise().maxCoeff();
-            to.row(1) = keys.colwise().minCoeff();
-            to.row(2) = keys.cast<double>().colwise().mean().cast<float>();
-        }
-    return pooled;
-}
-
-std::vector<int64_t> block_positions(const Problem& p) {
-    const std::vector<int64_t> starts = block_starts(p);
-    std::vector<int64_t> positions;
-    for (size_t s = 0; s + 1 < starts.size(); ++s)
-        for (int64_t b = 0; b < starts[s + 1] - starts[s]; ++b)
-            positions.push_back(b * p.block_size);
-    return positions;
-}
-
-void gate_teacher(const Problem& p, const GateTeacherInput& in, View<float, 3> to, int threads) {
-    MSA_CHECK(in.q.shape() == (Shape<3>{p.queries(), p.query_heads, p.head_dim}));
-    MSA_CHECK(in.k.shape() == (Shape<3>{p.keys(), p.kv_heads, p.head_dim}));
-    MSA_CHECK(to.shape() == (Shape<3>{p.queries(), p.kv_heads, p.blocks()}));
-    const std::vector<QueryRange> tiles = query_tiles(p, kTeacherRows);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads_or_all(threads))
-    for (int64_t t = 0; t < std::ssize(tiles); ++t)
-        for (int64_t r = 0; r < p.kv_heads; ++r)
-            TeacherTile(p, in, tiles[static_cast<size_t>(t)], r).run(to);
-}
 
 double GateKlInput::scale() const { return 1 / std::sqrt(static_cast<double>(gate_q.extent(2))); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The gate of SeerAttention-R (arXiv 2506.08889; microsoft/SeerAttention, decode_sparse/
-// attn_gate_training.py): its pooled keys, its teacher, its loss and the gradient. The gate has one
-// query per token and group and one key per block and group,
+// attn_gate_training.py): its loss and the gradient; its pooled keys and its teacher are in
+// gate_teacher.h. The gate has one query per token and group and one key per block and group,
 //   gate_q_ir = RoPE(W_q,r [q_h of the group's heads h], position of i),
 //   gate_k_br = RoPE(W_k,r [max, min, mean of k_r over block b], position of the block's first
 //   token),
@@ -14,48 +14,14 @@
 // The source pools by the maximum over tokens and heads (Teacher::max) and has the full support.
 #pragma once
 
-#include <cstdint>
-
-#include "core/index_operands.h"
-#include "core/problem.h"
-#include "core/tensor.h"
+#include "core/indexer/gate_teacher.h"
 
 namespace msa {
-
-/// Poolings of a block's keys: the largest, the least and the mean of each channel.
-inline constexpr int64_t kGatePools = 3;
-
-/// [ceil(n / block_size), Hkv * 3 * dh]: of consecutive keys [n, Hkv, dh], of which the first
-/// begins a block, group by group the largest, the least and the mean of each channel over the
-/// block. The last block may be in part.
-Tensor<float, 2> pool_keys(View<const float, 3> k, int64_t block_size);
-
-/// Positions of the first tokens of the blocks of all sequences, in order.
-std::vector<int64_t> block_positions(const Problem&);
-
-/// The block of a query that sees `visible` keys; -1 where it sees none. The gate judges those
-/// before it.
-constexpr int64_t own_block(int64_t visible, int64_t block_size) {
-    return visible_blocks(visible, block_size) - 1;
-}
-
-/// The Main Branch, on the host.
-struct GateTeacherInput {
-    View<const float, 3> q, k;        // [Nq, Hq, dh], [Nk, Hkv, dh], as attention multiplies them
-    View<const float, 1> sinks = {};  // [Hq]; absent: none
-    Teacher teacher = Teacher::max;  // max: largest of tokens and heads; mean: sum over the tokens,
-                                     // mean over the heads, as block_mass has it
-};
-
-/// a [Nq, Hkv, B]: pooled probabilities of the blocks before the query's own, 0 elsewhere.
-/// Probabilities are those of dense attention with the problem's window and soft cap. In float;
-/// results do not depend on `threads` (threads_or_all).
-void gate_teacher(const Problem&, const GateTeacherInput&, View<float, 3> to, int threads = 0);
 
 struct GateKlInput {
     View<const float, 3> gate_q;  // [Nq, Hkv, dg]
     View<const float, 3> gate_k;  // [blocks of all sequences, Hkv, dg]
-    View<const float, 3> taught;  // [Nq, Hkv, B] of gate_teacher
+    View<const float, 3> target;  // [Nq, Hkv, B] of gate_teacher
     View<const int32_t, 3> ids;   // [Nq, Hkv, k] the support; absent: all blocks before the own
 
     /// dg^(-1/2).
@@ -67,7 +33,7 @@ struct GateKlOutput {
     View<double, 2> kl = {};              // [Nq, Hkv]; 0, without gradient, where no block of the
                                           // support is before the own or the teacher looks at none
     View<double, 2> entropy = {};         // [Nq, Hkv] of t, in nats; 0 where there is no block
-    View<double, 2> taught_entropy = {};  // [Nq, Hkv] of p, likewise
+    View<double, 2> target_entropy = {};  // [Nq, Hkv] of p, likewise
     View<float, 3> d_gate_q = {};         // [Nq, Hkv, dg]
     View<float, 3> d_gate_k = {};         // [blocks, Hkv, dg]
 };
@@ -78,7 +44,6 @@ void gate_kl(const Problem&, const GateKlInput&, const GateKlOutput&, int thread
 
 namespace reference {
 /// The same in plain loops with double sums.
-void gate_teacher(const Problem&, const GateTeacherInput&, View<float, 3> to);
 void gate_kl(const Problem&, const GateKlInput&, const GateKlOutput&);
 }  // namespace reference
 

@@ -52,7 +52,7 @@ private:
     void share_out(int64_t i);
     void add_maxima(const Tile&);
     void compare(const Tile&, QueryRange strip, View<float, 2> d_keys);
-    void add_loss(const Part&, int64_t a, int64_t r, const Matrix& taught, const Matrix& scores);
+    void add_loss(const Part&, int64_t a, int64_t r, const Matrix& target, const Matrix& scores);
     void add_gradient(const Part&, const Matrix& d_scores, Matrix products, const Matrix& index_q,
                       View<float, 2> d_keys);
 
@@ -155,13 +155,13 @@ Matrix Pass::scores(const Part& part, const Matrix& products) const {
 
 /// The teacher of group r [rows, keys], 0 where the Main Branch does not see.
 Matrix Pass::teacher(const Part& part, int64_t r, Matrix logits) const {
-    Matrix taught = Matrix::Zero(std::ssize(part.rows), part.count);
-    for (int64_t a = 0; a < taught.rows(); ++a) {
+    Matrix target = Matrix::Zero(std::ssize(part.rows), part.count);
+    for (int64_t a = 0; a < target.rows(); ++a) {
         const int64_t i = part.rows[static_cast<size_t>(a)];
         const int64_t begin = part.begin[static_cast<size_t>(a)];
         const int64_t count = part.end[static_cast<size_t>(a)] - begin;
         if (count == 0) continue;
-        Line joined(&taught(a, begin), count);
+        Line joined(&target(a, begin), count);
         for (int64_t g = 0; g < group_size_; ++g) {
             const int64_t h = r * group_size_ + g;
             Line head(&logits(a * group_size_ + g, begin), count);
@@ -173,7 +173,7 @@ Matrix Pass::teacher(const Part& part, int64_t r, Matrix logits) const {
                 joined = joined.max(head);
         }
     }
-    return taught;
+    return target;
 }
 
 /// What the softmaxes of a tile's rows are divided by.
@@ -238,10 +238,10 @@ void Pass::add_maxima(const Tile& tile) {
     for (int64_t block = 0; block * step_ < tile.keys; ++block) {
         const Part part = this->part(tile, block);
         for (int64_t r = 0; r < p_.kv_heads && !part.rows.empty(); ++r) {
-            const Matrix taught = teacher(part, r, logits(part, r));
-            for (int64_t a = 0; a < taught.rows(); ++a)
+            const Matrix target = teacher(part, r, logits(part, r));
+            for (int64_t a = 0; a < target.rows(); ++a)
                 sums(part.rows[static_cast<size_t>(a)] - tile.rows.begin, r) +=
-                    double{taught.row(a).sum()};
+                    double{target.row(a).sum()};
         }
     }
     for (int64_t i = tile.rows.begin; i < tile.rows.end; ++i)
@@ -250,11 +250,11 @@ void Pass::add_maxima(const Tile& tile) {
 }
 
 /// Row a's part of the loss of group r.
-void Pass::add_loss(const Part& part, int64_t a, int64_t r, const Matrix& taught,
+void Pass::add_loss(const Part& part, int64_t a, int64_t r, const Matrix& target,
                     const Matrix& scores) {
     const int64_t i = part.rows[static_cast<size_t>(a)], begin = part.begin[static_cast<size_t>(a)];
     const int64_t count = part.end[static_cast<size_t>(a)] - begin;
-    const auto p = taught.row(a).segment(begin, count).array();
+    const auto p = target.row(a).segment(begin, count).array();
     const auto s = scores.row(a).segment(begin, count).array();
     const auto lse = static_cast<float>(index_lse_(i));
     to_.kl(i, r) += double{(p * (p.max(kLeast).log() - s + lse)).sum()};
@@ -272,11 +272,11 @@ void Pass::compare(const Tile& tile, QueryRange strip, View<float, 2> d_keys) {
         const Matrix sums = scores(part, s);
         Matrix d = Matrix::Zero(sums.rows(), sums.cols());
         for (int64_t r = 0; r < p_.kv_heads; ++r) {
-            const Matrix taught = teacher(part, r, logits(part, r));
+            const Matrix target = teacher(part, r, logits(part, r));
             for (int64_t a = 0; a < sums.rows(); ++a)
                 if (to_.kl && main_lse_(part.rows[static_cast<size_t>(a)], 0) > kEmptyLse)
-                    add_loss(part, a, r, taught, sums);
-            d -= taught / groups;
+                    add_loss(part, a, r, target, sums);
+            d -= target / groups;
         }
         for (int64_t a = 0; a < sums.rows(); ++a) {
             const int64_t i = part.rows[static_cast<size_t>(a)];

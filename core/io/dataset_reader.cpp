@@ -116,7 +116,7 @@ Tensor<T, Rank> DatasetReader::read_rows(const std::string& name, int64_t first_
     require(0 <= first_row && 0 <= count && first_row + count <= extents[0], place.text(),
             ": rows ", first_row, ":", first_row + count, " asked for, it has ", extents[0]);
     Shape<Rank> shape;
-    std::copy(extents.begin(), extents.end(), shape.begin());
+    std::copy_n(extents.begin(), Rank, shape.begin());
     shape[0] = count;
     h5::Slab slab{std::vector<hsize_t>(Rank, 0), {shape.begin(), shape.end()}};
     slab.offset[0] = static_cast<hsize_t>(first_row);

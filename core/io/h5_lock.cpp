@@ -10,9 +10,9 @@ namespace {
 
 std::recursive_mutex library;
 
-// At exit HDF5 1.10 would crash on what a full disk kept open. Handles close all else; each thread
-// has its own setting of what is printed. HDF5_USE_FILE_LOCKING would go before what open_file()
-// and create_file() say of locks, and TRUE would lock a file against the lock of its own writer.
+// At exit HDF5 1.10 would crash on files that a full disk kept open; handles close all others. Each
+// thread has its own setting of what is printed. The environment variable overrides our settings of
+// locks, and TRUE would lock a file against the lock of its own writer: so we unset it.
 void be_quiet() {
     static const bool left_open = [] {
         constexpr const char* kLocking = "HDF5_USE_FILE_LOCKING";

@@ -20,6 +20,9 @@ public:
         if (has("rope_theta")) layer_.rope_theta = positive("rope_theta");
         if (has("rope_scaling")) layer_.rope_scaling = json_text("rope_scaling");
         if (has("rope_inv_freq")) read_frequencies();
+        require(!layer_.rope_theta || layer_.rope_inv_freq.empty(), place_.text(),
+                " has the attributes rope_theta and rope_inv_freq, of plain and of scaled RoPE; a "
+                "layer has one of them");
         if (has("rope_attention_factor"))
             layer_.rope_attention_factor = positive("rope_attention_factor");
         if (has("rope_layout")) layer_.rope_interleaved = the_only("rope_layout", "interleaved");

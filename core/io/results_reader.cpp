@@ -32,16 +32,23 @@ struct ResultsReader::About {
             throw InputError(of.at("/run").text() +
                              " argv and inputs must be JSON: " + error.what());
         }
+        const auto json = [&](const char* name) {
+            std::string value = words(name);
+            require(nlohmann::json::accept(value), of.at("/run").text(), " attribute ", name,
+                    " is not JSON");
+            return value;
+        };
         r.program = words("program");
-        r.options = words("options");
-        r.definitions = words("definitions");
+        r.options = json("options");
+        r.definitions = json("definitions");
+        if (h5::has_attribute(about, "captures")) r.captures = json("captures");
         r.commit = words("commit");
         r.compiler = words("compiler");
         for (const auto& [name, value] :
              {std::pair{"element", &r.element}, std::pair{"index_element", &r.index_element},
-              std::pair{"computed_in", &r.computed_in}, std::pair{"captures", &r.captures},
-              std::pair{"host", &r.host}, std::pair{"device", &r.device},
-              std::pair{"started", &r.started}, std::pair{"finished", &r.finished}})
+              std::pair{"computed_in", &r.computed_in}, std::pair{"host", &r.host},
+              std::pair{"device", &r.device}, std::pair{"started", &r.started},
+              std::pair{"finished", &r.finished}})
             if (h5::has_attribute(about, name)) *value = words(name);
         r.seed = static_cast<uint64_t>(h5::integer_attribute(about, "seed", of.at("/run")));
         done = h5::read_texts(of.file, of.at("/done"));

@@ -32,9 +32,12 @@ Seal check_seal(const std::filesystem::path& path) {
     if (size < kSize) return Seal::none;
     std::string line(kSize, '\0');
     file.seekg(-static_cast<std::streamoff>(kSize), std::ios::end).read(line.data(), kSize);
-    if (line.rfind(kMark, 0) != 0 || line.back() != '\n') return Seal::none;
     const std::string digits = line.substr(sizeof(kMark) - 1, kDigits);
-    return digits == sha256_of_file(path, size - kSize) ? Seal::whole : Seal::broken;
+    // One of the two is still there where the other is damaged.
+    if (line.rfind(kMark, 0) != 0 &&
+        digits.find_first_not_of("0123456789abcdef") != std::string::npos)
+        return Seal::none;
+    return line == kMark + sha256_of_file(path, size - kSize) + "\n" ? Seal::whole : Seal::broken;
 }
 
 }  // namespace msa::io

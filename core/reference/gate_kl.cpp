@@ -73,12 +73,12 @@ void gate_kl(const Problem& p, const GateKlInput& in, const GateKlOutput& to) {
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const int64_t first = starts[static_cast<size_t>(sequence[static_cast<size_t>(i)])];
             const std::vector<int64_t> blocks = judged(p, in, i, r);
-            Values logits, taught;
+            Values logits, target;
             double total = 0;
             for (int64_t b : blocks) {
                 logits.push_back(in.scale() * dot(in.gate_q[i][r], in.gate_k[first + b][r]));
-                taught.push_back(double{in.taught(i, r, b)});
-                total += taught.back();
+                target.push_back(double{in.target(i, r, b)});
+                total += target.back();
             }
             Values gate = logits;
             const double lse = softmax(gate);
@@ -86,9 +86,9 @@ void gate_kl(const Problem& p, const GateKlInput& in, const GateKlOutput& to) {
             double kl = 0;
             Values d_query(static_cast<size_t>(width), 0.0);
             for (size_t n = 0; n < blocks.size() && learns; ++n) {
-                taught[n] /= total;
-                if (taught[n] > 0) kl += taught[n] * (std::log(taught[n]) - logits[n] + lse);
-                const double d = in.scale() * (gate[n] - taught[n]) / rows;
+                target[n] /= total;
+                if (target[n] > 0) kl += target[n] * (std::log(target[n]) - logits[n] + lse);
+                const double d = in.scale() * (gate[n] - target[n]) / rows;
                 for (int64_t c = 0; c < width; ++c) {
                     d_query[static_cast<size_t>(c)] +=
                         d * double{in.gate_k(first + blocks[n], r, c)};
@@ -98,7 +98,7 @@ void gate_kl(const Problem& p, const GateKlInput& in, const GateKlOutput& to) {
             }
             if (to.kl) to.kl(i, r) = kl;
             if (to.entropy) to.entropy(i, r) = entropy_of(gate);
-            if (to.taught_entropy) to.taught_entropy(i, r) = learns ? entropy_of(taught) : 0;
+            if (to.target_entropy) to.target_entropy(i, r) = learns ? entropy_of(target) : 0;
             for (int64_t c = 0; c < width && to.d_gate_q; ++c)
                 to.d_gate_q(i, r, c) = static_cast<float>(d_query[static_cast<size_t>(c)]);
         }

@@ -39,8 +39,8 @@ void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2
 void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 /// The teacher of index_kl: p of query i and group r on `tokens`, of which the Main Branch sees the
-/// last `shown`. A NaN of a head stays. Heads count by what their sinks leave of them, relative to
-/// the head that is left most, so that nothing underflows: the teacher is divided by its sum
+/// last `shown`. A NaN of a head stays. Each head is weighted by 1 - its sink's probability, scaled
+/// so that the largest weight is 1: nothing underflows, and the teacher is divided by its sum
 /// anyway.
 std::vector<double> teach(const Problem&, const MainBranch&, int64_t i, int64_t r,
                           const std::vector<int64_t>& tokens, size_t shown, Teacher);

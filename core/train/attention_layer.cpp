@@ -44,19 +44,20 @@ AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, Paramet
                          .indexer = indexer});
     };
     const auto matrix = [&](const std::string& name, int64_t rows, int64_t columns, bool indexer,
-                            double deviation = kDeviation) {
+                            bool added = false) {
         return list.add({.name = prefix + "self_attn." + name + ".weight",
                          .rows = rows,
                          .columns = columns,
-                         .deviation = deviation,
+                         .deviation = added ? added_deviation(s) : kDeviation,
                          .decays = true,
-                         .indexer = indexer});
+                         .indexer = indexer,
+                         .added = added});
     };
     norm_ = norm("input_layernorm", s.model_dim, false);
     q_ = matrix("q_proj", s.query_heads * s.head_dim, s.model_dim, false);
     k_ = matrix("k_proj", s.kv_heads * s.head_dim, s.model_dim, false);
     v_ = matrix("v_proj", s.kv_heads * s.head_dim, s.model_dim, false);
-    o_ = matrix("o_proj", s.model_dim, s.query_heads * s.head_dim, false, added_deviation(s));
+    o_ = matrix("o_proj", s.model_dim, s.query_heads * s.head_dim, false, true);
     q_norm_ = norm("self_attn.q_norm", s.head_dim, false);
     k_norm_ = norm("self_attn.k_norm", s.head_dim, false);
     if (config.msa.sink)
@@ -71,8 +72,7 @@ AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, Paramet
     }
     if (!config.msa.value_head) return;
     index_.v = matrix("indexer.v_proj", s.index_dim, s.model_dim, true);
-    index_.o =
-        matrix("indexer.o_proj", s.model_dim, s.kv_heads * s.index_dim, true, added_deviation(s));
+    index_.o = matrix("indexer.o_proj", s.model_dim, s.kv_heads * s.index_dim, true, true);
 }
 
 AttentionState AttentionLayer::make_state(Ops& ops, int64_t n) const {
@@ -144,8 +144,8 @@ AttentionInput AttentionLayer::input(const Pass& pass, const AttentionState& s) 
 
 /// ids of the selected support; absent where it is the full one.
 View<const int32_t, 3> AttentionLayer::support(const Pass& pass, const AttentionState& s) const {
-    return pass.sparse && has_index() ? View<const int32_t, 3>(s.ids.view())
-                                      : View<const int32_t, 3>();
+    return pass.sparse && kind_ == Attention::msa ? View<const int32_t, 3>(s.ids.view())
+                                                  : View<const int32_t, 3>();
 }
 
 void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
@@ -281,38 +281,56 @@ void AttentionLayer::value_head_grad(const Pass& pass, AttentionState& s, Attent
     ops.linear_grad_input(flat(t.d_index_v.in()), w.matrix(index_.v), t.d_h, Sum::add);
 }
 
-/// The KL loss, and what it and the value head teach the index projections.
+/// What the value head, whose gradient of index_q and index_k is there, and the KL loss teach the
+/// index projections. Where only one of them reaches the layer's input, they go one by one.
 void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
                                 AttentionScratch& t) const {
+    const MsaOptions& o = config_.msa;
+    if (!o.kl) {
+        index_heads_grad(pass, rope, s, t, o.detach_lm);
+        return;
+    }
+    kl_grad(pass, s, t);
+    const bool together = o.value_head && o.detach == o.detach_lm;
+    if (o.value_head && !together) index_heads_grad(pass, rope, s, t, o.detach_lm);
+    const Sum sum = together ? Sum::add : Sum::set;
+    pass.ops.add(as_list(In<3>(t.kl_d_q)), 1, as_list(t.d_index_q.out()), sum);
+    pass.ops.add(as_list(In<2>(t.kl_d_k)), 1, as_list(t.d_index_k.out()), sum);
+    index_heads_grad(pass, rope, s, t, o.detach);
+}
+
+/// The KL loss, and its gradient of index_q and index_k.
+void AttentionLayer::kl_grad(const Pass& pass, AttentionState& s, AttentionScratch& t) const {
     auto& [ops, w, batch, sparse] = pass;
     const MsaOptions& o = config_.msa;
-    if (o.kl) {
-        const Problem p = config_.problem(batch.layout);
-        const View<const int32_t, 3> ids =
-            o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
-        const IndexInput index{s.index_q, flat(s.index_k.in())};
-        IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
-        if (static_cast<bool>(ids) == static_cast<bool>(support(pass, s))) {  // attention's support
-            in.main_lse = s.lse;
-            if (ids) in.index_lse = s.support_lse;
-        } else {  // dense attention is faster than what index_kl would do for its lse
-            ops.backend().dense_attention(p, input(pass, s), {t.d_out, t.full_lse});
-            in.main_lse = t.full_lse;
-        }
-        const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : p.queries();
-        in.gradient_scale = o.kl_weight / static_cast<double>(queries * p.kv_heads);
-        ops.backend().index_kl(p, in, {s.kl, t.kl_d_q, t.kl_d_k});
-        const Sum sum = o.value_head ? Sum::add : Sum::set;
-        ops.add(as_list(In<3>(t.kl_d_q)), 1, as_list(t.d_index_q.out()), sum);
-        ops.add(as_list(In<2>(t.kl_d_k)), 1, as_list(t.d_index_k.out()), sum);
+    const Problem p = config_.problem(batch.layout);
+    const View<const int32_t, 3> ids =
+        o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
+    const IndexInput index{s.index_q, flat(s.index_k.in())};
+    IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
+    if (static_cast<bool>(ids) == static_cast<bool>(support(pass, s))) {  // attention's support
+        in.main_lse = s.lse;
+        if (ids) in.index_lse = s.support_lse;
+    } else {  // dense attention is faster than what index_kl would do for its lse
+        ops.backend().dense_attention(p, input(pass, s), {t.d_out, t.full_lse});
+        in.main_lse = t.full_lse;
     }
+    const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : p.queries();
+    in.gradient_scale = o.kl_weight / static_cast<double>(queries * p.kv_heads);
+    ops.backend().index_kl(p, in, {s.kl, t.kl_d_q, t.kl_d_k});
+}
+
+/// From the gradient of index_q and index_k, which is used up, to that of their projections and,
+/// unless `detach`, of the layer's input.
+void AttentionLayer::index_heads_grad(const Pass& pass, View<const float, 3> rope,
+                                      AttentionState& s, AttentionScratch& t, bool detach) const {
+    auto& [ops, w, batch, sparse] = pass;
     const bool normed = config_.sizes.index_norm;
     heads_grad(pass, rope, s.raw_index_q, t.d_index_q, index_.q_norm, normed);
     heads_grad(pass, rope, s.raw_index_k, t.d_index_k, index_.k_norm, normed);
     for (auto [which, gradient] : {std::pair{index_.q, &t.d_index_q}, {index_.k, &t.d_index_k}}) {
         ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(which));
-        if (!o.detach)
-            ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, Sum::add);
+        if (!detach) ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, Sum::add);
     }
 }
 

@@ -97,10 +97,13 @@ private:
     void value_head_grad(const Pass& pass, AttentionState& s, AttentionScratch& t, In<2> d) const;
     void index_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
                     AttentionScratch& t) const;
+    void kl_grad(const Pass& pass, AttentionState& s, AttentionScratch& t) const;
+    void index_heads_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
+                          AttentionScratch& t, bool detach) const;
     /// Through rotation, norm and projection: heads_grad of what `raw` became.
     void heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw, Buffer<3>& d,
                     Which norm, bool normed) const;
-    bool has_index() const { return kind_ == Attention::msa; }
+    bool has_index() const { return train::has_index(kind_); }
     AttentionInput input(const Pass& pass, const AttentionState& s) const;
     View<const int32_t, 3> support(const Pass& pass, const AttentionState& s) const;
 

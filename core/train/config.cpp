@@ -45,6 +45,8 @@ void ModelConfig::validate() const {
     msa.rule.validate();
     require(msa.kl || msa.value_head,
             "neither the KL loss nor the value head is on, so nothing trains the Index Branch");
+    require(!attends(Attention::passive) || !msa.value_head,
+            "a layer with a passive Index Branch has no value head, which would be a use of it");
     require(msa.kl_weight >= 0, "kl_weight is ", msa.kl_weight, ", must not be negative");
 }
 

@@ -29,10 +29,15 @@ struct ModelSizes {
 
 /// What a layer attends to.
 enum class Attention : uint8_t {
-    full,    // all visible keys; no Index Branch
-    msa,     // the blocks that the Index Branch selects (alg:msa-train)
-    window,  // the first block and the newest tokens, k Bk in all (app:prelim-swa); no Index Branch
+    full,     // all visible keys; no Index Branch
+    msa,      // the blocks that the Index Branch selects (alg:msa-train)
+    window,   // the first block and the newest tokens, k Bk in all (app:prelim-swa); no Index
+              // Branch
+    passive,  // all visible keys; an Index Branch is trained, as in the warm-up, and not used
 };
+constexpr bool has_index(Attention kind) {
+    return kind == Attention::msa || kind == Attention::passive;
+}
 
 /// How MSA is trained. Without it, `sink` alone has a meaning; block_size and top_k have one for a
 /// window too.
@@ -48,9 +53,12 @@ struct MsaOptions {
     /// W_o_idx [D, Hkv didx]; the paper types O_idx as N x Hq x dh, which its Hkv index heads
     /// cannot fill.
     bool value_head = false;
-    /// No gradient through index_q and index_k into the layer's input (eq:msa-detach); V_idx always
-    /// passes its own.
+    /// No gradient of the KL loss through index_q and index_k into the layer's input
+    /// (eq:msa-detach).
     bool detach = true;
+    /// None of the LM loss, which comes through the value head, either. V_idx always passes its
+    /// own.
+    bool detach_lm = false;
     bool kl_full_support = false;  // after the warm-up, too
 };
 
@@ -68,7 +76,7 @@ struct ModelConfig {
         return attention.size() == 1 ? attention.front() : attention[static_cast<size_t>(layer)];
     }
     bool attends(Attention kind) const;  // does some layer?
-    bool has_index() const { return attends(Attention::msa); }
+    bool has_index() const { return attends(Attention::msa) || attends(Attention::passive); }
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
     /// The problem of a layer's Main Branch on a batch, and that of the value head, where every

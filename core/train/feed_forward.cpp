@@ -10,20 +10,21 @@ namespace msa::train {
 FeedForward::FeedForward(const ModelSizes& s, int64_t layer, ParameterList& list)
     : model_dim_(s.model_dim), hidden_dim_(s.hidden_dim) {
     const std::string prefix = text("layers.", layer, ".");
-    const auto matrix = [&](const char* name, int64_t rows, int64_t columns, double deviation) {
+    const auto matrix = [&](const char* name, int64_t rows, int64_t columns, bool added) {
         return list.add({.name = prefix + "mlp." + name + ".weight",
                          .rows = rows,
                          .columns = columns,
-                         .deviation = deviation,
-                         .decays = true});
+                         .deviation = added ? added_deviation(s) : kDeviation,
+                         .decays = true,
+                         .added = added});
     };
     norm_ = list.add({.name = prefix + "post_attention_layernorm.weight",
                       .rows = 1,
                       .columns = s.model_dim,
                       .start = 1});
-    gate_ = matrix("gate_proj", s.hidden_dim, s.model_dim, kDeviation);
-    up_ = matrix("up_proj", s.hidden_dim, s.model_dim, kDeviation);
-    down_ = matrix("down_proj", s.model_dim, s.hidden_dim, added_deviation(s));
+    gate_ = matrix("gate_proj", s.hidden_dim, s.model_dim, false);
+    up_ = matrix("up_proj", s.hidden_dim, s.model_dim, false);
+    down_ = matrix("down_proj", s.model_dim, s.hidden_dim, true);
 }
 
 FeedForwardState FeedForward::make_state(Ops& ops, int64_t n) const {

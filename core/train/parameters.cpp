@@ -17,6 +17,29 @@ uint64_t hash(const std::string& name) {
     return h;
 }
 
+/// The values of the parameters `known` go to the places that the list has for them.
+void take_known(std::span<float> to, const ParameterList& list, const ParameterList& known,
+                std::span<const float> values) {
+    MSA_CHECK(std::ssize(values) == known.size());
+    const auto find = [](const ParameterList& in, const std::string& name) {
+        return std::find_if(in.all().begin(), in.all().end(),
+                            [&](const Parameter& p) { return p.name == name; });
+    };
+    for (const Parameter& p : list.all()) {
+        const auto from = find(known, p.name);
+        if (from == known.all().end()) {
+            require(p.indexer, p.name, " is not there, but this model has it");
+            continue;
+        }
+        require(from->rows == p.rows && from->columns == p.columns, p.name, " is [", from->rows,
+                ", ", from->columns, "], must be [", p.rows, ", ", p.columns, "]");
+        std::copy_n(values.begin() + from->offset, p.size(), to.begin() + p.offset);
+    }
+    for (const Parameter& p : known.all())
+        require(p.indexer || find(list, p.name) != list.all().end(), p.name,
+                " is there, but this model has none");
+}
+
 }  // namespace
 
 Which ParameterList::add(Parameter parameter) {
@@ -41,25 +64,17 @@ std::vector<float> ParameterList::start(uint64_t seed) const {
 
 std::vector<float> continue_from(const ParameterList& list, uint64_t seed,
                                  const ParameterList& known, std::span<const float> values) {
-    MSA_CHECK(std::ssize(values) == known.size());
-    const auto find = [](const ParameterList& in, const std::string& name) {
-        return std::find_if(in.all().begin(), in.all().end(),
-                            [&](const Parameter& p) { return p.name == name; });
-    };
     std::vector<float> start = list.start(seed);
-    for (const Parameter& p : list.all()) {
-        const auto from = find(known, p.name);
-        if (from == known.all().end()) {
-            require(p.indexer, p.name, " is not there, but this model has it");
-            continue;
-        }
-        require(from->rows == p.rows && from->columns == p.columns, p.name, " is [", from->rows,
-                ", ", from->columns, "], must be [", p.rows, ", ", p.columns, "]");
-        std::copy_n(values.begin() + from->offset, p.size(), start.begin() + p.offset);
-    }
-    for (const Parameter& p : known.all())
-        require(p.indexer || find(list, p.name) != list.all().end(), p.name,
-                " is there, but this model has none");
+    for (const Parameter& p : list.all())
+        if (p.added) std::fill_n(start.begin() + p.offset, p.size(), 0.F);
+    take_known(start, list, known, values);
+    return start;
+}
+
+std::vector<float> continue_from(const ParameterList& list, const ParameterList& known,
+                                 std::span<const float> values) {
+    std::vector<float> start(static_cast<size_t>(list.size()));
+    take_known(start, list, known, values);
     return start;
 }
 
@@ -114,17 +129,22 @@ Weights::Norms Weights::gradient_norms() const {
     double backbone = 0, indexer = 0;
     for (Which which = 0; which < squares.size(); ++which)
         (list_[which].indexer ? indexer : backbone) += squares[which];
-    return {std::sqrt(backbone + indexer), std::sqrt(indexer)};
+    return {std::sqrt(backbone + indexer), std::sqrt(indexer), std::sqrt(backbone)};
 }
 
-void Weights::step(const AdamW& rule, int64_t step, double rate, double norm, double clip) {
-    const double factor = clip > 0 && norm > clip ? clip / norm : 1;
+void Weights::step(const AdamW& rule, int64_t step, double rate, const Norms& norms,
+                   const Clipping& clip) {
+    const auto factor = [&](double part) {
+        const double norm = clip.apart ? part : norms.all;
+        return clip.norm > 0 && norm > clip.norm ? clip.norm / norm : 1;
+    };
+    const double backbone = factor(norms.backbone), indexer = factor(norms.indexer);
     for (const Parameter& p : list_.all()) {
         AdamW own = rule;
         if (!p.decays) own.weight_decay = 0;
         const auto part = [&](auto&& all) { return all.view().slice(p.offset, p.size()); };
-        ops_.adamw(own, step, rate, factor, part(values_), part(gradient_), part(first_),
-                   part(second_));
+        ops_.adamw(own, step, rate, p.indexer ? indexer : backbone, part(values_), part(gradient_),
+                   part(first_), part(second_));
     }
     renew();
 }

@@ -22,6 +22,7 @@ struct Parameter {
     float start = 0;
     bool decays = false;   // weight decay: matrices, not norms or sinks
     bool indexer = false;  // belongs to the Index Branch, whose gradient norm is told apart
+    bool added = false;    // what it makes is added to the residual stream
     int64_t offset = 0;    // in the list
 
     int64_t size() const { return rows * columns; }
@@ -48,10 +49,22 @@ private:
 
 /// The values that training starts from where a trained model is at hand (continued pretraining):
 /// those of its parameters `known`, and for parameters of the Index Branch that it lacks those of
-/// list.start(seed). Parameters of its Index Branch that the list lacks are left out. InputError
-/// naming another parameter that only one of them has, or two shapes.
+/// list.start(seed), but 0 where they are added to the residual stream: what is new changes nothing
+/// at first. Parameters of its Index Branch that the list lacks are left out. InputError naming
+/// another parameter that only one of them has, or two shapes.
 std::vector<float> continue_from(const ParameterList& list, uint64_t seed,
                                  const ParameterList& known, std::span<const float> values);
+/// Likewise for numbers beside the parameters, as the optimizer's moments, with 0 for what is new.
+std::vector<float> continue_from(const ParameterList& list, const ParameterList& known,
+                                 std::span<const float> values);
+
+/// A gradient whose norm is larger than `norm` is scaled down to it (0: never).
+struct Clipping {
+    double norm = 1;
+    /// The Index Branch's and the backbone's, each by its own norm, so that a detached KL loss does
+    /// not slow the backbone down; otherwise both by the norm of the whole.
+    bool apart = true;
+};
 
 /// The parameters of a model in memory of its backend.
 class Weights {
@@ -76,14 +89,14 @@ public:
     /// After values() changed: renews the copy that products read.
     void renew();
 
-    /// Norm of the gradient, of the whole list and of the Index Branch's parameters.
+    /// Norm of the gradient: of the whole list, of the Index Branch's parameters, of the others.
     struct Norms {
-        double all = 0, indexer = 0;
+        double all = 0, indexer = 0, backbone = 0;
     };
     Norms gradient_norms() const;
-    /// One step of AdamW, the step-th from 1, with the gradient scaled down to `clip` where its
-    /// norm `norm` is larger (0: never).
-    void step(const AdamW& rule, int64_t step, double rate, double norm, double clip);
+    /// One step of AdamW, the step-th from 1, along the clipped gradient, whose norms are `norms`.
+    void step(const AdamW& rule, int64_t step, double rate, const Norms& norms,
+              const Clipping& clip);
 
 private:
     const ParameterList& list_;

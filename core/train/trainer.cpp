@@ -29,7 +29,7 @@ void TrainingOptions::validate() const {
             ", must be finite and not negative");
     require(rate_floor >= 0 && rate_floor <= 1, "rate_floor is ", rate_floor,
             ", must be from 0 to 1");
-    require(clip >= 0, "clip is ", clip, ", must not be negative");
+    require(clip.norm >= 0, "clip is ", clip.norm, ", must not be negative");
 }
 
 double learning_rate(const TrainingOptions& o, int64_t step) {
@@ -96,7 +96,7 @@ StepReport Trainer::gradient(const Batch& batch) {
 }
 
 void Trainer::update(const StepReport& report) {
-    model_.weights().step(o_.adamw, ++step_, report.rate, report.norms.all, o_.clip);
+    model_.weights().step(o_.adamw, ++step_, report.rate, report.norms, o_.clip);
 }
 
 }  // namespace msa::train

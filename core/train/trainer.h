@@ -16,7 +16,7 @@ struct TrainingOptions {
     int64_t rate_warmup = 0;  // first steps, in which it rises linearly
     double rate_floor = 0.1;  // share of it that the cosine ends at
     AdamW adamw{.beta2 = 0.95, .weight_decay = 0.1};
-    double clip = 1;  // largest norm of the gradient; 0: any
+    Clipping clip{};
 
     bool sparse(int64_t step) const { return step >= warmup_steps; }
     /// Throws InputError naming the value and the rule it breaks.

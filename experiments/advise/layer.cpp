@@ -13,10 +13,10 @@
 #include "experiments/driver/attend.h"
 #include "experiments/driver/choice_errors.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::advise {
 namespace {
@@ -61,18 +61,10 @@ public:
           settings_(settings),
           queries_(queries),
           backend_(backend),
-          elements_(layer_elements(backend, layer, o.element)),
-          read_(file, layer_, elements_),
-          host_k_(read_.all(io::Field::k)),
-          host_v_(read_.all(io::Field::v)),
-          host_index_k_(read_.all(io::Field::index_k)),
-          host_sinks_(io::layer_sinks(layer)),
-          k_(backend, host_view(host_k_), elements_.main.computed),
-          v_(backend, host_view(host_v_), elements_.main.computed),
-          index_k_(backend, rows_of(host_view(host_index_k_)), elements_.index.computed),
-          sinks_(backend, host_sinks_.view()),
+          data_(file, layer, layer_elements(backend, layer, o.element)),
+          view_(backend, data_),
           sums_(std::ssize(settings), std::ssize(queries.sequences), layer.kv_heads) {
-        for (const Setting& setting : settings) add_size(file.info(), setting);
+        for (const Setting& setting : settings) add_size(setting);
     }
 
     void run(Progress& progress) {
@@ -93,10 +85,10 @@ private:
         std::map<std::string, std::unique_ptr<Selector>> selectors;
     };
 
-    void add_size(const io::ActivationsInfo& info, const Setting& setting) {
+    void add_size(const Setting& setting) {
         Size& size = sizes_[setting.block_size];
         if (size.selectors.empty()) {
-            size.whole = io::layer_problem(info, layer_, setting.block_size);
+            size.whole = data_.problem(setting.block_size);
             size.queries = size.whole.with_query_rows(queries_.tokens);
         }
         std::unique_ptr<Selector>& selector = size.selectors[setting.selector];
@@ -106,16 +98,7 @@ private:
     }
 
     SelectorLayer selector_layer(const Size& size) const {
-        return {.problem = size.whole,
-                .backend = backend_,
-                .k = {backend_, k_.view(), host_view(host_k_)},
-                .index_k =
-                    host_index_k_.data() == nullptr
-                        ? Mirror<2>()
-                        : Mirror<2>(backend_, index_k_.view(), rows_of(host_view(host_index_k_))),
-                .seed = o_.seed,
-                .read_learned = read_.learned(),
-                .sinks = sinks_};
+        return view_.selector_layer(size.whole, o_.seed);
     }
 
     int64_t chunk_queries() const {
@@ -131,24 +114,18 @@ private:
             std::span(queries_.tokens)
                 .subspan(static_cast<size_t>(range.begin),
                          static_cast<size_t>(range.end - range.begin));
-        const Tensor<float, 3> host_q = read_.rows(io::Field::q, tokens);
-        const Tensor<float, 3> host_index_q = read_.rows(io::Field::index_q, tokens);
-        const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
-        const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
-        const AttentionInput input{q.view(), k_.view(), v_.view(), sinks_};
-        const Attention dense =
-            attend(backend_, sizes_.begin()->second.queries.with_queries(range), input, {});
-        add_norm(dense.out, range.begin);
-
+        std::optional<Attention> dense;
         std::map<int64_t, Mirror<3>> masses;  // P_b by block size
         for (auto& [block_size, size] : sizes_) {
             const SelectorLayer layer = selector_layer(size);
-            const Problem p = size.queries.with_queries(range);
-            Mirror<3> of_index;
-            if (host_index_q.data() != nullptr)
-                of_index = {backend_, index_q.view(), host_view(host_index_q)};
-            const SelectorChunk chunk(layer, p, tokens, {backend_, q.view(), host_view(host_q)},
-                                      of_index);
+            const measure::ChunkView queries(layer, view_, size.queries.with_queries(range),
+                                             tokens);
+            const Problem& p = queries.problem;
+            const SelectorChunk& chunk = queries.chunk;
+            if (!dense) {
+                dense = attend(backend_, p, queries.input(), {});
+                add_norm(dense->out, range.begin);
+            }
             const auto finer = std::find_if(
                 masses.rbegin(), masses.rend(),
                 [of = block_size](const auto& known) { return of % known.first == 0; });
@@ -170,7 +147,7 @@ private:
                 }
             }
             const std::vector<Tensor<double, 2>> errors =
-                squared_errors(backend_, p, input, dense,
+                squared_errors(backend_, p, queries.input(), *dense,
                                std::vector<View<const int32_t, 3>>(ids.begin(), ids.end()));
             for (size_t n = 0; n < numbers.size(); ++n)
                 add_setting(numbers[n], range.begin, mass.host(), ids[n], errors[n]);
@@ -213,13 +190,8 @@ private:
     const std::vector<Setting>& settings_;
     const QueryBlocks& queries_;
     Backend& backend_;
-    LayerElements elements_;
-    LayerReader read_;
-    Tensor<float, 3> host_k_, host_v_, host_index_k_;
-    Tensor<float, 1> host_sinks_;
-    Operand<3> k_, v_;
-    Operand<2> index_k_;
-    Sinks sinks_;
+    measure::LayerData data_;
+    measure::LayerView view_;
     std::map<int64_t, Size> sizes_;  // by block size, ascending
     SettingSums sums_;
 };

@@ -12,15 +12,14 @@
 #include "experiments/driver/attend.h"
 #include "experiments/driver/block_intervals.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::analyze {
 namespace {
 
 using analysis::RowKind;
-using io::Field;
 
 constexpr int64_t kDeviceChunkBytes = int64_t{1} << 30;
 
@@ -46,24 +45,9 @@ public:
           all_(whole_.with_query_rows(tokens)),
           blocks_(analysis::query_blocks(
               all_, analysis::row_kinds(all_, options.rule.top_k, options.all_rows), kBlockTokens)),
-          elements_(layer_elements(backend, info_, options.element)),
-          reader_(file, info_, elements_),
-          host_k_(reader_.all(Field::k)),
-          host_v_(reader_.all(Field::v)),
-          host_index_k_(reader_.all(Field::index_k)),
-          k_(backend, host_view(host_k_), elements_.main.computed),
-          v_(backend, host_view(host_v_), elements_.main.computed),
-          index_k_(backend, rows_of(host_index_k_), elements_.index.computed),
-          host_sinks_(io::layer_sinks(info_)),
-          sinks_(backend, host_sinks_),
-          layer_{.problem = whole_,
-                 .backend = backend,
-                 .k = {backend, k_.view(), host_view(host_k_)},
-                 .index_k = host_index_k_.data() == nullptr ? Mirror<2>()
-                                                            : Mirror<2>(backend, index_k_.view()),
-                 .seed = options.seed,
-                 .read_learned = reader_.learned(),
-                 .sinks = sinks_.view()},
+          data_(file, info_, layer_elements(backend, info_, options.element)),
+          view_(backend, data_),
+          layer_(view_.selector_layer(whole_, options.seed)),
           sums_({whole_.query_heads, whole_.kv_heads, whole_.block_size, block_starts(whole_),
                  blocks_.count(), options.sink_tokens, options.oracle_without_local},
                 Curve::points(whole_, options.rule)) {
@@ -97,7 +81,7 @@ public:
 
 private:
     void create_datasets();
-    void add_config(const Config& config, SelectorSums& sums, const SelectorChunk& chunk, In<3> q,
+    void add_config(const Config& config, SelectorSums& sums, const measure::ChunkView& queries,
                     QueryRange range, const std::vector<RowKind>& kinds, const Attention& dense,
                     View<const int32_t, 3> oracle_ids);
     void write_queries() const;
@@ -114,13 +98,8 @@ private:
     std::string name_;
     Problem whole_, all_;  // all tokens as queries; the analysed queries
     analysis::QueryBlocks blocks_;
-    LayerElements elements_;
-    LayerReader reader_;
-    Tensor<float, 3> host_k_, host_v_, host_index_k_;
-    Operand<3> k_, v_;
-    Operand<2> index_k_;
-    Tensor<float, 1> host_sinks_;
-    Sinks sinks_;
+    measure::LayerData data_;
+    measure::LayerView view_;
     SelectorLayer layer_;
     LayerSums sums_;
     std::vector<Config> configs_;
@@ -158,25 +137,20 @@ void LayerAnalysis::create_datasets() {
 }
 
 void LayerAnalysis::add(QueryRange range) {
-    const Problem p = all_.with_queries(range);
     const std::span<const int64_t> tokens(tokens_.data() + range.begin, tokens_.data() + range.end);
-    const Tensor<float, 3> host_q = reader_.rows(Field::q, tokens);
-    const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
-    q_norm_ = std::max(q_norm_, largest_norm(host_q.view()));
+    const measure::ChunkView queries(layer_, view_, all_.with_queries(range), tokens,
+                                     needs_logits_);
+    const Problem& p = queries.problem;
+    const SelectorChunk& chunk = queries.chunk;
+    q_norm_ = std::max(q_norm_, largest_norm(host_view(queries.host_q)));
     const std::vector<RowKind> kinds = analysis::row_kinds(p, o_.rule.top_k, o_.all_rows);
     sums_.dense.rows.add(kinds);
 
     // The dense pass, shared by all selectors.
-    const Attention dense = attend(backend_, p, {q, k_, v_, sinks_}, {});
-    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, {});
-    sums_.dense.sink.add(p, host_q, host_k_, dense.lse, {});
-    sums_.dense.entropy.add(p, host_q, mean_key.out, dense.lse, host_sinks_);
-    const Tensor<float, 3> host_index_q = reader_.rows(Field::index_q, tokens);
-    const Operand<3> index_q(backend_, host_view(host_index_q), elements_.index.computed);
-    const SelectorChunk chunk(
-        layer_, p, tokens, {backend_, q.view(), host_view(host_q)},
-        host_index_k_.data() == nullptr ? Mirror<3>() : Mirror<3>(backend_, index_q.view()),
-        needs_logits_);
+    const Attention dense = attend(backend_, p, queries.input(), {});
+    const Attention mean_key = attend(backend_, p, queries.mean_key_input(), {});
+    sums_.dense.sink.add(p, queries.host_q, data_.k, dense.lse, {});
+    sums_.dense.entropy.add(p, queries.host_q, mean_key.out, dense.lse, view_.host_sinks);
     const View<const float, 3> mass = chunk.mass().host();
     sums_.dense.first_block.add(kinds, mass);
     if (o_.dumps("outputs")) {
@@ -190,31 +164,33 @@ void LayerAnalysis::add(QueryRange range) {
     sums_.dense.oracle_curve.add(backend_, p, o_.rule, kinds, chunk.mass().floats(), mass);
 
     for (size_t n = 0; n < configs_.size(); ++n)
-        add_config(configs_[n], sums_.selectors[n], chunk, q, range, kinds, dense, oracle_ids);
+        add_config(configs_[n], sums_.selectors[n], queries, range, kinds, dense, oracle_ids);
 }
 
-void LayerAnalysis::add_config(const Config& config, SelectorSums& sums, const SelectorChunk& chunk,
-                               In<3> q, QueryRange range, const std::vector<RowKind>& kinds,
-                               const Attention& dense, View<const int32_t, 3> oracle_ids) {
-    const Problem& p = chunk.problem;
+void LayerAnalysis::add_config(const Config& config, SelectorSums& sums,
+                               const measure::ChunkView& queries, QueryRange range,
+                               const std::vector<RowKind>& kinds, const Attention& dense,
+                               View<const int32_t, 3> oracle_ids) {
+    const Problem& p = queries.problem;
+    const SelectorChunk& chunk = queries.chunk;
     const std::string at = "/" + config.selector->label() + "/" + name_;
     const Mirror<3> scores = config.selector->score(layer_, chunk);
     const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
-    const View<const float, 3> mass = chunk.mass().host(), host_q = chunk.q.host();
+    const View<const float, 3> mass = chunk.mass().host();
 
     Tensor<int32_t, 3> copy;
     if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
     const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
-    const Attention sparse = attend(backend_, p, {q, k_, v_, sinks_}, backend_ids);
-    const Attention mean_key = attend(backend_, p, {q, k_, k_, sinks_}, backend_ids);
+    const Attention sparse = attend(backend_, p, queries.input(), backend_ids);
+    const Attention mean_key = attend(backend_, p, queries.mean_key_input(), backend_ids);
 
     sums.recall.add(p, kinds, ids, oracle_ids, mass);
     sums.block_means.add(
         std::span(blocks_.of_query).subspan(static_cast<size_t>(range.begin), kinds.size()),
         sums.recall.measure(p, kinds, ids, oracle_ids, mass));
     sums.output_error.add(kinds, sparse.out, dense.out);
-    sums.sink.add(p, host_q, host_k_, sparse.lse, ids);
-    sums.entropy.add(p, host_q, mean_key.out, sparse.lse, host_sinks_);
+    sums.sink.add(p, queries.host_q, data_.k, sparse.lse, ids);
+    sums.entropy.add(p, queries.host_q, mean_key.out, sparse.lse, view_.host_sinks);
     sums.popularity.add(p, ids);
     sums.curve.add(backend_, p, config.rule, kinds, scores.floats(), mass);
 
@@ -257,7 +233,7 @@ void LayerAnalysis::write_sizes() const {
                 {{"block_size", whole_.block_size},
                  {"blocks", whole_.blocks()},
                  {"tokens", whole_.keys()}});
-    const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_k_.view()));
+    const double logit = main_logit_bound(whole_, q_norm_, largest_norm(host_view(data_.k)));
     to_.attribute("/layers/" + name_, "mass_bound",
                   mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
 }

@@ -97,10 +97,10 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
                           const char* help) { table.count(flag, form, to, help).at_least(1); };
     table.text("out", "FILE", o.out, "record to write, after every measurement anew");
-    table.text(
-        "backend", "NAME", o.backend,
-        "cuda, cuda-unordered, cpu, cpu-avx2 or reference; default: cuda where it can start, "
-        "else cpu");
+    table.text("backend", "NAME", o.backend,
+               "cuda, cuda-unordered, cuda-sm80, cpu, cpu-avx2 or reference; default: cuda where "
+               "it can start, "
+               "else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");
     table.text("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");

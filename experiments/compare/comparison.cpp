@@ -49,7 +49,7 @@ struct LayerComparison::Scorer {
 LayerComparison::LayerComparison(LayerTask& task, Plan plan)
     : task_(task),
       plan_(std::move(plan)),
-      sizes_(task.data.problem(task.file, plan_.block_size)),
+      sizes_(task.data.problem(plan_.block_size)),
       all_(sizes_.with_query_rows(task.tokens)),
       phase_(phase_queries(sizes_, task.options.prompt)),
       k_norm_(largest_norm<3>(task.data.k)) {
@@ -86,24 +86,12 @@ const Tensor<int32_t, 3>& LayerComparison::oracle(const SelectionRule& rule) con
 
 SelectorLayer LayerComparison::selector_layer(const LayerView& view,
                                               std::span<const SelectionRule> rules) const {
-    return {.problem = view.whole,
-            .backend = task_.backend,
-            .k = view.k,
-            .index_k = view.index_k,
-            .v = view.v,
-            .seed = task_.options.seed,
-            .rule = rules.empty() ? SelectionRule{} : rules.front(),
-            .rules = rules,
-            .read_q =
-                [&data = task_.data, &backend = task_.backend,
-                 index = view.index](std::span<const int64_t> tokens) {
-                    return Mirror<3>(backend, data.q(tokens, index));
-                },
-            .read_learned = task_.data.learned(),
-            .prompt = task_.options.prompt,
-            .counted = task_.counted.tokens,
-            .rope = io::stored_rope(task_.data.info).value_or(RopePairs{}),
-            .sinks = view.sinks};
+    SelectorLayer layer = view.selector_layer(sizes_, task_.options.seed);
+    if (!rules.empty()) layer.rule = rules.front();
+    layer.rules = rules;
+    layer.prompt = task_.options.prompt;
+    layer.counted = task_.counted.tokens;
+    return layer;
 }
 
 std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerView& view) {
@@ -139,7 +127,7 @@ std::vector<LayerComparison::Scorer> LayerComparison::make_scorers(const LayerVi
 
 void LayerComparison::run(Progress& progress) {
     for (size_t index = 0; index < static_cast<size_t>(task_.data.views); ++index) {
-        const LayerView view(task_.backend, task_.data, sizes_, index);
+        const LayerView view(task_.backend, task_.data, index);
         const std::vector<Scorer> scorers = make_scorers(view);
         for (const QueryRange range : chunks(queries_before(scorers))) {
             stop_if_asked();
@@ -176,7 +164,6 @@ ChunkView LayerComparison::look_at(const LayerView& view, QueryRange range) cons
                             .subspan(static_cast<size_t>(range.begin),
                                      static_cast<size_t>(range.end - range.begin));
     return {selector_layer(view, {}),
-            task_.data,
             view,
             all_.with_queries(range),
             tokens,
@@ -194,9 +181,9 @@ void LayerComparison::pass(const LayerView& view, const std::vector<Scorer>& sco
         if (scorer.in_order) choose(scorer, view, queries.chunk, ids);
 }
 
-double LayerComparison::mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
+double LayerComparison::mass_bound(const Problem& p, View<const float, 3> q,
                                    View<const float, 2> lse) const {
-    const auto keys = static_cast<double>(view.whole.batch.longest_keys());
+    const auto keys = static_cast<double>(sizes_.batch.longest_keys());
     const double logit = main_logit_bound(p, largest_norm<3>(q), k_norm_);
     double magnitude = 0;
     for (int64_t at = 0; at < lse.size(); ++at)
@@ -211,8 +198,7 @@ void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scor
     const Problem& p = queries.problem;
     const SelectorChunk& chunk = queries.chunk;
     Backend& backend = task_.backend;
-    const Attention dense =
-        attend(backend, p, {queries.q, view.k_there, view.v_there, view.sinks}, {});
+    const Attention dense = attend(backend, p, queries.input(), {});
     const std::vector<analysis::RowKind> kinds = analysis::rows_beyond(p, plan_.largest_budget);
     const auto blocks = std::span(task_.counted.blocks.of_query)
                             .subspan(static_cast<size_t>(range.begin), kinds.size());
@@ -225,7 +211,7 @@ void LayerComparison::add(const LayerView& view, const std::vector<Scorer>& scor
                                  host_view(dense.out),
                                  norm,
                                  std::as_const(dense.lse).view(),
-                                 mass_bound(view, p, queries.host_q, dense.lse)};
+                                 mass_bound(p, queries.host_q, dense.lse)};
     task_.sums.checks.begin(measured);
     task_.sums.checks.look_for_undefined(measured, queries.tokens);
     check_full_budget(view, chunk, measured, range);

@@ -10,13 +10,16 @@
 #include <vector>
 
 #include "core/select/selector.h"
-#include "experiments/compare/layer_view.h"
 #include "experiments/compare/previous_layer.h"
 #include "experiments/compare/stored_ids.h"
 #include "experiments/compare/token_accumulator.h"
+#include "experiments/driver/attend.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::compare {
+
+using measure::ChunkView, measure::LayerData, measure::LayerView;
 
 /// Seconds that a selector took to choose, and its choices to be measured.
 struct Timing {
@@ -26,7 +29,6 @@ struct Timing {
 /// A layer, or a part of its queries, at work: what its plans share.
 struct LayerTask {
     const CompareOptions& options;
-    const io::ActivationsInfo& file;
     const LayerData& data;
     PreviousLayer* previous;             // what stands before it in the file, or absent
     const std::vector<int64_t>& tokens;  // packed tokens of the compared queries, ascending
@@ -75,8 +77,7 @@ private:
     void add_tokens(const Work& work);
     std::vector<TokenAttention> attend_kept(const Work& work, const std::vector<KeptTokens>& kept);
     static AttentionInput operands(const Work& work);  // in the backend's space
-    double mass_bound(const LayerView& view, const Problem& p, View<const float, 3> q,
-                      View<const float, 2> lse) const;
+    double mass_bound(const Problem& p, View<const float, 3> q, View<const float, 2> lse) const;
     void check_full_budget(const LayerView& view, const SelectorChunk& chunk,
                            const MeasuredChunk& measured, QueryRange range);
     const Tensor<int32_t, 3>& oracle(const SelectionRule& rule) const;

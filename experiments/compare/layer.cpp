@@ -60,16 +60,16 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     const io::LayerInfo& layer = part.layer;
     const std::string name = std::to_string(layer.layer);
     const LayerElements elements = layer_elements(backend, layer, o.element);
-    const LayerData data(file, layer, elements, o.sharing);
+    const int64_t views = o.sharing == Sharing::head ? layer.query_heads / layer.kv_heads : 1;
+    const LayerData data(file, layer, elements, views);
     std::optional<PreviousLayer> before;
     if (previous != nullptr)
-        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), o.sharing,
+        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views,
                        backend);
-    const Problem sizes = data.problem(file.info(), o.block_size);
+    const Problem sizes = data.problem(o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes);
     const Counted counted(sizes.with_query_rows(tokens), tokens, plans.front().largest_budget);
     LayerTask task{.options = o,
-                   .file = file.info(),
                    .data = data,
                    .previous = before ? &*before : nullptr,
                    .tokens = tokens,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/compare/previous_layer.h"
 
-#include "experiments/compare/layer_data.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::compare {
 
@@ -13,12 +12,11 @@ Mirror<3> PreviousLayer::mass(std::span<const int64_t> tokens, int64_t block_siz
     }
     Problem p = io::layer_problem(file_.info(), layer_, block_size).with_query_rows(tokens);
     Tensor<float, 3> rows = read_.rows(io::Field::q, tokens);
-    const int64_t views = sharing_ == Sharing::head ? p.group_size() : 1;
-    if (sharing_ == Sharing::head) {
-        rows = one_of_each_group(rows, views, static_cast<int64_t>(view));
+    if (views_ > 1) {
+        rows = measure::one_of_each_group(rows, views_, static_cast<int64_t>(view));
         p.query_heads = p.kv_heads;
     }
-    const Sinks sinks(backend_, sinks_of_view(layer_, views, static_cast<int64_t>(view)));
+    const Sinks sinks(backend_, measure::sinks_of_view(layer_, views_, static_cast<int64_t>(view)));
     const Operand<3> q(backend_, host_view(rows), elements_.main.computed);
     Mirror<3> mass(backend_, Mass(backend_, p, {q.view(), k_->view(), sinks}, false).mass);
     backend_.finish();

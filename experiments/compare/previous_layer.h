@@ -16,12 +16,12 @@ namespace msa::experiments::compare {
 class PreviousLayer {
 public:
     PreviousLayer(const io::ActivationsReader& file, const io::LayerInfo& layer,
-                  const LayerElements& elements, Sharing sharing, Backend& backend)
+                  const LayerElements& elements, int64_t views, Backend& backend)
         : file_(file),
           layer_(layer),
           elements_(elements),
           read_(file, layer_, elements_),
-          sharing_(sharing),
+          views_(views),
           backend_(backend) {}
     PreviousLayer(const PreviousLayer&) = delete;
     PreviousLayer& operator=(const PreviousLayer&) = delete;
@@ -35,7 +35,7 @@ private:
     const io::LayerInfo& layer_;
     LayerElements elements_;
     LayerReader read_;
-    Sharing sharing_;
+    int64_t views_;  // LayerData::views
     Backend& backend_;
     Tensor<float, 3> host_k_;
     std::optional<Operand<3>> k_;

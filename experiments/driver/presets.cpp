@@ -234,13 +234,16 @@ bool is_measured(const std::string& name_or_path) {
 std::vector<std::string> list_hardware() { return list_names("hardware"); }
 
 std::string chip_of(const std::string& device) {
-    std::string words = " ";
-    for (const char letter : device) {
-        const auto byte = static_cast<unsigned char>(letter);
-        words += std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : ' ';
-    }
+    const auto words_of = [](const std::string& name) {
+        std::string words = " ";
+        for (const char letter : name) {
+            const auto byte = static_cast<unsigned char>(letter);
+            words += std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : ' ';
+        }
+        return words + ' ';
+    };
     for (const std::string& chip : list_hardware())
-        if ((words + ' ').find(' ' + chip + ' ') != std::string::npos) return chip;
+        if (words_of(device).find(words_of(chip)) != std::string::npos) return chip;
     return "";
 }
 

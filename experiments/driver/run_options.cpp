@@ -72,7 +72,8 @@ void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
 }
 
 void add_backend(OptionTable& table, ComputeOptions& o) {
-    table.text("backend", "NAME", o.backend, "reference, cpu, cpu-avx2, cuda, cuda-unordered");
+    table.text("backend", "NAME", o.backend,
+               "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80");
     table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
         .between(0, 1023)
         .unrecorded();
@@ -90,7 +91,7 @@ void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help)
         bounds();
         if (o.devices.empty()) return;
         require(o.backend_options.device == 0, "--device and --devices exclude each other");
-        const int ranks = o.devices.size() > 1 ? Ranks::world().count() : 1;
+        const int ranks = o.devices.size() > 1 ? Ranks::world().size() : 1;
         require(ranks == 1, "--devices names ", o.devices.size(), " GPUs, and there are ", ranks,
                 " ranks: one of the two spreads a run");
         o.backend_options.device = static_cast<int>(o.devices.front());

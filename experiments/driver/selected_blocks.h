@@ -23,7 +23,7 @@ std::vector<std::string> pick_selectors(const io::ResultsReader&,
 
 /// The analysed queries of a layer, against the keys that any of them sees. InputError naming file,
 /// layer, dataset and values where the file contradicts itself, and where the queries of a sequence
-/// have gaps; `why_neighbours` says what for they must have none.
+/// have gaps; `why_neighbours` completes the error: why gaps are not allowed.
 Problem read_queries(const std::string& file, const io::ResultsReader&, int64_t layer,
                      const std::string& why_neighbours);
 

@@ -208,14 +208,14 @@ public:
         Tensor<double, 2> nats({p.queries(), p.kv_heads});
         const Tensor<float, 3> any_q({p.queries(), p.kv_heads, p.gate_dim}),
             any_k({block_starts(p).back(), p.kv_heads, p.gate_dim});
-        gate_kl(p, input(queries, any_q, any_k, {}), {.taught_entropy = nats.view()}, threads_);
+        gate_kl(p, input(queries, any_q, any_k, {}), {.target_entropy = nats.view()}, threads_);
         return mean_of(nats);
     }
 
 private:
     static GateKlInput input(const QueryOperands& queries, const Tensor<float, 3>& gate_q,
                              const Tensor<float, 3>& gate_k, View<const int32_t, 3> ids) {
-        return {gate_q.view(), gate_k.view(), queries.taught.view(), ids};
+        return {gate_q.view(), gate_k.view(), queries.target.view(), ids};
     }
 
     const LayerOperands& layer_;

@@ -16,8 +16,8 @@ QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
     if (!data.is_gate()) return;
     const Tensor<float, 1> sinks = io::layer_sinks(data.info);
-    taught = Tensor<float, 3>({problem.queries(), problem.kv_heads, problem.blocks()});
-    gate_teacher(problem, {host_view(host_q), data.k.view(), sinks.view(), teacher}, taught,
+    target = Tensor<float, 3>({problem.queries(), problem.kv_heads, problem.blocks()});
+    gate_teacher(problem, {host_view(host_q), data.k.view(), sinks.view(), teacher}, target,
                  threads);
 }
 

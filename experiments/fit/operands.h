@@ -34,7 +34,7 @@ struct QueryOperands {
     Tensor<float, 3> x;  // [n, 1, d_model]
     Tensor<float, 3> host_q;
     Operand<3> q;             // [n, Hq, dh]
-    Tensor<float, 3> taught;  // of a gate, [n, Hkv, B]: gate_teacher
+    Tensor<float, 3> target;  // of a gate, [n, Hkv, B]: gate_teacher
 };
 
 /// What the weights make of some queries and of all keys.

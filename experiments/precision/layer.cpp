@@ -9,9 +9,9 @@
 #include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/measured_queries.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -60,14 +60,11 @@ public:
           layer_(layer),
           queries_(queries),
           backend_(backend),
-          read_(file, layer, float_elements(layer, {})),
-          whole_(io::layer_problem(file.info(), layer, o.block_size)),
+          data_(file, layer, float_elements(layer, {})),
+          whole_(data_.problem(o.block_size)),
           all_(whole_.with_query_rows(queries.tokens)),
-          k_(read_.all(Field::k)),
-          v_(read_.all(Field::v)),
-          index_q_(read_.rows(Field::index_q, queries.tokens)),
-          index_k_(read_.all(Field::index_k)),
-          host_sinks_(io::layer_sinks(layer)),
+          index_q_(data_.index_q(queries.tokens)),
+          host_sinks_(data_.sinks()),
           sinks_(backend, host_sinks_.view()),
           index_(rows(), queries.blocks()),
           cache_(rows(), queries.blocks()),
@@ -156,9 +153,9 @@ private:
         const QueryRange range{queries_.first(block), queries_.first(end_block)};
         const int64_t count = range.end - range.begin;
         const Problem p = all_.with_queries(range);
-        const Tensor<float, 3> q = read_.rows(
-            Field::q, std::span(queries_.tokens)
-                          .subspan(static_cast<size_t>(range.begin), static_cast<size_t>(count)));
+        const Tensor<float, 3> q =
+            data_.q(std::span(queries_.tokens)
+                        .subspan(static_cast<size_t>(range.begin), static_cast<size_t>(count)));
         const auto ids_of = [&](int64_t s) {
             return select(p, range, precisions_[static_cast<size_t>(s)]);
         };
@@ -208,7 +205,7 @@ private:
     /// On the host.
     Tensor<int32_t, 3> select(const Problem& p, QueryRange range, const Precision& precision) {
         const Tensor<float, 3> index_q = stored(precision, index_q_.view());
-        const Tensor<float, 3> index_k = stored(precision, index_k_.view());
+        const Tensor<float, 3> index_k = stored(precision, host_view(data_.index_k));
         const Element element = select_element(backend_, p, precision, o_.rule.top_k);
         return fetch(backend_, select_ids(backend_, p, o_.rule,
                                           index_q.view().slice(range.begin, p.queries()),
@@ -218,8 +215,8 @@ private:
     /// At full precision.
     Tensor<float, 3> attend_ids(const Problem& p, const Tensor<float, 3>& host_q,
                                 View<const int32_t, 3> ids) {
-        const Operand<3> q(backend_, host_view(host_q)), k(backend_, host_view(k_)),
-            v(backend_, host_view(v_));
+        const Operand<3> q(backend_, host_view(host_q)), k(backend_, host_view(data_.k)),
+            v(backend_, host_view(data_.v));
         return attend_selected(backend_, p, {q.view(), k.view(), v.view(), sinks_}, ids).out;
     }
 
@@ -229,8 +226,8 @@ private:
                        View<const int32_t, 3> ids) {
         const Element element = attend_element(backend_, p, layer_, precision, o_.rule.top_k);
         const Tensor<float, 3> host_q = stored({.rotated = precision.rotated}, full_q.view());
-        const Tensor<float, 3> host_k = stored(precision, k_.view());
-        const Tensor<float, 3> host_v = stored(precision, v_.view());
+        const Tensor<float, 3> host_k = stored(precision, host_view(data_.k));
+        const Tensor<float, 3> host_v = stored(precision, host_view(data_.v));
         const Operand<3> q(backend_, host_view(host_q), element),
             k(backend_, host_view(host_k), element), v(backend_, host_view(host_v), element);
         const AttentionInput input{q.view(), k.view(), v.view(), sinks_};
@@ -269,9 +266,9 @@ private:
     const io::LayerInfo& layer_;
     const MeasuredQueries& queries_;
     Backend& backend_;
-    LayerReader read_;
+    measure::LayerData data_;
     Problem whole_, all_;
-    Tensor<float, 3> k_, v_, index_q_, index_k_;  // index_q_ of the measured queries
+    Tensor<float, 3> index_q_;  // of the measured queries
     Tensor<float, 1> host_sinks_;
     Sinks sinks_;
     Recalls index_, cache_;

@@ -22,7 +22,7 @@ void Mixture::validate() const {
     require(sum <= 1 + 1e-9, "the shares of all tasks sum to ", sum, ", must be at most 1");
 }
 
-void Sequences::add(std::string_view bytes) {
+void Sequences::add(std::string_view bytes, int64_t file) {
     MSA_CHECK(bytes.size() >= 2);
     const auto byte = [&](size_t i) { return int32_t{static_cast<unsigned char>(bytes[i])}; };
     for (size_t i = 0; i + 1 < bytes.size(); ++i) {
@@ -31,6 +31,7 @@ void Sequences::add(std::string_view bytes) {
         positions.push_back(static_cast<int32_t>(i));
     }
     cu_seqlens.push_back(std::ssize(tokens));
+    files.push_back(file);
 }
 
 void Sequences::add(const Exercise& exercise) {
@@ -101,14 +102,15 @@ void Batches::add_row(Sequences& to, uint64_t seed) const {
         return;
     }
     if (short_documents_ == ShortDocuments::leave_out) {
-        to.add(long_documents_.cut(context_ + 1, mix(seed, 2)));
+        to.add(long_documents_.cut(context_ + 1, mix(seed, 2)),
+               long_documents_.file_of(long_documents_.drawn(mix(seed, 2))));
         return;
     }
     const int64_t end = std::ssize(to.tokens) + context_;
     for (int64_t draw = 2; std::ssize(to.tokens) < end; ++draw) {
         const std::string_view cut =
             documents_.cut(end - std::ssize(to.tokens) + 1, mix(seed, draw));
-        if (cut.size() >= 2) to.add(cut);
+        if (cut.size() >= 2) to.add(cut, documents_.file_of(documents_.drawn(mix(seed, draw))));
     }
 }
 

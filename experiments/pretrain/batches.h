@@ -44,12 +44,14 @@ struct Sequences {
                                        // bytes of an exercise come next that nothing foretells
     std::vector<int32_t> positions{};  // [n] in their sequences
     std::vector<int64_t> cu_seqlens{0};
+    std::vector<int64_t> files{};  // [sequences] where their text is from (Documents::files), or
+                                   // -1: exercises
     std::vector<AnswerTokens> answers{};
     PackedBatch layout{};  // of cu_seqlens; set when all sequences are there
 
     /// m + 1 bytes, m at least 1, become a sequence of m tokens, each with the byte behind it as
     /// its target.
-    void add(std::string_view bytes);
+    void add(std::string_view bytes, int64_t file = -1);
     void add(const Exercise& exercise);
 };
 

@@ -23,7 +23,7 @@ io::LayerInfo layer_info(train::Model& model, int64_t layer) {
     info.query_heads = s.query_heads;
     info.kv_heads = s.kv_heads;
     info.head_dim = s.head_dim;
-    info.index_dim = kind == train::Attention::msa ? s.index_dim : 0;
+    info.index_dim = train::has_index(kind) ? s.index_dim : 0;
     info.model_dim = s.model_dim;
     info.q_state = info.k_state = state;
     info.softmax_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
@@ -32,7 +32,7 @@ io::LayerInfo layer_info(train::Model& model, int64_t layer) {
         info.rotary_dim = s.rotary_dim;
         info.rope_theta = s.rope_theta;
     }
-    if (kind == train::Attention::msa) {
+    if (train::has_index(kind)) {
         info.own_sparse = true;
         info.own_block_size = config.msa.block_size;
         info.own_top_k = config.msa.rule.top_k;

@@ -2,30 +2,38 @@
 #include "experiments/pretrain/checkpoint.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 
 namespace msa::experiments::pretrain {
 namespace {
 
-constexpr const char* kWeights = "/weights/";
+constexpr const char* kWeights = "/weights";
 constexpr const char* kState = "/state";
+constexpr const char* kFirst = "/state/first";
+constexpr const char* kSecond = "/state/second";
 constexpr const char* kIndexer = ".indexer.";  // in the name of a parameter of the Index Branch
 
-std::string list_of(const char* name) { return std::string(kState) + "/" + name; }
-
-/// The optimizer's moments: lists in the order of the model's parameters.
-void write_list(io::UnitWriter& to, Backend& backend, const char* name, View<const float, 1> values,
-                const char* what) {
-    const Tensor<float, 1> host = backend.download(values);
-    to.write<float, 1>(list_of(name), host.view(), {"value", "1", what});
+/// A number for each of the model's parameters, by their names.
+void write_values(io::UnitWriter& to, train::Model& model, const std::string& group,
+                  View<const float, 1> list, const char* what) {
+    const Tensor<float, 1> values = model.ops().backend().download(list);
+    for (const train::Parameter& p : model.parameters().all()) {
+        const float* const first = values.data() + p.offset;
+        const std::string path = group + "/" + p.name;
+        if (p.rows == 1)
+            to.write<float, 1>(path, {first, {p.columns}}, {"channel", "1", what});
+        else
+            to.write<float, 2>(path, {first, {p.rows, p.columns}}, {"output,input", "1", what});
+    }
 }
 
-/// All weights of a file, with their names and shapes.
+/// Those of a file, with their names and shapes.
 struct Stored {
-    explicit Stored(const io::ResultsReader& from) {
-        for (const io::DatasetInfo& dataset : from.datasets("/weights")) {
-            const std::string name = dataset.path.substr(std::string(kWeights).size());
+    Stored(const io::ResultsReader& from, const std::string& group) {
+        for (const io::DatasetInfo& dataset : from.datasets(group)) {
+            const std::string name = dataset.path.substr(group.size() + 1);
             list.add({.name = name,
                       .rows = dataset.shape.size() == 2 ? dataset.shape[0] : 1,
                       .columns = dataset.shape.back(),
@@ -45,24 +53,66 @@ void copy_values(Backend& backend, std::span<const float> from, View<float, 1> t
                  to.size() * int64_t{sizeof(float)});
 }
 
+/// Weights, moments and curves, and where the run stands.
+void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model, RunState& state) {
+    Backend& backend = model.ops().backend();
+    train::Weights& weights = model.weights();
+    const train::ParameterList& list = model.parameters();
+    const Stored stored(from, kWeights);
+    copy_values(backend, train::continue_from(list, seed, stored.list, stored.values),
+                weights.values());
+    for (const auto& [group, to] :
+         {std::pair{kFirst, weights.first()}, {kSecond, weights.second()}}) {
+        const Stored moments(from, group);
+        copy_values(backend, train::continue_from(list, moments.list, moments.values), to);
+    }
+    weights.renew();
+    state.step = static_cast<int64_t>(from.number(kState, "step"));
+    state.seconds = from.number(kState, "seconds");
+    state.flops = from.number(kState, "flops");
+    for (Curve& curve : state.curves) curve.read(from);
+}
+
+/// What the text of a step hangs on.
+constexpr const char* kOfText[] = {
+    "context", "sequences", "short_documents", "held_out",     "tasks", "exercises",
+    "pairs",   "questions", "key_length",      "value_length", "hops",  "copy_length"};
+
+/// A finished run of fewer than `steps` steps, whose steps read what this run's would.
+void require_trunk(const io::ResultsReader& from, const io::RunRecord& own, int64_t steps) {
+    using nlohmann::json;
+    require(from.has(kWeights) && from.has(kFirst),
+            "is no checkpoint of msa-pretrain with moments");
+    const io::RunRecord trunk = from.run();
+    const json there = json::parse(trunk.options), here = json::parse(own.options);
+    const int64_t until = there.value("until", int64_t{0});
+    const int64_t end = until > 0 ? until : there.value("steps", int64_t{0});
+    const auto done = static_cast<int64_t>(from.number(kState, "step"));
+    require(done >= end, "is a trunk that is not finished: ", done, " of its ", end,
+            " steps are done; its own command line with --resume finishes it");
+    require(done < steps, "has ", done, " steps behind it, a fork goes on to --steps = ", steps,
+            ", which must be more");
+    const auto same = [](const char* what, const auto& known, const auto& wanted) {
+        require(known == wanted, what, " is ", known, " there and ", wanted,
+                " here; a fork reads on where its trunk stopped, so they must be the same");
+    };
+    same("seed", trunk.seed, own.seed);
+    for (const char* option : kOfText)
+        same(option, there.value(option, json()).dump(), here.value(option, json()).dump());
+    for (const auto& [name, hash] : trunk.inputs)
+        require(own.inputs.contains(name) && own.inputs.at(name) == hash, "read another ", name,
+                " than this run does");
+}
+
 }  // namespace
 
 void Checkpoint::save(train::Model& model, const RunState& state) const {
-    Backend& backend = model.ops().backend();
     train::Weights& weights = model.weights();
     io::ResultsWriter file(path_, record_, io::IfExists::overwrite);
     io::UnitWriter to = file.begin("training");
-    const Tensor<float, 1> values = backend.download(std::as_const(weights).values());
-    for (const train::Parameter& p : model.parameters().all()) {
-        const float* const first = values.data() + p.offset;
-        if (p.rows == 1)
-            to.write<float, 1>(kWeights + p.name, {first, {p.columns}}, {"channel", "1", ""});
-        else
-            to.write<float, 2>(kWeights + p.name, {first, {p.rows, p.columns}},
-                               {"output,input", "1", ""});
-    }
-    write_list(to, backend, "first", weights.first(), "first moments of AdamW");
-    write_list(to, backend, "second", weights.second(), "second moments of AdamW");
+    write_values(to, model, kWeights, std::as_const(weights).values(), "");
+    write_values(to, model, kFirst, weights.first(), "first moments of AdamW");
+    write_values(to, model, kSecond, weights.second(), "second moments of AdamW");
     to.attribute(kState, "step", state.step);
     to.attribute(kState, "seconds", state.seconds);
     to.attribute(kState, "flops", state.flops);
@@ -75,20 +125,19 @@ void Checkpoint::load(train::Model& model, RunState& state) const {
     io::require_whole(path_);
     const io::ResultsReader from(path_);
     io::require_same_run(path_.string(), from.run(), record_);
-    Backend& backend = model.ops().backend();
-    const Stored stored(from);
-    copy_values(backend, train::continue_from(model.parameters(), 0, stored.list, stored.values),
-                model.weights().values());
-    for (const auto& [name, to] :
-         {std::pair{"first", model.weights().first()}, {"second", model.weights().second()}}) {
-        const Tensor<float, 1> moments = from.read<float, 1>(list_of(name));
-        copy_values(backend, {moments.data(), static_cast<size_t>(moments.size())}, to);
+    take_over(from, 0, model, state);
+}
+
+void Checkpoint::fork(const std::filesystem::path& path, int64_t steps, train::Model& model,
+                      RunState& state) const {
+    io::require_whole(path);
+    const io::ResultsReader from(path);
+    try {
+        require_trunk(from, record_, steps);
+        take_over(from, record_.seed, model, state);
+    } catch (const InputError& error) {
+        throw InputError(text(path.string(), ": ", error.what()));
     }
-    model.weights().renew();
-    state.step = step();
-    state.seconds = from.number(kState, "seconds");
-    state.flops = from.number(kState, "flops");
-    for (Curve& curve : state.curves) curve.read(from);
 }
 
 int64_t Checkpoint::step() const {
@@ -104,9 +153,9 @@ std::vector<float> start_values(const std::filesystem::path& path, const train::
                                 uint64_t seed) {
     io::require_whole(path);
     const io::ResultsReader from(path);
-    require(from.has("/weights"), path.string(),
+    require(from.has(kWeights), path.string(),
             ": has no /weights, must be a checkpoint of msa-pretrain");
-    const Stored stored(from);
+    const Stored stored(from, kWeights);
     try {
         return train::continue_from(list, seed, stored.list, stored.values);
     } catch (const InputError& error) {

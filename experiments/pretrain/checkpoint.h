@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Where a run stands, in a file of results of its own (data/FORMAT.md): /weights/<name>, and, to go
-// on, /state with the optimizer's moments, and the curves so far.
+// on, /state/first/<name> and /state/second/<name>, the optimizer's moments, and the curves so far.
 #pragma once
 
 #include <filesystem>
@@ -33,6 +33,11 @@ public:
     /// Into the model and the state, whose curves have their columns. InputError naming the first
     /// difference when another run made the file, or it is damaged.
     void load(train::Model& model, RunState& state) const;
+    /// Likewise of a trunk, the finished run of the checkpoint `from`, which this run forks from:
+    /// `steps` and what the text of a step hangs on are this run's. Its new parameters start as
+    /// train::continue_from has it. InputError naming the file where it is no trunk of this run.
+    void fork(const std::filesystem::path& from, int64_t steps, train::Model& model,
+              RunState& state) const;
     /// The steps that the file's weights have behind them.
     int64_t step() const;
     void remove() const;

@@ -52,7 +52,9 @@ void evaluate_text(Evaluation& to, const Predict& predict, const Documents& docu
         to.by_position.push_back({.first = first, .end = std::min(end, o.context)});
     const Batches batches(documents, {}, o.short_documents, o.context, o.sequences, o.seed);
     const int64_t at_once = std::max<int64_t>(1, o.batch_tokens / o.context);
-    std::vector<double> nats(to.by_position.size());
+    if (documents.files().size() > 1)
+        for (const std::string& file : documents.files()) to.by_file.push_back({.file = file});
+    std::vector<double> nats(to.by_position.size()), nats_of_file(to.by_file.size());
     for (int64_t row = 0; row < o.sequences; row += at_once) {
         const Sequences rows = batches.at(0, row, std::min(at_once, o.sequences - row));
         const Predictions predictions = predict(rows);
@@ -62,7 +64,17 @@ void evaluate_text(Evaluation& to, const Predict& predict, const Documents& docu
             ++to.by_position[bucket].bytes;
             nats[bucket] += double{predictions.losses[i]};
         }
+        for (size_t s = 0; s < rows.files.size() && !to.by_file.empty(); ++s) {
+            const auto file = static_cast<size_t>(rows.files[s]);
+            to.by_file[file].bytes += rows.cu_seqlens[s + 1] - rows.cu_seqlens[s];
+            nats_of_file[file] +=
+                std::accumulate(predictions.losses.begin() + rows.cu_seqlens[s],
+                                predictions.losses.begin() + rows.cu_seqlens[s + 1], 0.0);
+        }
     }
+    for (size_t file = 0; file < to.by_file.size(); ++file)
+        to.by_file[file].bits_per_byte =
+            mean(nats_of_file[file] / std::numbers::ln2, to.by_file[file].bytes);
     for (size_t bucket = 0; bucket < nats.size(); ++bucket) {
         PositionScore& score = to.by_position[bucket];
         score.bits_per_byte = mean(nats[bucket] / std::numbers::ln2, score.bytes);
@@ -201,12 +213,17 @@ nlohmann::ordered_json to_json(const Evaluation& evaluation) {
     nlohmann::ordered_json json{{"bits_per_byte", json_number(evaluation.bits_per_byte)},
                                 {"bytes", evaluation.bytes},
                                 {"by_position", nlohmann::ordered_json::array()},
+                                {"by_file", nlohmann::ordered_json::array()},
                                 {"retrieval", nlohmann::ordered_json::array()}};
     for (const PositionScore& score : evaluation.by_position)
         json["by_position"].push_back({{"first", score.first},
                                        {"end", score.end},
                                        {"bytes", score.bytes},
                                        {"bits_per_byte", json_number(score.bits_per_byte)}});
+    for (const FileScore& score : evaluation.by_file)
+        json["by_file"].push_back({{"file", score.file},
+                                   {"bytes", score.bytes},
+                                   {"bits_per_byte", json_number(score.bits_per_byte)}});
     for (const RetrievalScore& score : evaluation.retrieval)
         json["retrieval"].push_back({{"task", name_of(score.task)},
                                      {"length", score.length},

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <vector>
 
 #include "core/train/model.h"
@@ -52,10 +53,18 @@ struct RetrievalScore {
     double log_likelihood = 0;  // nats of a whole answer
 };
 
+/// Of the held-out text of one file.
+struct FileScore {
+    std::string file;  // its stem
+    int64_t bytes = 0;
+    double bits_per_byte = 0;
+};
+
 struct Evaluation {
     int64_t bytes = 0;
     double bits_per_byte = std::numeric_limits<double>::quiet_NaN();  // NaN: without text
     std::vector<PositionScore> by_position;
+    std::vector<FileScore> by_file;         // empty where the held-out text is one file
     std::vector<RetrievalScore> retrieval;  // by task, length and depth, in this order
 };
 
@@ -76,7 +85,8 @@ Evaluation evaluate(const Predict& predict, const Documents& documents,
 Evaluation evaluate(train::Model& model, bool sparse, const Documents& documents,
                     const EvaluationOptions& options);
 
-/// The same as JSON: {bits_per_byte, bytes, by_position: [...], retrieval: [...]}; NaN is null.
+/// The same as JSON: {bits_per_byte, bytes, by_position: [...], by_file: [...], retrieval: [...]};
+/// NaN is null.
 nlohmann::ordered_json to_json(const Evaluation& evaluation);
 
 }  // namespace msa::experiments::pretrain

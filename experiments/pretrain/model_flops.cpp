@@ -41,6 +41,7 @@ double layer_flops(const train::ModelConfig& config, const Problem& p, train::At
         case train::Attention::full: return kPasses * analysis::dense_attention_flops(p);
         case train::Attention::window:
             return kPasses * analysis::attention_flops(p, window_pairs(p, config.msa.rule.top_k));
+        case train::Attention::passive: sparse = false; break;
         case train::Attention::msa: break;
     }
     const double pairs =

@@ -29,7 +29,7 @@ const About kAbout{
 constexpr double kMostSize = 1 << 20, kMostLayers = 512, kMostSequences = 1 << 16,
                  kMostSteps = 1e12, kMostBeta = 0.999999;
 
-const std::vector<std::string> kAttentions{"full", "msa", "window"};
+const std::vector<std::string> kAttentions{"full", "msa", "window", "passive"};
 
 void add_model(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
@@ -51,8 +51,10 @@ void add_model(OptionTable& table, PretrainOptions& o) {
         .between(2, kMostSize);
     table.text("attention", "KIND[,KIND...]", o.attention,
                "what layers attend to: full (all visible keys), msa (the blocks that the Index "
-               "Branch selects) or window (the first block and the newest tokens, k Bk in all: "
-               "app:prelim-swa); one for all layers, or one for each");
+               "Branch selects), window (the first block and the newest tokens, k Bk in all: "
+               "app:prelim-swa) or passive (full, with an Index Branch that is trained and not "
+               "used: the control of what training it does); one for all layers, or one for "
+               "each");
     add_sizes(table, o);
     table.flag("sink", o.sink,
                "a learnable sink: a logit per query head that competes in its "
@@ -73,10 +75,11 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
                  "loss, through a value head of the Index Branch), kl (the KL loss, without a "
                  "value head), or both (app:prelim-grad-source)");
     table.real("kl-weight", "LAMBDA", o.kl_weight, "weight of the KL loss (eq:msa-kl)").at_least(0);
-    table.choice(
-        "detach", "WHETHER", o.no_detach, {"on", "off"},
-        "cut the gradient from the index projections into the backbone: on (eq:msa-detach) "
-        "or off; the teacher is always detached");
+    table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
+                 "cut the gradient of the KL loss from the index projections into the backbone: on "
+                 "(eq:msa-detach) or off; the teacher is always detached");
+    table.choice("detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
+                 "cut that of the language model's loss too, which comes through the value head");
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
                  "keys that the KL loss compares after the warm-up: those of the selected blocks, "
                  "or all visible ones");
@@ -99,12 +102,25 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
     table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
-    table.real("clip", "NORM", t.clip, "largest norm of a step's gradient; 0: any").at_least(0);
+    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: any")
+        .at_least(0);
+    table.choice("clip-index", "HOW", t.clip.apart, {"together", "apart"},
+                 "the gradient of the Index Branch is clipped by its own norm (apart), or with all "
+                 "others by that of the whole gradient (together)");
     table
         .path("start-from", "FILE", o.start_from,
               "checkpoint.h5 of another run, whose weights this one starts from (continued "
               "pretraining); an Index Branch that it lacks starts fresh")
         .unrecorded();
+    table.flag("fork", o.fork,
+               "go on where the run of --start-from ended, a trunk of the same seed, text and "
+               "--steps: with its step, moments and order of text. Several arms forked from one "
+               "trunk share what lies before");
+    table
+        .count("until", "STEPS", o.until,
+               "end after as many of the --steps, whose learning rates stay: a trunk for --fork; "
+               "0: after all")
+        .at_least(0);
     table.seed(o.seed, "of the first weights, and of the text and exercises of every step");
 }
 
@@ -149,7 +165,8 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
         .at_least(1);
     every("probe", o.probe_every,
           "steps between looks into every layer on a held-out sequence: recall, mass kept, "
-          "entropies, sink mass; 0: at the end alone");
+          "entropies, sink mass; from step 0 on, and twenty times as often before the first as "
+          "many steps; 0: at the end alone");
     every("evaluate", o.evaluate_every,
           "steps between evaluations on held-out text and exercises; 0: at the end alone");
     every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone")
@@ -193,6 +210,8 @@ void check(const PretrainOptions& o) {
     model.validate();
     check_option("warmup-steps", o.training.warmup_steps, 0, o.training.steps);
     check_option("lr-warmup", o.training.rate_warmup, 0, o.training.steps);
+    check_option("until", o.until, 0, o.training.steps);
+    require(!o.fork || !o.start_from.empty(), "--fork needs the trunk: --start-from FILE");
     o.training.validate();
     o.mixture().validate();
     const bool selects = model.has_index() || model.attends(train::Attention::window);
@@ -228,6 +247,7 @@ train::ModelConfig PretrainOptions::model() const {
                   .kl_weight = kl_weight,
                   .value_head = signals != Signals::kl,
                   .detach = !no_detach,
+                  .detach_lm = detach_lm,
                   .kl_full_support = kl_full_support};
     return config;
 }
@@ -258,7 +278,7 @@ EvaluationOptions PretrainOptions::evaluation() const {
                         .depths = eval_depths,
                         .exercises = eval_exercises,
                         .batch_tokens = sequences * context,
-                        .seed = seed};
+                        .seed = kEvaluationSeed};
     if (eval_exercises > 0) e.tasks = chosen_tasks();
     if (e.lengths.empty()) e.lengths = {context};
     return e;
@@ -287,7 +307,8 @@ OptionTable option_table(PretrainOptions& o) {
     table
         .path("sweep", "FILE", o.sweep,
               "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
-              "that it adds to this command line; runs what is missing in DIR/ARM/seed-S and "
+              "that it adds to this command line, and with words, those that all arms add; runs "
+              "what is missing in DIR/ARM/seed-S and "
               "writes DIR/sweep.json when all runs are there. The ranks of mpirun, or the GPUs of "
               "--devices, take one run after the other, each its own")
         .unrecorded();

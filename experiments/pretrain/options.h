@@ -18,6 +18,10 @@ namespace msa::experiments::pretrain {
 /// Where the gradient of the index projections comes from (app:prelim-grad-source).
 enum class Signals : uint8_t { lm, kl, both };
 
+/// Of what evaluations and probes read and ask: the same for every seed of a run, so that samples
+/// of text do not add to what seeds differ by.
+inline constexpr uint64_t kEvaluationSeed = 0;
+
 struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     std::string preset;
     std::vector<std::filesystem::path> files;
@@ -30,10 +34,12 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     int64_t context = 0, sequences = 0;
     Signals signals = Signals::kl;
     double kl_weight = 1;
-    bool no_detach = false, kl_full_support = false, sink = false;
+    bool no_detach = false, detach_lm = false, kl_full_support = false, sink = false;
 
     train::TrainingOptions training;
+    int64_t until = 0;  // 0: steps
     std::filesystem::path start_from, sweep;
+    bool fork = false;
     bool together = false;  // all workers in each run of the sweep
 
     std::vector<std::string> tasks;  // empty: all
@@ -47,6 +53,8 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
 
     /// All files that decide the results.
     std::vector<std::filesystem::path> inputs() const;
+    /// Steps done at the end of the run.
+    int64_t end() const { return until > 0 ? until : training.steps; }
     train::ModelConfig model() const;
     Mixture mixture() const;
     std::vector<Task> chosen_tasks() const;

@@ -53,7 +53,7 @@ PretrainOptions pilot() {
     o.probe_every = 200;
     o.evaluate_every = 400;
     o.checkpoint_every = 1000;
-    o.eval_sequences = 64;
+    o.eval_sequences = 512;
     o.eval_exercises = 50;
     return o;
 }

@@ -24,7 +24,7 @@ constexpr int64_t kCapturedText = 2;  // which held-out text is captured
 /// Held-out text of the model's own sequences, as the capture has it.
 Sequences captured_text(const PretrainOptions& o, const Text& text) {
     return Batches(text.held_out(), {}, o.short_documents, o.context, o.capture,
-                   mix(o.seed, kCapturedText))
+                   mix(kEvaluationSeed, kCapturedText))
         .at(0);
 }
 
@@ -36,7 +36,7 @@ std::unique_ptr<train::Ops> make_ops(std::unique_ptr<Backend> backend) {
 
 train::Model make_model(const PretrainOptions& o, std::unique_ptr<train::Ops> ops) {
     std::vector<float> start;
-    if (!o.start_from.empty()) {
+    if (!o.start_from.empty() && !o.fork) {
         const train::Model names(o.model(), train::make_cpu_ops(make_backend("cpu")), o.seed);
         start = start_values(o.start_from, names.parameters(), o.seed);
     }
@@ -69,7 +69,10 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
                     training.write(to);
                 }}});
     if (o.overwrite) checkpoint.remove();
-    if (o.resume) training.resume();
+    if (o.fork && !checkpoint.exists())
+        training.fork();
+    else if (o.resume)
+        training.resume();
     agree_to_train(workers, !job.is_done());
     job.work(o, model.ops().backend(), OnError::stop);
     const io::ResultsReader results = job.finish();

@@ -42,6 +42,10 @@ const RowColumn<Position> kPosition[] = {
     field<Position, &Position::bytes>("bytes", "bytes", "held-out bytes predicted there"),
     field<Position, &Position::bits_per_byte>("bits_per_byte", "bits", "mean over them"),
 };
+const RowColumn<FileScore> kFile[] = {
+    field<FileScore, &FileScore::bytes>("bytes", "bytes", "held-out bytes of the file"),
+    field<FileScore, &FileScore::bits_per_byte>("bits_per_byte", "bits", "mean over them"),
+};
 const RowColumn<Retrieval> kRetrieval[] = {
     field<Retrieval, &Retrieval::task>("task", "task", "number in the attribute tasks"),
     field<Retrieval, &Retrieval::length>("length", "tokens", "of the exercises"),
@@ -140,7 +144,11 @@ std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<T
 
 void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation) {
     write_rows(to, "/text", evaluation.by_position, kPosition);
+    write_rows(to, "/files", evaluation.by_file, kFile);
     write_rows(to, "/retrieval", evaluation.retrieval, kRetrieval);
+    ordered_json files = ordered_json::array();
+    for (const FileScore& score : evaluation.by_file) files.push_back(score.file);
+    to.attribute("/files", "files", files.dump());
     to.attribute("/text", "bytes", evaluation.bytes);
     to.attribute("/text", "bits_per_byte", evaluation.bits_per_byte);
     std::string tasks;
@@ -151,6 +159,9 @@ void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation) {
 Evaluation read_evaluation(const io::ResultsReader& from) {
     Evaluation evaluation;
     evaluation.by_position = read_rows(from, "/text", kPosition);
+    evaluation.by_file = read_rows(from, "/files", kFile);
+    const ordered_json files = ordered_json::parse(from.text("/files", "files"));
+    for (size_t n = 0; n < evaluation.by_file.size(); ++n) evaluation.by_file[n].file = files.at(n);
     evaluation.retrieval = read_rows(from, "/retrieval", kRetrieval);
     evaluation.bytes = static_cast<int64_t>(from.number("/text", "bytes"));
     evaluation.bits_per_byte = from.number("/text", "bits_per_byte");

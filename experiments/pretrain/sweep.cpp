@@ -54,9 +54,12 @@ void replace_all(std::string& in, const std::string& name, const std::string& va
 }
 
 /// The words of a run: those of the sweep but for what is of all runs, and those of its arm.
-std::vector<std::string> command_line(const SweepRun& run, const std::vector<std::string>& of_arm,
+std::vector<std::string> command_line(const SweepRun& run, const Sweep& sweep,
+                                      const std::vector<std::string>& of_arm,
                                       const PretrainOptions& o, std::span<const std::string> args) {
     std::vector<std::string> all(args.begin(), args.end());
+    drop_options(all, sweep.words);
+    all.insert(all.end(), sweep.words.begin(), sweep.words.end());
     drop_options(all, {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--shard", "I/N",
                        "--together", "--resume", "--json"});
     if (!o.together) drop_options(all, {"--devices", "N", "--device", "N", "--threads", "N"});
@@ -120,17 +123,21 @@ Sweep read_sweep(const fs::path& file) {
          "seeds must be a list of numbers");
     rule(json.contains("arms") && json["arms"].is_object() && !json["arms"].empty(),
          "arms must be an object of lists of words, by name");
-    Sweep sweep;
+    const auto is_list = [](const ordered_json& words) {
+        return words.is_array() &&
+               std::all_of(words.begin(), words.end(),
+                           [](const ordered_json& word) { return word.is_string(); });
+    };
+    const ordered_json common = json.value("words", ordered_json::array());
+    rule(is_list(common), "words must be a list of words");
+    Sweep sweep{.words = common.get<std::vector<std::string>>(), .seeds = {}, .arms = {}};
     for (const ordered_json& seed : json["seeds"]) {
         rule(seed.is_number_unsigned(), "seed " + seed.dump() + " must be a number from 0 on");
         sweep.seeds.push_back(seed);
     }
     for (const auto& [arm, words] : json["arms"].items()) {
         rule(is_name(arm), "arm '" + arm + "' must be of letters, digits, - and _");
-        const bool list = words.is_array() &&
-                          std::all_of(words.begin(), words.end(),
-                                      [](const ordered_json& word) { return word.is_string(); });
-        rule(list, "arm " + arm + " must be a list of words");
+        rule(is_list(words), "arm " + arm + " must be a list of words");
         sweep.arms.emplace_back(arm, words.get<std::vector<std::string>>());
     }
     return sweep;
@@ -150,7 +157,7 @@ std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
     for (uint64_t seed : sweep.seeds)
         for (const auto& [arm, words] : sweep.arms) {
             SweepRun run{.arm = arm, .seed = seed, .folder = o.out / arm / text("seed-", seed)};
-            run.words = command_line(run, words, o, args);
+            run.words = command_line(run, sweep, words, o, args);
             run.options = options_of(run, words, o);
             runs.push_back(std::move(run));
         }

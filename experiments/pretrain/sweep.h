@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Several runs that differ in named choices, each with several seeds.
 //
-//   {"seeds": [1, 2, 3],
+//   {"words": ["--steps", "2000"],
+//    "seeds": [1, 2, 3],
 //    "arms": {"full": ["--attention", "full"], "msa": [], "window": ["--attention", "window"]}}
 //
 // An arm is a list of words of a command line, in which {seed} stands for the seed and {out} for
-// DIR. All runs have the other words of the sweep's own command line too, but for options that the
-// arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>; an arm may read the files of
-// one before it, as --start-from {out}/<arm>/seed-{seed}/checkpoint.h5.
+// DIR. All runs have the other words of the sweep's own command line too, and the file's words,
+// which may be left out, but for options that the arm gives. The run of an arm and a seed is
+// DIR/<arm>/seed-<seed>; an arm may read the files of one before it, as --start-from
+// {out}/<arm>/seed-{seed}/checkpoint.h5.
 #pragma once
 
 #include <filesystem>
@@ -21,6 +23,7 @@
 namespace msa::experiments::pretrain {
 
 struct Sweep {
+    std::vector<std::string> words{};  // of all arms
     std::vector<uint64_t> seeds;
     std::vector<std::pair<std::string, std::vector<std::string>>> arms;  // in the file's order
 };

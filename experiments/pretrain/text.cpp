@@ -45,23 +45,31 @@ uint64_t document_hash(std::string_view document) {
 void Documents::add(std::string_view document, uint64_t hash) {
     documents_.push_back(document);
     hashes_.push_back(hash);
+    file_of_.push_back(std::ssize(files_) - 1);
     ends_.push_back(bytes() + std::ssize(document));
     longest_ = std::max<int64_t>(longest_, std::ssize(document));
     fingerprint_ = mix(fingerprint_ ^ hash);
 }
 
-std::string_view Documents::cut(int64_t longest, uint64_t bits) const {
+int64_t Documents::drawn(uint64_t bits) const {
     const auto at = static_cast<int64_t>(bits % static_cast<uint64_t>(bytes()));
-    const auto after = std::upper_bound(ends_.begin(), ends_.end(), at);
-    const std::string_view document = documents_[static_cast<size_t>(after - ends_.begin())];
+    return std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin();
+}
+
+std::string_view Documents::cut(int64_t longest, uint64_t bits) const {
+    const std::string_view document = documents_[static_cast<size_t>(drawn(bits))];
     const size_t length = std::min(document.size(), static_cast<size_t>(longest));
     return document.substr(mix(bits) % (document.size() - length + 1), length);
 }
 
 Documents Documents::longer_than(int64_t bytes) const {
     Documents those;
-    for (size_t i = 0; i < documents_.size(); ++i)
-        if (std::ssize(documents_[i]) > bytes) those.add(documents_[i], hashes_[i]);
+    those.files_ = files_;
+    for (size_t i = 0; i < documents_.size(); ++i) {
+        if (std::ssize(documents_[i]) <= bytes) continue;
+        those.add(documents_[i], hashes_[i]);
+        those.file_of_.back() = file_of_[i];
+    }
     return those;
 }
 
@@ -85,11 +93,14 @@ Text::Text(const std::vector<std::filesystem::path>& files, double held_out_shar
     : train_(names_of(files)), held_out_(names_of(files)) {
     require(held_out_share >= 0 && held_out_share <= 1, "the held-out share is ", held_out_share,
             ", must be from 0 to 1");
-    for (const std::filesystem::path& file : files)
+    for (const std::filesystem::path& file : files) {
+        train_.begin_file(file.stem().string());
+        held_out_.begin_file(file.stem().string());
         split_documents(keep(file), [&](std::string_view document) {
             const uint64_t hash = document_hash(document);
             (random_uniform(hash) < held_out_share ? held_out_ : train_).add(document, hash);
         });
+    }
     const int64_t documents = train_.count() + held_out_.count();
     require(held_out_.count() > 0 || held_out_share == 0, train_.name(), ": of ", documents,
             " documents none is held out at a share of ", held_out_share,
@@ -102,15 +113,19 @@ Text::Text(const std::vector<std::filesystem::path>& files,
            const std::vector<std::filesystem::path>& held_out)
     : train_(names_of(files)), held_out_(names_of(held_out)) {
     std::unordered_set<std::string_view> seen;
-    for (const std::filesystem::path& file : held_out)
+    for (const std::filesystem::path& file : held_out) {
+        held_out_.begin_file(file.stem().string());
         split_documents(keep(file), [&](std::string_view document) {
             seen.insert(document);
             held_out_.add(document, document_hash(document));
         });
-    for (const std::filesystem::path& file : files)
+    }
+    for (const std::filesystem::path& file : files) {
+        train_.begin_file(file.stem().string());
         split_documents(keep(file), [&](std::string_view document) {
             if (!seen.contains(document)) train_.add(document, document_hash(document));
         });
+    }
     require(train_.count() > 0, train_.name(), ": has no document that is not held out, too");
 }
 

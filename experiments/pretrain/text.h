@@ -41,9 +41,17 @@ public:
     /// drawn, each as likely, and its document is cut at a random place where it is longer. There
     /// must be documents.
     std::string_view cut(int64_t longest, uint64_t bits) const;
+    /// Number of the document that it is a part of.
+    int64_t drawn(uint64_t bits) const;
+    /// Stems of the files that the documents are from ("english" of english.txt).
+    const std::vector<std::string>& files() const { return files_; }
+    /// Number of the file that document i is from.
+    int64_t file_of(int64_t i) const { return file_of_[static_cast<size_t>(i)]; }
     /// Those of more than `bytes` bytes.
     Documents longer_than(int64_t bytes) const;
 
+    /// Documents added from now on are from this file.
+    void begin_file(std::string stem) { files_.push_back(std::move(stem)); }
     /// Does not copy: `document`, not empty, must stay where it is.
     void add(std::string_view document, uint64_t hash);
 
@@ -51,6 +59,8 @@ private:
     std::string name_;
     std::vector<std::string_view> documents_;
     std::vector<uint64_t> hashes_;
+    std::vector<std::string> files_;
+    std::vector<int64_t> file_of_;
     std::vector<int64_t> ends_;  // bytes of the documents up to each, itself included
     int64_t longest_ = 0;
     uint64_t fingerprint_ = 0;

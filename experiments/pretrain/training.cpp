@@ -16,6 +16,7 @@ namespace {
 
 /// Text that is probed is not that of the evaluations.
 constexpr int64_t kProbedText = 1;
+constexpr int64_t kEarlyProbes = 20;  // as many before the first regular one
 
 std::vector<std::string> layer_names(int64_t layers) {
     std::vector<std::string> names;
@@ -79,7 +80,7 @@ Training::Training(const PretrainOptions& options, const Text& text, train::Mode
       trainer_(model, options.training, workers),
       batches_(options, text, workers),
       held_out_(make_batches("held-out", text.held_out(), {}, options, 1,
-                             mix(options.seed, kProbedText))),
+                             mix(kEvaluationSeed, kProbedText))),
       text_(text),
       peak_(peak_of(model.ops().backend().space(), model.ops().device(), model.ops().element())),
       csv_path_(csv),
@@ -91,6 +92,15 @@ Training::Training(const PretrainOptions& options, const Text& text, train::Mode
 void Training::resume() {
     if (!checkpoint_.exists()) return;
     checkpoint_.load(model_, state_);
+    go_on();
+}
+
+void Training::fork() {
+    checkpoint_.fork(o_.start_from, o_.end(), model_, state_);
+    go_on();
+}
+
+void Training::go_on() {
     trainer_.resume(state_.step);
     logged_ = state_.step;
     logged_seconds_ = state_.seconds;
@@ -103,22 +113,31 @@ void Training::run() {
     csv_ << "step,group,name,part,value\n";
     for (const Curve& curve : state_.curves)
         for (int64_t row = 0; row < curve.rows(); ++row) curve.print(row, csv_);
-    Progress progress(err_, "training", o_.training.steps - state_.step, "steps");
-    while (state_.step < o_.training.steps) {
-        if (due(o_.probe_every)) look();
+    Progress progress(err_, "training", o_.end() - state_.step, "steps");
+    while (state_.step < o_.end()) {
+        if (probe_due()) look();
         if (due(o_.evaluate_every)) judge();
         step();
         progress.advance(1);
     }
+    const bool trunk = o_.end() < o_.training.steps;
+    if (trunk) save();  // without the looks that a run which goes on does not take here
     look();
     judge();
     if (!std::isfinite(last_.bits_per_byte))
         diverged(state_.step, text("on held-out text it is ", last_.bits_per_byte));
-    save();
+    if (!trunk) save();
 }
 
 bool Training::due(int64_t every) const {
     return every > 0 && state_.step > 0 && state_.step % every == 0;
+}
+
+/// Attention changes fast at first.
+bool Training::probe_due() const {
+    const int64_t early = o_.probe_every / kEarlyProbes;
+    return due(o_.probe_every) ||
+           (early > 0 && state_.step < o_.probe_every && state_.step % early == 0);
 }
 
 /// Kept are weights whose loss and gradient are known to be finite, before they move on.
@@ -197,7 +216,7 @@ void Training::print_rate(int64_t step, const char* name, double value) {
 
 void Training::look() {
     const bool known = state_.curves[kProbe].has(state_.step);
-    if (known && state_.step < o_.training.steps) return;
+    if (known && state_.step < o_.end()) return;
     last_look_ = probe(model_, held_out_.at(0), o_.training.sparse(state_.step));
     if (known) return;
     std::vector<double> row{static_cast<double>(state_.step)};

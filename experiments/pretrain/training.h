@@ -47,6 +47,8 @@ public:
 
     /// Takes over the checkpoint, where there is one.
     void resume();
+    /// Takes over the trunk of --start-from.
+    void fork();
     /// The steps that are left, with the checkpoints, probes and evaluations of the options; at the
     /// end one of each. Throws Interrupted where a stop is asked for, after a checkpoint, and
     /// Diverged naming the step where a loss or gradient is not finite; the checkpoint is then the
@@ -57,6 +59,7 @@ public:
     void write(io::UnitWriter& to) const;
 
 private:
+    void go_on();
     void step();
     void save();
     void log(const train::StepReport& report);
@@ -66,6 +69,7 @@ private:
     void judge();
     void record(size_t curve, std::vector<double> row);
     bool due(int64_t every) const;
+    bool probe_due() const;
     std::string kept() const;  // which weights
     [[noreturn]] void diverged(int64_t step, const std::string& what) const;
 

@@ -23,7 +23,7 @@ void follow(const PretrainOptions& o, const Text& text, train::Model& model,
     const TrainingBatches batches(o, text, workers);
     train::Trainer trainer(model, o.training, workers);
     trainer.follow_first();
-    while (trainer.step() < o.training.steps) {
+    while (trainer.step() < o.end()) {
         const Uploaded batch(model.ops().backend(), batches.at(trainer.step()));
         const train::StepReport report = trainer.gradient(batch.batch());
         if (!report.finite() || workers.any(stop_requested())) return;

@@ -11,15 +11,14 @@
 #include "core/select/selector.h"
 #include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
+#include "experiments/measure/layer.h"
 
 namespace msa::experiments::reuse {
 namespace {
 
 using analysis::RowKind;
-using io::Field;
 
 constexpr const char* kFloor = "random";
 
@@ -56,21 +55,14 @@ public:
                      const io::LayerInfo& layer, const MeasuredQueries& queries,
                      std::vector<View<const int32_t, 3>> ids, Backend& backend)
         : o_(o),
-          layer_(layer),
           queries_(queries),
           ids_(std::move(ids)),
           backend_(backend),
           options_{o.oracle_without_local},
-          elements_(layer_elements(backend, layer, o.element)),
-          read_(file, layer_, elements_),
-          whole_(io::layer_problem(file.info(), layer, o.block_size)),
+          data_(file, layer, layer_elements(backend, layer, o.element)),
+          view_(backend, data_),
+          whole_(data_.problem(o.block_size)),
           all_(whole_.with_query_rows(queries.tokens)),
-          host_k_(read_.all(Field::k)),
-          host_v_(read_.all(Field::v)),
-          host_sinks_(io::layer_sinks(layer)),
-          k_(backend, host_view(host_k_), elements_.main.computed),
-          v_(backend, host_view(host_v_), elements_.main.computed),
-          sinks_(backend, host_sinks_.view()),
           kept_(ids_.size(), Measured(whole_, options_)),
           mass_({std::ssize(ids_), queries.blocks()}),
           oracle_recall_(mass_.shape()),
@@ -137,21 +129,18 @@ private:
         const std::span<const int64_t> tokens =
             std::span(queries_.tokens)
                 .subspan(static_cast<size_t>(range.begin), static_cast<size_t>(count));
-        const Problem p = all_.with_queries(range);
-        const Tensor<float, 3> host_q = read_.rows(Field::q, tokens);
-        const Operand<3> q(backend_, host_view(host_q), elements_.main.computed);
-        const AttentionInput input{q.view(), k_.view(), v_.view(), sinks_};
-        const Tensor<float, 3> dense = attend(backend_, p, input, {}).out;
-        const Mass of_blocks(backend_, p, {q.view(), k_.view(), sinks_}, o_.oracle_by_logit);
-        const Tensor<int32_t, 3> oracle_ids =
-            pick(backend_, p, o_.rule,
-                 (o_.oracle_by_logit ? of_blocks.max_logit : of_blocks.mass).view());
-        const OnHost<3> mass(backend_, of_blocks.mass.view());
-        const Reference to{mass.view(), dense.view(), oracle_ids.view(),
+        const measure::ChunkView queries(view_.selector_layer(whole_, o_.seed), view_,
+                                         all_.with_queries(range), tokens, o_.oracle_by_logit);
+        const Problem& p = queries.problem;
+        const SelectorChunk& chunk = queries.chunk;
+        const Tensor<float, 3> dense = attend(backend_, p, queries.input(), {}).out;
+        const Tensor<int32_t, 3> oracle_ids = pick(
+            backend_, p, o_.rule, (o_.oracle_by_logit ? chunk.max_logit() : chunk.mass()).floats());
+        const Reference to{chunk.mass().host(), dense.view(), oracle_ids.view(),
                            own_ids().slice(range.begin, count)};
         for (size_t s = 0; s < ids_.size(); ++s) {
             const View<const int32_t, 3> ids = ids_[s].slice(range.begin, count);
-            const Tensor<float, 3> sparse = attend_selected(backend_, p, input, ids).out;
+            const Tensor<float, 3> sparse = attend_selected(backend_, p, queries.input(), ids).out;
             add(p, to, ids, sparse.view(), kept_[s]);
             for (int64_t b = block; b < end_block; ++b)
                 add_block(static_cast<int64_t>(s), b, p, range.begin, to, ids, sparse.view());
@@ -176,18 +165,13 @@ private:
     }
 
     const ReuseOptions& o_;
-    const io::LayerInfo& layer_;
     const MeasuredQueries& queries_;
     std::vector<View<const int32_t, 3>> ids_;  // of o.layers up to this one, then of the floor
     Backend& backend_;
     analysis::RecallOptions options_;
-    LayerElements elements_;
-    LayerReader read_;
+    measure::LayerData data_;
+    measure::LayerView view_;
     Problem whole_, all_;
-    Tensor<float, 3> host_k_, host_v_;
-    Tensor<float, 1> host_sinks_;
-    Operand<3> k_, v_;
-    Sinks sinks_;
     std::vector<Measured> kept_;
     Tensor<double, 2> mass_, oracle_recall_, own_recall_;  // [S + 1, M]
     Tensor<double, 3> difference_;                         // [S + 1, M, Hq]

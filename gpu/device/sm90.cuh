@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "gpu/device/early.cuh"
+
 namespace msa::cuda::sm90 {
 
 constexpr int kWarpgroup = 128;
@@ -58,15 +60,6 @@ __device__ inline void fence_barriers() {
 /// Ordinary writes to shared memory before it, matrix products and bulk copies after it.
 __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/// A kernel started by launch_early: returns once the kernel before it is done.
-__device__ inline void wait_for_previous_kernel() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-/// Lets a kernel started by launch_early behind this one begin.
-__device__ inline void launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /// Launches a kernel that may begin before the one ahead of it in the stream is done (programmatic

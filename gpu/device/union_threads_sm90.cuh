@@ -48,13 +48,6 @@ struct UnionThreads {
 template <typename T, int Dim, int BlockSize>
 using UnionThreadsOf = UnionThreads<kTeams<T, Dim, BlockSize>, kTakeTurns<T, Dim>>;
 
-/// The thread's number, anew: what follows from it is not kept till then.
-__device__ inline int opaque_thread() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 /// The order of two warpgroups, so that one's softmax runs beside the other's products: both have
 /// the same turns, the first of the first warpgroup before the first of the second. A turn begins
 /// once the other warpgroup has ended its turn before. Named barriers: a warpgroup waits at its

@@ -10,6 +10,13 @@ inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 
+/// The thread's number, anew: what follows from it is not kept till then.
+__device__ inline int opaque_thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 template <typename T>
 __device__ T warp_sum(T value) {
     for (int step = kWarp / 2; step > 0; step /= 2)

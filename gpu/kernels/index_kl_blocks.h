@@ -83,6 +83,9 @@ cudaError_t launch_kl_join_lse(const KlBlocks&, bool first, float* lse, cudaStre
 /// d_query, kl and d_keys.
 template <typename T>
 cudaError_t launch_kl_blocks(const KlBlocks&, int64_t most_items, cudaStream_t);
+/// Shared memory that a thread block of it takes: of the head dim, the index dim and G.
+template <typename T>
+int kl_blocks_shared(int head_dim, int index_dim, int group_size);
 /// d_index_q [Nq, Hkv, didx], and kl [Nq, Hkv] where it is there: the sums of the slots of the
 /// piece's rows, `gradient` times for the former; added to what is there unless `first`.
 cudaError_t launch_kl_sum_slots(const KlBlocks&, float gradient, bool first, float* d_index_q,

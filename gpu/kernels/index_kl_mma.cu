@@ -65,28 +65,41 @@ __global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_const
                             a.d_keys + int64_t{blockIdx.x} * a.block_size * kIndexDim);
 }
 
-template <typename T, int kDim, int kIndexDim>
-cudaError_t launch_group(const KlBlocks& a, int64_t most_items, cudaStream_t stream) {
-    const auto launch = [&]<int kGroup>() {
-        return launch_items(kl_blocks<T, kDim, kIndexDim, kGroup>,
-                            KlShared<T, kDim, kIndexDim, kGroup>::kBytes, a, most_items, stream);
+/// body.operator()<kDim, kIndexDim, kGroup>() with those of the call.
+template <typename Body>
+auto by_kl_sizes(int head_dim, int index_dim, int group_size, Body body) {
+    const auto by_group = [&]<int kDim, int kIndexDim>() {
+        switch (group_size) {
+            case 2: return body.template operator()<kDim, kIndexDim, 2>();
+            case 4: return body.template operator()<kDim, kIndexDim, 4>();
+            case 8: return body.template operator()<kDim, kIndexDim, 8>();
+            default: return body.template operator()<kDim, kIndexDim, 16>();
+        }
     };
-    switch (a.group_size()) {
-        case 2: return launch.template operator()<2>();
-        case 4: return launch.template operator()<4>();
-        case 8: return launch.template operator()<8>();
-        default: return launch.template operator()<16>();
-    }
+    if (head_dim == 64) return by_group.template operator()<64, 64>();
+    return index_dim == 64 ? by_group.template operator()<128, 64>()
+                           : by_group.template operator()<128, 128>();
 }
 
 }  // namespace
 
 template <typename T>
 cudaError_t launch_kl_blocks(const KlBlocks& a, int64_t most_items, cudaStream_t stream) {
-    if (a.head_dim == 64) return launch_group<T, 64, 64>(a, most_items, stream);
-    return a.index_dim == 64 ? launch_group<T, 128, 64>(a, most_items, stream)
-                             : launch_group<T, 128, 128>(a, most_items, stream);
+    return by_kl_sizes(a.head_dim, a.index_dim, a.group_size(),
+                       [&]<int kDim, int kIndexDim, int kGroup>() {
+                           return launch_items(kl_blocks<T, kDim, kIndexDim, kGroup>,
+                                               KlShared<T, kDim, kIndexDim, kGroup>::kBytes, a,
+                                               most_items, stream);
+                       });
 }
 template cudaError_t launch_kl_blocks<MSA_KERNEL_ELEMENT>(const KlBlocks&, int64_t, cudaStream_t);
+
+template <typename T>
+int kl_blocks_shared(int head_dim, int index_dim, int group_size) {
+    return by_kl_sizes(head_dim, index_dim, group_size, [&]<int kDim, int kIndexDim, int kGroup>() {
+        return KlShared<T, kDim, kIndexDim, kGroup>::kBytes;
+    });
+}
+template int kl_blocks_shared<MSA_KERNEL_ELEMENT>(int, int, int);
 
 }  // namespace msa::cuda

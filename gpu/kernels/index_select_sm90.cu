@@ -15,13 +15,10 @@
 // The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
 // (IndexSelectArgs::keys_settled). The queries are always waited for.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"
-#include "gpu/device/rank_exchange.cuh"
 #include "gpu/device/row_lists.cuh"
-#include "gpu/device/row_rule.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
-#include "gpu/device/seen_keys.cuh"
-#include "gpu/kernels/index_select_sm90.h"
 
 namespace msa::cuda {
 namespace {
@@ -57,34 +54,6 @@ template <typename Rows>
 __device__ int row_at(int place) {
     constexpr int kWarps = Rows::kRows / 16;
     return place % 16 * kWarps + place / 16;
-}
-
-/// The lists of one row that the splits made, and the score of each one's first key once more, as
-/// the key has it.
-template <int Kept>
-struct SplitLists {
-    uint64_t* lists;
-    uint32_t* heads;
-    __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
-        : lists(args.partial + row * args.splits * (Kept + 1)),
-          heads(reinterpret_cast<uint32_t*>(lists + args.splits * Kept)) {}
-    __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
-};
-
-/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
-/// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
-template <int Places, typename S>
-__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
-                             int begin, int end) {
-    const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
-    const bool counts = block >= begin && id >= rule.forced_first;
-    float score[Places];
-#pragma unroll
-    for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
-        const float scaled = scale * shared.scores.at(place + n, block & (kWarp - 1));
-        score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
-    }
-    shared.lists.offer(place, score, id);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -177,175 +146,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             });
 
     __syncwarp();
-    for (int half = 0; half < Rows::kHalves; ++half) {
-        for (int i = 0; i < 16; i += kAtOnce) {
-            const int place = warp_place + half * kHalfRows + i;
-            if (row_at<Rows>(place) >= rows) break;
-            WarpTopK list[kAtOnce];
-            shared.lists.whole(place, list);
-            int32_t id[kAtOnce]{}, *ids[kAtOnce]{};
-#pragma unroll
-            for (int n = 0; n < kAtOnce && row_at<Rows>(place + n) < rows; ++n) {
-                const int64_t out_row = tile.query * args.groups + row_at<Rows>(place + n);
-                if (args.splits == 1) {
-                    ids[n] = args.ids + out_row * rule.top_k;
-                    id[n] = unsorted_id(list[n], rule.top_k,
-                                        shared.limit[place + n] + rule.forced_local,
-                                        rule.forced_first, rule.forced_local);
-                    continue;
-                }
-                const SplitLists<Kept> to(args, out_row);
-                if (lane < Kept) to.list(blockIdx.y)[lane] = list[n].key;
-                if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list[n].key >> 32);
-            }
-            if (args.splits == 1) write_ids(id, rule.top_k, ids);
-        }
-    }
-}
-
-/// A row's best keys of this part, in order, go to all ranks; the keys of all come to `all`.
-template <int Kept>
-__device__ RowRule exchange_keys(const CandidateExchange& x, int block_size, int groups,
-                                 const uint64_t* best, uint64_t* all) {
-    const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x);
-    const int other = lane / Kept, slot = lane % Kept;
-    const uint32_t round = __ldcg(x.rounds + row) + 1;
-    if (other < x.ranks) {
-        const uint64_t key = best[slot];
-        put_word(x.inbox[other] + word_at(x, round, x.rank, row, slot), static_cast<uint32_t>(key),
-                 static_cast<uint32_t>(key >> 32), round);
-        const uint2 word = take_word(x.inbox[x.rank] + word_at(x, round, other, row, slot), round);
-        all[lane] = (uint64_t{word.y} << 32) | word.x;
-    }
-    __syncthreads();
-    if (lane == 0) x.rounds[row] = round;
-    return {x.rule, seen_keys(x.visible, row / groups), block_size};
-}
-
-/// Of the picked blocks, in any order, those of this part, as ids of the part.
-template <int Kept>
-__device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, int top_k,
-                              uint64_t key, bool stays, const int (&staying)[Kept]) {
-    const int lane = static_cast<int>(threadIdx.x);
-    const int block = block_of(key), end = x.first_block + x.blocks;
-    int place = part.first, own = 0;
-#pragma unroll
-    for (int n = 0; n < Kept; ++n) {
-        const bool mine = staying[n] >= x.first_block && staying[n] < end;
-        own += mine;
-        place += mine && staying[n] < block;
-    }
-    int32_t* const ids = x.own_ids + int64_t{blockIdx.x} * top_k;
-    if (stays && block >= x.first_block && block < end) ids[place] = block - x.first_block;
-    const int newest = lane - part.first - own;  // behind those of both
-    if (lane < part.first) ids[lane] = lane;
-    if (newest >= 0 && lane < top_k)
-        ids[lane] = newest < part.local ? part.visible - part.local + newest : -1;
-}
-
-/// Merges the lists of the splits: a thread block per row, a thread per head, 32 / Kept lists at a
-/// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
-/// so most lists are never read, and few keys are left to be ranked.
-/// Where keys are divided among ranks (Exchanged), the best of this one are exchanged first.
-template <int Kept, bool Exchanged>
-__global__ void __launch_bounds__(kMostIndexSplits)
-    merge_splits(const __grid_constant__ IndexSelectArgs args,
-                 const __grid_constant__ CandidateExchange exchange) {
-    __shared__ uint32_t heads[kMostIndexSplits];
-    __shared__ int lists[kMostIndexSplits];
-    __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
-    __shared__ int list_count, found_count;
-    __shared__ uint32_t least;  // score of any key that may stay
-    __shared__ int staying[Kept];
-    const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
-    const int split = static_cast<int>(threadIdx.x);
-    const int64_t row = blockIdx.x;
-    launch_dependents();
-    RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
-    const int kept = max(own.kept, 1);  // of none kept, the list is not read
-    const SplitLists<Kept> from(args, row);
-    // Places in a row that several warps fill, in any order.
-    auto append = [&](auto* to, int& count, bool wanted, auto value) {
-        const uint32_t all = __ballot_sync(kAllLanes, wanted);
-        int at = lane == 0 && all != 0 ? atomicAdd(&count, __popc(all)) : 0;
-        at = __shfl_sync(kAllLanes, at, 0);
-        if (wanted) to[at + __popc(all & ((1U << lane) - 1))] = value;
-    };
-
-    wait_for_previous_kernel();
-    const uint32_t head = split < args.splits ? __ldcg(from.heads + split) : 0;
-    heads[split] = head;
-    if (split < Kept) staying[split] = INT32_MAX;
-    __syncthreads();
-    if (split < kWarp) {  // alone, it is faster than all of them
-        uint32_t best = head;
-#pragma unroll 4
-        for (int w = 1; w < warps; ++w) best = max(best, heads[w * kWarp + lane]);
-        int better = 0;
-#pragma unroll
-        for (int step = 1; step < kWarp; ++step)
-            better += __shfl_xor_sync(kAllLanes, best, step) > best;
-        least = max(1U, __reduce_min_sync(kAllLanes, better < kept ? best : UINT32_MAX));
-        list_count = found_count = 0;
-    }
-    __syncthreads();
-    append(lists, list_count, head >= least, split);
-    __syncthreads();
-
-    constexpr int kAtOnce = kWarp / Kept;
-    const auto key_at = [&](int n) {  // of lists n to n + kAtOnce - 1, where it may matter
-        const int mine = n + lane / Kept;
-        const uint64_t key = mine < list_count ? __ldcg(from.list(lists[mine]) + lane % Kept) : 0;
-        return key >> 32 >= least ? key : 0;
-    };
-    const int first = (split - lane) / Kept, step = warps * kAtOnce;
-    WarpTopK list{key_at(first)};
-    if (first + step < list_count) list.key = sort_descending(list.key);
-    for (int n = first + step; n < list_count; n += step) {
-        const uint64_t key = key_at(n);
-        list.offer(key, __ballot_sync(kAllLanes, key != 0));
-    }
-    append(found, found_count, list.key != 0, list.key);
-    __syncthreads();
-
-    // A key's rank tells whether it stays, the rank of its block among those that stay, where.
-    int all = found_count;
-    uint64_t key = split < all ? found[split] : 0;
-    auto rank_of_key = [&](int count) {
-        int rank = 0;
-        if (split - lane < count)
-#pragma unroll 8
-            for (int n = 0; n < count; ++n) rank += found[n] > key;
-        return rank;
-    };
-    int rank = rank_of_key(all);
-    const RowRule part = own;
-    if constexpr (Exchanged) {
-        __shared__ uint64_t best[Kept];
-        if (split < Kept) best[split] = 0;
-        __syncthreads();
-        // Blocks by their numbers in the whole sequence; a key has the complement.
-        if (key != 0 && rank < Kept) best[rank] = key - static_cast<uint32_t>(exchange.first_block);
-        __syncthreads();
-        own = exchange_keys<Kept>(exchange, args.block_size, args.groups, best, found);
-        key = split < exchange.ranks * Kept ? found[split] : 0;
-        rank = rank_of_key(exchange.ranks * Kept);
-        all = __syncthreads_count(key != 0);
-    }
-    const bool stays = key != 0 && rank < own.kept;
-    if (stays) staying[rank] = block_of(key);
-    __syncthreads();
-    int place = own.first;
-#pragma unroll
-    for (int n = 0; n < Kept; ++n) place += staying[n] < block_of(key);
-    int32_t* const ids = args.ids + row * args.rule.top_k;
-    if (stays) ids[place] = block_of(key);
-    const int newest = split - own.first - min(all, own.kept);  // behind those of both
-    if (split < own.first) ids[split] = split;
-    if (newest >= 0 && split < args.rule.top_k)
-        ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
-    if constexpr (Exchanged)
-        write_own_ids<Kept>(exchange, part, args.rule.top_k, key, stays, staying);
+    for (int half = 0; half < Rows::kHalves; ++half)
+        write_lists<Kept, kAtOnce>(args, shared, tile, warp_place + half * kHalfRows, 16,
+                                   row_at<Rows>);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept>
@@ -358,9 +161,7 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
     const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (args.splits == 1 || error != cudaSuccess) return error;
-    // Two threads per list, so that those that matter are read in fewer rounds.
-    const int wanted = max(2 * args.splits, exchange != nullptr ? exchange->ranks * Kept : 0);
-    const int threads = min(kMostIndexSplits, static_cast<int>(ceil_div(wanted, kWarp)) * kWarp);
+    const int threads = merge_threads<Kept>(args, exchange);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)
         return launch_early(merge_splits<Kept, true>, rows, threads, 0, stream, args, *exchange);

@@ -21,21 +21,23 @@ constexpr int kMostIndexSplits = 512;
 
 struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
-    CUtensorMap index_k;     // [Nk, didx], boxes of 128 keys x 128 bytes
+    const void* all_keys;    // [Nk, didx], the same as index_k
+    int64_t keys;            // Nk
+    CUtensorMap index_k;     // on Hopper: boxes of 128 keys x 128 bytes
     bool keys_settled;       // nothing ahead in the stream writes index_k: it may be read early
     int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv
-    const KeyRange* visible;  // [Nq]
-    int64_t queries;          // Nq
-    int groups;               // Hkv
-    int block_size;           // 32, 64 or 128
-    float scale;              // above 0
-    DeviceRule rule;          // top_k <= 32
-    int splits;               // parts of the key axis, so that few queries fill the chip; <= 512
-    uint64_t* partial;        // [Nq, Hkv, splits * 33], where splits > 1
-    int32_t* ids;             // [Nq, Hkv, k]
+    const KeyRange* visible;           // [Nq]
+    int64_t queries;                   // Nq
+    int groups;                        // Hkv
+    int block_size;                    // 32, 64 or 128
+    float scale;                       // above 0
+    DeviceRule rule{SelectionRule{}};  // top_k <= 32
+    int splits;         // parts of the key axis, so that few queries fill the chip; <= 512
+    uint64_t* partial;  // [Nq, Hkv, splits * 33], where splits > 1
+    int32_t* ids;       // [Nq, Hkv, k]
 };
 
 /// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.

@@ -22,7 +22,7 @@
 namespace msa::cuda {
 
 struct SparseGradArgs {
-    const void *out, *d_out;       // [Nq, Hq, dh] of T
+    const void *q, *out, *d_out;   // [Nq, Hq, dh] of T
     const void *all_k, *all_v;     // [Nk, Hkv, dh] of T
     const float* lse;              // [Nq, Hq]
     CUtensorMap q_one, d_out_one;  // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels

@@ -100,7 +100,7 @@ struct SparseUnionArgs : SparseSchedule {
 };
 
 /// The workspace of all chunks.
-cudaError_t launch_sparse_schedule_sm90(const SparseSchedule&, cudaStream_t);
+cudaError_t launch_sparse_schedule(const SparseSchedule&, cudaStream_t);
 // One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);

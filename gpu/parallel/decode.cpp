@@ -145,7 +145,7 @@ private:
             place_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
         if (!is_half(in.q.element())) require_support(not_element(in.q.element(), "bf16 or f16"));
-        require_support(takes_sparse_attention_sm90(
+        require_support(takes_sparse_attention_tuned(
             place_.device, p,
             {.element = in.q.element(), .top_k = rule_.top_k, .out = out.element()},
             are_aligned(in.q, in.k, in.v, out)));
@@ -159,8 +159,8 @@ private:
         const Call call{problem_,        place_.device, place_.stream, &scratch_,
                         part_.visible(), &part_,        ahead,         nullptr};
         index_select_of_rank_sm90(call, rule_, {in.index_q, in.index_k}, ids, &candidates);
-        sparse_attention_sm90(call, {in.q, in.k, in.v}, own_ids_, {out, lse}, LoopOrder::automatic,
-                              &parts);
+        sparse_attention_tuned(call, {in.q, in.k, in.v}, own_ids_, {out, lse}, LoopOrder::automatic,
+                               &parts);
     }
 
     PeerCopies& peers_;

@@ -227,17 +227,18 @@ void by_blocks(const Call& call, const IndexKlInput& in, const IndexKlOutput& to
     });
 }
 
-/// By mma.sync: from compute capability 9.0 on, as its tiles take more shared memory than devices
-/// before have.
+/// By mma.sync, where a thread block's tiles fit into the device's shared memory.
 Support takes_mma(const Device& device, const Problem& p, const IndexKlInput& in,
                   const IndexKlOutput& to) {
-    if (device.capability < 90)
-        return Support::no("the device is of a compute capability below 9.0");
     Support blocks = takes_by_blocks(p, in, to);
     if (!blocks.yes) return blocks;
     const int64_t heads = p.group_size();
     if (heads != 2 && heads != 4 && heads != 8 && heads != 16)
         return Support::no(text("G is ", heads, ", must be 2, 4, 8 or 16"));
+    const int bytes = by_half(in.q.element(), [&]<typename T>() {
+        return kl_blocks_shared<T>(narrow(p.head_dim), narrow(p.index_dim), narrow(heads));
+    });
+    if (device.shared_bytes < bytes) return little_shared(device.shared_bytes, bytes);
     return {};
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "gpu/half_types.h"
-#include "gpu/kernels/index_select_sm90.h"
+#include "gpu/kernels/index_select_sm80.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
@@ -26,11 +26,10 @@ int64_t key_splits(const Device& device, const Tiles& tiles, bool decode) {
 
 }  // namespace
 
-Support takes_index_select_sm90(const Device& device, const Problem& p,
-                                const IndexSelectRequest& request, bool aligned) {
-    if (!device.is_hopper()) return not_hopper();
-    if (!is_half(request.element) && request.element != Element::e4m3)
-        return not_element(request.element, "bf16, f16 or e4m3");
+namespace {
+
+/// What both kernels take.
+Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -39,6 +38,75 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
     if (p.index_scale() <= 0) return Support::no("the index scale is not positive");
     if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
     return {};
+}
+
+/// The part of the arguments that both kernels have.
+struct IndexPlan {
+    bool decode;
+    const Tiles& tiles;
+    int64_t splits;
+    Tensor<int64_t, 1> partial;
+
+    IndexPlan(const Call& call, const View<int32_t, 3>& ids, int prefill_rows)
+        : decode(call.problem.batch.longest_queries() * call.problem.kv_heads <= kIndexDecodeRows),
+          tiles(
+              call.layout->tiles((decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads,
+                                 TileOrder::longest_first)),
+          splits(key_splits(call.device, tiles, decode)),
+          partial(call.scratch<int64_t, 1>(
+              {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0})) {}
+
+    IndexSelectArgs args(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                         View<int32_t, 3> ids) {
+        const Problem& p = call.problem;
+        IndexSelectArgs to{};
+        to.index_q = in.index_q.data();
+        to.all_keys = in.index_k.data();
+        to.keys = p.keys();
+        to.index_dim = narrow(p.index_dim);
+        to.tiles = tiles.device.data();
+        to.tile_count = narrow(tiles.device.size());
+        to.decode = decode;
+        to.visible = call.visible;
+        to.queries = p.queries();
+        to.groups = narrow(p.kv_heads);
+        to.block_size = narrow(p.block_size);
+        to.scale = static_cast<float>(p.index_scale());
+        to.rule = DeviceRule(rule);
+        to.splits = narrow(splits);
+        to.partial = reinterpret_cast<uint64_t*>(partial.data());
+        to.ids = ids.data();
+        return to;
+    }
+};
+
+}  // namespace
+
+Support takes_index_select_sm90(const Device& device, const Problem& p,
+                                const IndexSelectRequest& request, bool aligned) {
+    if (!device.is_hopper()) return not_hopper();
+    if (!is_half(request.element) && request.element != Element::e4m3)
+        return not_element(request.element, "bf16, f16 or e4m3");
+    return takes_sizes(p, request, aligned);
+}
+
+Support takes_index_select_sm80(const Device&, const Problem& p, const IndexSelectRequest& request,
+                                bool aligned) {
+    if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
+    return takes_sizes(p, request, aligned);
+}
+
+void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                       View<int32_t, 3> ids) {
+    if (ids.size() == 0) return;
+    const bool large = call.device.shared_bytes >= kLargeShared;
+    IndexPlan plan(call, ids, index_rows_sm80(large, rule.top_k));
+    const IndexSelectArgs args = plan.args(call, rule, in, ids);
+    check(by_half(in.index_q.element(),
+                  [&]<typename T>() {
+                      return launch_index_select_sm80<T>(args, large, call.stream());
+                  }),
+          "index_select_sm80");
 }
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -51,32 +119,13 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
     const Element element = in.index_q.element();
-    const bool decode = p.batch.longest_queries() * p.kv_heads <= kIndexDecodeRows;
-    const Tiles& tiles = call.layout->tiles(
-        (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads, TileOrder::longest_first);
-    const int64_t splits = key_splits(call.device, tiles, decode);
-    if (exchange != nullptr && splits == 1)
+    IndexPlan plan(call, ids, kIndexPrefillRows);
+    if (exchange != nullptr && plan.splits == 1)
         throw UnsupportedError(
             text("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
-    auto partial = call.scratch<int64_t, 1>(
-        {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0});
-    const IndexSelectArgs args{
-        .index_q = in.index_q.data(),
-        .index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys),
-        .keys_settled = !call.ahead.writes(in.index_k),
-        .index_dim = narrow(p.index_dim),
-        .tiles = tiles.device.data(),
-        .tile_count = narrow(tiles.device.size()),
-        .decode = decode,
-        .visible = call.visible,
-        .queries = p.queries(),
-        .groups = narrow(p.kv_heads),
-        .block_size = narrow(p.block_size),
-        .scale = static_cast<float>(p.index_scale()),
-        .rule = DeviceRule(rule),
-        .splits = narrow(splits),
-        .partial = reinterpret_cast<uint64_t*>(partial.data()),
-        .ids = ids.data()};
+    IndexSelectArgs args = plan.args(call, rule, in, ids);
+    args.index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys);
+    args.keys_settled = !call.ahead.writes(in.index_k);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };

@@ -14,7 +14,14 @@ inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value pe
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
 inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }
 
-inline Support not_hopper() { return Support::no("the device is not of compute capability 9.0"); }
+/// Of a kernel in Hopper's own instructions alone.
+inline Support not_hopper() {
+    return Support::no("it has no kernel in the instructions of compute capability 8.0");
+}
+inline Support little_shared(int bytes, int needed) {
+    return Support::no(
+        text("a thread block has ", bytes, " bytes of shared memory, must be at least ", needed));
+}
 inline Support not_aligned() {
     return Support::no("operands and outputs must begin at multiples of 16 bytes");
 }

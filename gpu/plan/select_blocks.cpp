@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: MIT
-#include "gpu/kernels/select_blocks_sm90.h"
+#include "gpu/kernels/select_blocks_warp.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
 
 namespace msa::cuda {
 
-Support takes_select_blocks_sm90(const Device& device, const SelectBlocksRequest& request) {
-    if (!device.is_hopper()) return not_hopper();
+Support takes_select_blocks_tuned(const SelectBlocksRequest& request) {
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     return {};
 }
 
-void select_blocks_sm90(const Call& call, const SelectionRule& rule, View<const float, 3> scores,
-                        View<int32_t, 3> ids) {
+void select_blocks_tuned(const Call& call, const SelectionRule& rule, View<const float, 3> scores,
+                         View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
-    launch_select_blocks_sm90({.scores = scores.data(),
+    launch_select_blocks_warp({.scores = scores.data(),
                                .visible = call.visible,
                                .rows = p.queries() * p.kv_heads,
                                .groups = narrow(p.kv_heads),
@@ -24,7 +23,7 @@ void select_blocks_sm90(const Call& call, const SelectionRule& rule, View<const 
                                .rule = DeviceRule(rule),
                                .ids = ids.data()},
                               call.stream());
-    check_launch("select_blocks_sm90");
+    check_launch("select_blocks_warp");
 }
 
 }  // namespace msa::cuda

@@ -6,6 +6,7 @@
 #include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
+#include "gpu/kernels/sparse_attention_sm80.h"
 #include "gpu/kernels/transpose_values_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -142,11 +143,49 @@ void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput&
           "sparse_attention_sm90");
 }
 
+SparseOperands operands_of(const Problem& p, const AttentionInput& in, const AttentionOutput& to) {
+    return {.q = in.q.data(),
+            .k = in.k.data(),
+            .v = in.v.data(),
+            .keys = p.keys(),
+            .scale = static_cast<float>(p.softmax_scale()),
+            .out = to.out.data(),
+            .lse = to.lse.data()};
+}
+
+void run_decode_sm80(const Call& call, const SparseCall& sizes, const AttentionInput& in,
+                     const AttentionOutput& to) {
+    SparsePartsArgs args{};
+    static_cast<SparseCall&>(args) = sizes;
+    static_cast<SparseOperands&>(args) = operands_of(call.problem, in, to);
+    const int64_t rows =
+        decode_part_count(sizes.queries, sizes.groups, sizes.group_size()) * kDecodeHeads;
+    auto parts = call.scratch<float, 1>({rows * sizes.head_dim});
+    auto sums = call.scratch<float, 1>({rows * 2});
+    args.parts = parts.data();
+    args.sums = reinterpret_cast<float2*>(sums.data());
+    check(by_half(in.q.element(),
+                  [&]<typename T>() { return launch_sparse_decode_sm80<T>(args, call.stream()); }),
+          "sparse_attention_sm80");
+}
+
 /// What one schedule covers, round by round.
+template <typename T>
+void run_scheduled(const SparseSchedule& schedule, SparseTilesArgs& tiles, int sms,
+                   cudaStream_t stream) {
+    check(launch_sparse_schedule(schedule, stream), "sparse_attention_sm80, schedule");
+    static_cast<SparseSchedule&>(tiles) = schedule;
+    for (tiles.round = 0; tiles.round < schedule.most_rounds(); ++tiles.round) {
+        if (schedule.any_slots())
+            check(launch_sparse_kv_outer_sm80<T>(tiles, sms, stream),
+                  "sparse_attention_sm80, KV-outer");
+        check(launch_sparse_union_sm80<T>(tiles, sms, stream), "sparse_attention_sm80, unions");
+    }
+}
 template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
                    SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
-    check(launch_sparse_schedule_sm90(schedule, stream), "sparse_attention_sm90, schedule");
+    check(launch_sparse_schedule(schedule, stream), "sparse_attention_sm90, schedule");
     static_cast<SparseSchedule&>(kv_outer) = schedule;
     static_cast<SparseSchedule&>(tiles) = schedule;
     for (int round = 0; round < schedule.most_rounds(); ++round) {
@@ -156,6 +195,37 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
                   "sparse_attention_sm90, KV-outer");
         check(launch_sparse_union_sm90<T>(tiles, sms, stream), "sparse_attention_sm90, unions");
     }
+}
+
+/// The tiles' kernels in Hopper's own instructions, for each part of the call that `each_part` sets
+/// `schedule` to.
+template <typename EachPart>
+void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOutput& to,
+                   const SparseSchedule& schedule, int32_t* marked, const EachPart& each_part) {
+    const Problem& p = call.problem;
+    const KeyMaps maps(p, in);
+    const auto q_map = [&](int64_t queries) {
+        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
+                          queries, p.group_size());
+    };
+    SparseKvOuterArgs kv_outer{};
+    kv_outer.q = q_map(1);
+    kv_outer.k = maps.k;
+    kv_outer.v = maps.v;
+    kv_outer.scale = static_cast<float>(p.softmax_scale());
+    SparseUnionArgs by_tile{};
+    by_tile.q = q_map(schedule.tile_queries);
+    by_tile.k = maps.k;
+    by_tile.v = maps.v;
+    by_tile.scale = kv_outer.scale;
+    by_tile.out = to.out.data();
+    by_tile.lse = to.lse.data();
+    by_tile.marked = marked;
+    each_part([&] {
+        by_half_or_e4m3(in.q.element(), [&]<typename T>() {
+            run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+        });
+    });
 }
 
 void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& in,
@@ -175,32 +245,26 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
                           call.stream()),
           "clearing memory");
 
-    const KeyMaps maps(p, in);
-    const auto q_map = [&](int64_t queries) {
-        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
-                          queries, p.group_size());
-    };
-    SparseKvOuterArgs kv_outer{};
-    kv_outer.q = q_map(1);
-    kv_outer.k = maps.k;
-    kv_outer.v = maps.v;
-    kv_outer.scale = static_cast<float>(p.softmax_scale());
-    SparseUnionArgs by_tile{};
-    by_tile.q = q_map(schedule.tile_queries);
-    by_tile.k = maps.k;
-    by_tile.v = maps.v;
-    by_tile.scale = kv_outer.scale;
-    by_tile.out = to.out.data();
-    by_tile.lse = to.lse.data();
-    by_tile.marked = marked.data();
     const int64_t step = plan.chunks_at_once * schedule.chunk_tiles;
-    for (int64_t begin = 0; begin < plan.tiles; begin += step) {
-        schedule.tiles = tiles.device.data() + begin;
-        schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
-        schedule.workspace = work.view(schedule);
-        by_half_or_e4m3(in.q.element(), [&]<typename T>() {
-            run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+    const auto each_part = [&](const auto& run) {
+        for (int64_t begin = 0; begin < plan.tiles; begin += step) {
+            schedule.tiles = tiles.device.data() + begin;
+            schedule.tile_count = narrow(std::min(step, plan.tiles - begin));
+            schedule.workspace = work.view(schedule);
+            run();
+        }
+    };
+    if (!call.device.is_hopper()) {
+        SparseTilesArgs args{};
+        static_cast<SparseOperands&>(args) = operands_of(p, in, to);
+        args.marked = marked.data();
+        each_part([&] {
+            by_half(in.q.element(), [&]<typename T>() {
+                run_scheduled<T>(schedule, args, call.device.sms, call.stream());
+            });
         });
+    } else {
+        run_on_hopper(call, in, to, schedule, marked.data(), each_part);
     }
     attention_repair_any(call, in, ids, to, marked.data());
 }
@@ -215,13 +279,13 @@ int64_t count_tiles(const Problem& p, int64_t tile_queries) {
     return tiles;
 }
 
-Support takes_sparse_attention_sm90(const Device& device, const Problem& p,
-                                    const SparseAttentionRequest& request, bool aligned) {
-    if (!device.is_hopper()) return not_hopper();
+Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
+                                     const SparseAttentionRequest& request, bool aligned) {
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (p.window || p.softcap) return not_plain(p);
     const bool e4m3 = request.element == Element::e4m3;
+    if (e4m3 && !device.is_hopper()) return not_element(request.element, "bf16 or f16");
     if (!is_half(request.element) && !e4m3)
         return not_element(request.element, "bf16, f16 or e4m3");
     const Element out = e4m3 ? Element::bf16 : request.element;
@@ -287,9 +351,9 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrd
     while (list_bytes(chunks_at_once) > kMostListBytes && chunks_at_once > 1) --chunks_at_once;
 }
 
-void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
-                           const AttentionOutput& to, LoopOrder order,
-                           const RankExchange* exchange) {
+void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
+                            const AttentionOutput& to, LoopOrder order,
+                            const RankExchange* exchange) {
     if (ids.size() == 0) return;
     const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device.sms);
     MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
@@ -297,7 +361,10 @@ void sparse_attention_sm90(const Call& call, const AttentionInput& in, View<cons
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
     sizes.ids = ids.data();
     sizes.visible = call.visible;
-    run_decode(call, sizes, in, to, exchange);
+    if (call.device.is_hopper())
+        run_decode(call, sizes, in, to, exchange);
+    else
+        run_decode_sm80(call, sizes, in, to);
 }
 
 }  // namespace msa::cuda

@@ -6,6 +6,7 @@
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
+#include "gpu/kernels/sparse_attention_grad_sm80.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/sparse_attention.h"
@@ -67,8 +68,9 @@ struct Workspace {
     }
 };
 
-void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
-          View<const int32_t, 3> ids, const AttentionSaved& saved, const AttentionGradient& to) {
+/// How the TMA unit sees the operands.
+void bind_maps(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
+               const AttentionSaved& saved) {
     const auto rows = [&](const void* data) {
         return tensor_map(data, in.q.element(), p.queries(), p.query_heads, p.head_dim, 1,
                           p.group_size());
@@ -77,15 +79,20 @@ void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
         return tensor_map(data, in.q.element(), p.keys(), p.kv_heads * p.head_dim,
                           sparse_grad_tile_keys(args.block_size));
     };
+    args.q_one = rows(in.q.data());
+    args.d_out_one = rows(saved.d_out.data());
+    args.k = keys(in.k.data());
+    args.v = keys(in.v.data());
+}
+
+void bind(SparseGradArgs& args, const AttentionInput& in, View<const int32_t, 3> ids,
+          const AttentionSaved& saved, const AttentionGradient& to) {
+    args.q = in.q.data();
     args.out = saved.out.data();
     args.d_out = saved.d_out.data();
     args.all_k = in.k.data();
     args.all_v = in.v.data();
     args.lse = saved.lse.data();
-    args.q_one = rows(in.q.data());
-    args.d_out_one = rows(saved.d_out.data());
-    args.k = keys(in.k.data());
-    args.v = keys(in.v.data());
     args.ids = ids.data();
     args.d_q = to.d_q.data();
     args.d_k = to.d_k.data();
@@ -97,9 +104,8 @@ void bind(SparseGradArgs& args, const Problem& p, const AttentionInput& in,
 
 }  // namespace
 
-Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
-                                         const SparseAttentionGradRequest& request, bool aligned) {
-    if (!device.is_hopper()) return not_hopper();
+Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p,
+                                          const SparseAttentionGradRequest& request, bool aligned) {
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (request.order == LoopOrder::tile_union)
@@ -113,6 +119,10 @@ Support takes_sparse_attention_grad_sm90(const Device& device, const Problem& p,
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.group_size() > kGradStepRows) return above("G", p.group_size(), kGradStepRows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
+    const int shared =
+        grad_shared_sm80(narrow(p.head_dim), sparse_grad_tile_keys(narrow(p.block_size)));
+    if (!device.is_hopper() && device.shared_bytes < shared)
+        return little_shared(device.shared_bytes, shared);
     if (p.queries() == 0 || p.keys() == 0) return Support::no("there are no queries or no keys");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (p.queries() * p.query_heads >= kMost)
@@ -157,9 +167,9 @@ int64_t SparseGradPlan::list_bytes() const {
             bytes(sizes.most_splits(), sizeof(GradSplit)));
 }
 
-void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
-                                View<const int32_t, 3> ids, const AttentionSaved& saved,
-                                const AttentionGradient& to) {
+void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
+                                 View<const int32_t, 3> ids, const AttentionSaved& saved,
+                                 const AttentionGradient& to) {
     const Problem& p = call.problem;
     SparseGradArgs args = SparseGradPlan(p, ids.extent(2)).sizes;
     const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
@@ -170,7 +180,9 @@ void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
     args.tiles = tiles.data();
     args.key_blocks = blocks.data();
     args.visible = call.visible;
-    bind(args, p, in, ids, saved, to);
+    bind(args, in, ids, saved, to);
+    const bool hopper = call.device.is_hopper();
+    if (hopper) bind_maps(args, p, in, saved);
     const int64_t rows = p.queries() * p.kv_heads, lists = args.lists();
     auto marked = call.scratch<int32_t, 1>({rows + lists});
     check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
@@ -180,10 +192,11 @@ void sparse_attention_grad_sm90(const Call& call, const AttentionInput& in,
     args.marked_blocks = marked.data() + rows;
     check(by_half(in.q.element(),
                   [&]<typename T>() {
-                      return launch_sparse_attention_grad_sm90<T>(args, call.device.sms,
-                                                                  call.stream());
+                      return (hopper ? launch_sparse_attention_grad_sm90<T>
+                                     : launch_sparse_attention_grad_sm80<T>)(args, call.device.sms,
+                                                                             call.stream());
                   }),
-          "sparse_attention_grad_sm90");
+          hopper ? "sparse_attention_grad_sm90" : "sparse_attention_grad_sm80");
     sink_gradient(call, in.sinks, saved.lse.data(), work.delta.data(), to.d_sinks);
     sparse_attention_grad_repair_any(call, in, ids, saved, to, work.delta.data(),
                                      {args.marked_rows, args.marked_blocks});

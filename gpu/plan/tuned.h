@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The host side of the kernels tuned for Hopper (compute capability 9.0), one file per operation.
+// The host side of the tuned kernels, one file per operation: those of Hopper (sm90), those in the
+// instructions of compute capability 8.0 (sm80), which any device takes, and those that choose
+// between them by the device (tuned).
 //
 // takes_<kernel>() is the one place that says what a kernel takes; a no comes with the reason,
 // which supports() and answered_by() pass on. `aligned`: operands and outputs begin at multiples of
@@ -17,27 +19,30 @@ namespace msa::cuda {
 struct CandidateExchange;  // gpu/kernels/rank_exchange.h
 struct RankExchange;
 
-Support takes_select_blocks_sm90(const Device&, const SelectBlocksRequest&);
-void select_blocks_sm90(const Call&, const SelectionRule&, View<const float, 3> scores,
-                        View<int32_t, 3> ids);
+Support takes_select_blocks_tuned(const SelectBlocksRequest&);
+void select_blocks_tuned(const Call&, const SelectionRule&, View<const float, 3> scores,
+                         View<int32_t, 3> ids);
 
 Support takes_index_select_sm90(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+Support takes_index_select_sm80(const Device&, const Problem&, const IndexSelectRequest&,
+                                bool aligned);
+void index_select_sm80(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
 /// With an exchange, the call is a rank's part of a decode step: see gpu/parallel.
 void index_select_of_rank_sm90(const Call&, const SelectionRule&, const IndexInput&,
                                View<int32_t, 3> ids, const CandidateExchange*);
 
 /// Every order but q_outer.
-Support takes_sparse_attention_sm90(const Device&, const Problem&, const SparseAttentionRequest&,
-                                    bool aligned = true);
-void sparse_attention_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                           const AttentionOutput&, LoopOrder, const RankExchange* = nullptr);
+Support takes_sparse_attention_tuned(const Device&, const Problem&, const SparseAttentionRequest&,
+                                     bool aligned = true);
+void sparse_attention_tuned(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                            const AttentionOutput&, LoopOrder, const RankExchange* = nullptr);
 
-Support takes_sparse_attention_grad_sm90(const Device&, const Problem&,
-                                         const SparseAttentionGradRequest&, bool aligned = true);
-void sparse_attention_grad_sm90(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                                const AttentionSaved&, const AttentionGradient&);
+Support takes_sparse_attention_grad_tuned(const Device&, const Problem&,
+                                          const SparseAttentionGradRequest&, bool aligned = true);
+void sparse_attention_grad_tuned(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
+                                 const AttentionSaved&, const AttentionGradient&);
 
 /// `max_logit`: is it asked for? `sinks`: are there any?
 Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequest&,

@@ -113,11 +113,11 @@ class MSAttention(nn.Module):
         def turned(heads, rotary):
             return rotate(heads, positions, rotary, self.rope_theta)
 
-        q = turned(self.q_norm(self.q_proj(x).view(n, -1, self.head_dim)), self.rotary_dim)
-        k = turned(self.k_norm(self.k_proj(x).view(n, -1, self.head_dim)), self.rotary_dim)
-        v = self.v_proj(x).view(n, -1, self.head_dim)
+        q = turned(self.q_norm(self.q_proj(x).unflatten(1, (-1, self.head_dim))), self.rotary_dim)
+        k = turned(self.k_norm(self.k_proj(x).unflatten(1, (-1, self.head_dim))), self.rotary_dim)
+        v = self.v_proj(x).unflatten(1, (-1, self.head_dim))
         seen = x.detach() if self.detach else x
-        index_q = self.indexer.q_norm(self.indexer.q_proj(seen).view(n, -1, self.index_dim))
+        index_q = self.indexer.q_norm(self.indexer.q_proj(seen).unflatten(1, (-1, self.index_dim)))
         index_k = self.indexer.k_norm(self.indexer.k_proj(seen).view(n, 1, self.index_dim))
         index_q, index_k = (turned(heads, self.index_rotary) for heads in (index_q, index_k))
         ids = index_lse = None
@@ -128,13 +128,13 @@ class MSAttention(nn.Module):
                                                 return_index_lse=True)
         sinks = None if self.sinks is None else self.sinks.float()
         heads, main_lse = self._attend(q, k, v, ids, packed, sinks)
-        y = self.o_proj(heads.reshape(n, -1))
+        y = self.o_proj(heads.flatten(1))
         if self.value_head:
             # V_idx is shared by the groups like K_idx, and always passes its gradient.
             many_k = index_k.expand(-1, self.kv_heads, -1).contiguous()
-            many_v = self.indexer.v_proj(x).view(n, 1, -1).expand(-1, self.kv_heads, -1)
+            many_v = self.indexer.v_proj(x)[:, None].expand(-1, self.kv_heads, -1)
             heads, _ = self._attend(index_q, many_k, many_v.contiguous(), ids, packed)
-            y = y + self.indexer.o_proj(heads.reshape(n, -1))
+            y = y + self.indexer.o_proj(heads.flatten(1))
         if not self.kl:
             return y, x.new_zeros(())
         if self.kl_full_support and sparse:  # of which the forward pass knows nothing

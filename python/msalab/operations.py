@@ -502,13 +502,13 @@ def msa_block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap
 
 
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
-                 return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
-                 backend="auto"):
+                 teacher="mean", sinks=None, window=None, softcap=None, main_lse=None, index_lse=None,
+                 block_size=128, return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None,
+                 layout=None, backend="auto"):
     """The KL divergence of the index distribution from the teacher (eq:msa-kl), per row.
 
-    The teacher is the mean (or max) over a group's heads of softmax attention on the support: the
-    visible tokens of the blocks topk_idxs [Nq, Hkv, k], or all visible tokens where absent (the
+    The teacher is the mean (or max) over a group's heads of softmax attention on the support, with
+    sinks, window and softcap as in dense_attention: the visible tokens of the blocks topk_idxs [Nq, Hkv, k], or all visible tokens where absent (the
     warm-up). Returns kl [Nq, Hkv] float64; with return_gradient also d_index_q [Nq, Hkv, didx] and
     d_index_k [Nk, didx] float32, of the mean of kl over all rows. The teacher gets no gradient.
 
@@ -521,7 +521,8 @@ def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, 
     kind = _kind(index_q)
     _shape("index_k", index_k, "Nk", "didx")
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, index_q, block_size=block_size,
-                 softmax_scale=softmax_scale, index_scale=index_scale)
+                 softmax_scale=softmax_scale, index_scale=index_scale, window=window,
+                 softcap=softcap)
     kl = kind.empty(index_q, index_q.shape[:2], "float64")
     d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
     d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None

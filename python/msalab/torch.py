@@ -41,9 +41,9 @@ _is_profiled = torch.autograd._profiler_enabled
 
 
 def _is_watched() -> bool:
-    """Does a compiler, a transform, a mode or a profiler look at operators?"""
-    return (torch.compiler.is_compiling() or _dispatch_modes() > 0 or _transform() is not None
-            or forward_ad._current_level >= 0 or _is_profiled())
+    """Does a transform, a mode or a profiler look at operators?"""
+    return (_dispatch_modes() > 0 or _transform() is not None or forward_ad._current_level >= 0
+            or _is_profiled())
 
 
 class _Operator:
@@ -62,31 +62,38 @@ class _Operator:
                  direct: Optional[Callable] = None):
         _library.define(name + schema, tags=_TAGS)
         for device in ("CPU", "CUDA"):
-            _library.impl(name, compute, device)
+            _library.impl(name, compute if backward is None else self._kernel, device)
         torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
         self.operator = getattr(torch.ops.msalab, name).default
         nothing = (None,) * len(self.operator._schema.arguments)
         torch.library.register_autograd(f"msalab::{name}", backward or (lambda ctx, *_: nothing),
                                         setup_context=save, lib=_library)
-        self.tensors, self.compute, self.direct = tensors, compute, direct or compute
-        self.function = backward and self._function(name, save, backward)
+        self.name, self.tensors = name, tensors
+        self.compute, self.direct = compute, direct or compute
+        self.function = backward and self._function(save, backward)
 
-    def _function(self, name: str, save: Callable, backward: Callable):
+    def _kernel(self, *arguments):
+        """Of torch.ops.msalab: PyTorch leaves the tangents of an operator's operands out."""
+        if any(map(_has_tangent, arguments[:self.tensors])):
+            self._refuse_forward_mode()
+        return self.compute(*arguments)
+
+    def _refuse_forward_mode(self, *_):
+        raise InputError(f"{self.name} has no derivative in forward mode: jvp, jacfwd, hessian and dual "
+                         "tensors of forward_ad are not supported")
+
+    def _function(self, save: Callable, backward: Callable):
         class Function(torch.autograd.Function):
             generate_vmap_rule = True
             setup_context = staticmethod(save)
+            jvp = staticmethod(self._refuse_forward_mode)
 
             @staticmethod
             def forward(*arguments):
                 return self._run(self.compute, nullcontext, arguments)
 
-            @staticmethod
-            def jvp(ctx, *_):
-                raise InputError(f"{name} has no derivative in forward mode: jvp, jacfwd, hessian and "
-                                 "dual tensors of forward_ad are not supported")
-
         Function.backward = staticmethod(backward)
-        Function.__name__ = name
+        Function.__name__ = self.name
         return Function
 
     def __call__(self, *arguments):
@@ -94,8 +101,11 @@ class _Operator:
             return self.operator(*_with_lists(arguments))
         if self.function is None:
             return self._run(self.direct, torch.no_grad, arguments)
-        if any(map(_is_differentiated, arguments[:self.tensors])):
-            return self.function.apply(*_with_lists(arguments))
+        by_autograd, by_tangents = torch.is_grad_enabled(), forward_ad._current_level >= 0
+        for tensor in arguments[:self.tensors]:
+            if (by_autograd and getattr(tensor, "requires_grad", False)
+                    or by_tangents and _has_tangent(tensor)):
+                return self.function.apply(*_with_lists(arguments))
         return self._run(self.direct, nullcontext, arguments)
 
     def _run(self, compute: Callable, mode: Callable, arguments):
@@ -109,11 +119,8 @@ class _Operator:
             return self.operator(*_with_lists(arguments))
 
 
-def _is_differentiated(tensor) -> bool:
-    """By autograd, or with a tangent in forward mode."""
-    return isinstance(tensor, Tensor) and (
-        tensor.requires_grad and torch.is_grad_enabled()
-        or forward_ad.unpack_dual(tensor).tangent is not None)
+def _has_tangent(tensor) -> bool:
+    return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _with_lists(arguments):
@@ -195,7 +202,7 @@ _dense_grad = _Operator(
 
 
 def _save_sparse(ctx, inputs, output):
-    q, k, v, ids, sinks, ctx.scale, window, softcap, *ctx.rest = inputs
+    q, k, v, ids, sinks, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
     _save_attention(ctx, "msa_sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
 
 
@@ -203,13 +210,13 @@ def _backward_sparse(ctx, d_out, _):
     _refuse(ctx)
     q, k, v, ids, sinks, out, lse = ctx.saved_tensors
     d_q, d_k, d_v, d_sinks = _sparse_grad(q, k, v, ids, sinks, out, lse, d_out, ctx.scale,
-                                          *ctx.rest)
+                                          ctx.block_size, "automatic", *ctx.lengths)
     return (d_q, d_k, d_v, None, None if sinks is None else d_sinks) + (None,) * 7
 
 
 _sparse = _Operator(
     "sparse_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
+    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, float? scale, SymInt? window, "
     "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor)",
     5, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
@@ -224,7 +231,7 @@ def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size
 
 _sparse_grad = _Operator(
     "sparse_attention_grad",
-    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor out, Tensor lse, "
+    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, Tensor out, Tensor lse, "
     "Tensor d_out, float? scale, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     8, _compute_sparse_grad, lambda q, k, v, ids, sinks, *_: _fake_gradients(q, k, v, sinks),
@@ -232,12 +239,13 @@ _sparse_grad = _Operator(
 
 
 def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
-                block_size, cu_q, cu_k):
+                window, softcap, block_size, cu_q, cu_k):
     kl, d_index_q, d_index_k = operations.msa_index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
-        teacher=teacher, sinks=sinks, main_lse=main_lse, index_lse=index_lse,
-        block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return kl.mean().to(torch.float32), d_index_q, d_index_k
+        teacher=teacher, sinks=sinks, window=window, softcap=softcap, main_lse=main_lse,
+        index_lse=index_lse, block_size=block_size, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    mean = kl.mean() if kl.numel() else kl.sum()  # without rows 0
+    return mean.to(torch.float32), d_index_q, d_index_k
 
 
 def _fake_kl(index_q, index_k, *_):
@@ -254,14 +262,14 @@ def _save_kl(ctx, inputs, output):
 
 
 def _backward_kl(ctx, d_kl, *_):
-    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 12
+    return tuple((d_kl * gradient).to(ctx.dtype) for gradient in ctx.saved_tensors) + (None,) * 14
 
 
 _kl = _Operator(
     "index_kl",
-    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
+    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? topk_idxs, Tensor? sinks, "
     "Tensor? main_lse, Tensor? index_lse, float? scale, float? index_scale, str teacher, "
-    "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
+    "SymInt? window, float? softcap, SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
     8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
 
 
@@ -370,7 +378,7 @@ def msa_sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softm
                          sinks=None, window=None, softcap=None, block_size=128, order="automatic",
                          cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.msa_sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one."""
+    a soft cap, without one. The gradient takes a loop order of its own."""
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
@@ -419,14 +427,14 @@ def msa_index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_
 
 @_like(operations.msa_index_kl)
 def msa_index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-                 teacher="mean", sinks=None, main_lse=None, index_lse=None, block_size=128,
-                 cu_seqlens_q=None, cu_seqlens_k=None):
+                 teacher="mean", sinks=None, window=None, softcap=None, main_lse=None,
+                 index_lse=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None):
     """The mean over rows of msalab.msa_index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
     without it a slower kernel answers."""
     return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
-               index_lse, softmax_scale, index_scale, teacher, block_size, cu_seqlens_q,
-               cu_seqlens_k)[0]
+               index_lse, softmax_scale, index_scale, teacher, window, softcap, block_size,
+               cu_seqlens_q, cu_seqlens_k)[0]
 
 
 def _teachers(tensor):

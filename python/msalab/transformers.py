@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 import torch
@@ -32,6 +32,7 @@ from .selectors import Rule
 NAME = "msalab_msa"
 _ATTRIBUTE = "_msalab"  # of an attention module: its Layer
 OWN = "own"  # selector of a model that has an Index Branch itself
+_CACHES = ("cache", "past_key_values", "past_key_value")  # an argument's names, newest first
 
 
 def register() -> None:
@@ -44,17 +45,32 @@ def register() -> None:
 class Spans:
     """What a mask comes to: of each row of the batch, the keys and queries that are no padding, as
     [first key, end of keys, first query, end of queries] of what attention is given; the last query
-    sits on the last key. keys: of a row, with its padding; a static cache holds more. window: a
-    query sees so many tokens, itself included; None: all."""
+    sits on the last key. queries, keys: of a row, with its padding; a static cache holds more keys.
+    window: a query sees so many tokens, itself included; None: all."""
 
     rows: tuple
+    queries: int
     keys: int
     window: int | None
+
+    def __getitem__(self, part):
+        """Of a mask [batch, 1, queries, keys] the last queries, which is what layers that share keys
+        ask of it (Gemma 4)."""
+        every = slice(None)
+        first, end, step = (part[2].indices(self.queries) if isinstance(part, tuple) and
+                            len(part) == 4 and isinstance(part[2], slice) else (0, 0, 0))
+        _require((end, step) == (self.queries, 1) and (*part[:2], part[3]) == (every,) * 3,
+                 f"the model takes the part {part} of a mask; only its last queries can be had")
+        rows = tuple((*keys, max(begin - first, 0), max(last - first, 0))
+                     for *keys, begin, last in self.rows)
+        return replace(self, rows=rows, queries=end - first)
 
     def contiguous(self):
         """Asked of a mask that generate() makes itself."""
         raise InputError(f"{NAME}: generate() with a static cache is not supported; use a dynamic "
                          "one")
+
+    ndim = property(contiguous)  # since 5.24
 
 
 def _require(condition, text: str):
@@ -79,7 +95,7 @@ def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
         keys = [min(max(token - kv_offset, 0), kv_length) for token in (first, last)]
         queries = [min(max(token - q_offset, 0), q_length) for token in (first, last)]
         clipped.append((*keys, *queries))
-    return Spans(tuple(clipped), end - kv_offset, local_size)
+    return Spans(tuple(clipped), q_length, end - kv_offset, local_size)
 
 
 def _valid_tokens(row: Tensor, number: int):
@@ -128,7 +144,8 @@ class Layer:
         if self.branch is None:
             return
         self.x = kwargs.get("hidden_states", args[0] if args else None)
-        self.cache = kwargs.get("past_key_values")
+        given = (kwargs.get(name) for name in _CACHES)
+        self.cache = next((cache for cache in given if cache is not None), None)
 
 
 @dataclass
@@ -221,7 +238,8 @@ def attention_modules(model):
 
     def attend(module, query, key, value, *_, sliding_window=None, **__):
         number = getattr(module, "layer_idx", None)
-        _require(number is not None, f"{type(module).__name__} has no layer_idx")
+        _require(number is not None and number >= 0, f"{type(module).__name__} has layer_idx {number}, "
+                 "which is no number of a layer")
         _require(getattr(module, "is_causal", True), f"layer {number} is not causal")
         _require(found.setdefault(number, module) is module, f"layer {number} has two attention "
                  "modules")
@@ -330,16 +348,12 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
     begin = torch.tensor([span[0] for span in spans], device=x.device)
     positions = (torch.arange(tokens - new, tokens, device=x.device) - begin[:, None]).clamp(min=0)
     index_k = layer.branch.keys(x.flatten(0, 1), positions.flatten()).unflatten(0, x.shape[:2])
+    marks = _marks(key, begin)
     if tokens > new:
         held = layer.index_keys.get(cache) if cache is not None else None
-        same = (held is not None and held[0].shape[:2] == (len(x), tokens - new)
-                and torch.equal(held[1], key[:, :, tokens - new - 1]))
-        _require(same, f"layer {layer.number}: the cache is not as this layer left it: it was "
-                 "filled by another implementation, or its rows were reordered (beam search) or "
-                 "cut")
-        index_k = torch.cat([held[0], index_k], 1)
+        index_k = torch.cat([_held_keys(layer, held, marks[:, :-new]), index_k], 1)
     if cache is not None:
-        layer.index_keys[cache] = index_k, key[:, :, -1].clone()
+        layer.index_keys[cache] = marks, index_k
     index_q = torch.cat([layer.branch.queries(x[row, span[2]:span[3]],
                                               positions[row, span[2]:span[3]])
                          for row, span in enumerate(spans)])
@@ -349,3 +363,30 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
         index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
         force_begin_blocks=rule.force_begin_blocks, force_end_blocks=rule.force_end_blocks,
         **lengths)
+
+
+def _marks(key: Tensor, begin: Tensor) -> Tensor:
+    """[batch, 1 + tokens] int64 of the keys [batch, Hkv, tokens, dh] of rows that begin at `begin`:
+    numbers that differ, all but surely, where a bit of a row's begin or of a token's keys does."""
+    bits = key.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()])
+    marks = bits.new_zeros((len(key), key.shape[2]), dtype=torch.int64)
+    draw = torch.Generator().manual_seed(0)
+    for head in range(key.shape[1]):
+        weights = torch.randint(2 ** 62, (key.shape[3],), generator=draw).to(key.device) | 1
+        marks += (bits[:, head].long() * weights).sum(-1)
+    return torch.cat([begin[:, None], marks], 1)
+
+
+def _held_keys(layer: Layer, held, marks: Tensor) -> Tensor:
+    """The index keys of the rows with these marks, from the last call with their cache, whose rows
+    may have been reordered, chosen, repeated or cut since."""
+    if held is not None:
+        known, index_k = held
+        length = marks.shape[1]
+        same = (marks[:, None] == known[None, :, :length]).all(-1) if known.shape[1] >= length else (
+            marks.new_zeros((len(marks), 1), dtype=torch.bool))
+        if same.any(1).all():
+            return index_k[same.long().argmax(1), :length - 1]
+    raise InputError(f"{NAME}: layer {layer.number}: the cache is not as this layer left it: it holds "
+                     "keys that the Index Branch has not seen in this cache, or that were changed "
+                     "since, as a copy of the cache does, or one of reduced precision")

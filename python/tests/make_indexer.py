@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Results of msa-fit-indexer with random weights, for models of any size."""
 
+import json
+
 import h5py
 import numpy as np
 
 
 def make_indexer(path, layers, *, groups, dim, model_dim, norm=True, rotary=None, theta=1e4,
-                 frequencies=None, seed=3):
+                 frequencies=None, seed=3, first=0):
     rng = np.random.default_rng(seed)
     rotary = dim if rotary is None else rotary
     with h5py.File(path, "w") as file:
         file.attrs["format"], file.attrs["format_version"] = "msa-results", 2
+        file.create_group("run").attrs["options"] = json.dumps(
+            {"block_size": 16, "top_k": 3, "forced_local": 1, "forced_first": first})
         for layer in layers:
             group = file.create_group(f"fit/{layer}/weights")
             group.attrs.update({"groups": groups, "index_dim": dim, "model_dim": model_dim,

@@ -3,16 +3,21 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from make_indexer import make_indexer
+from safetensors import safe_open
+from safetensors.numpy import load_file, save, save_file
 from test_capture_files import (OWN_SELECTION, SCALED_ROPE, Fake, assert_same, random_layer)
 
-from msalab.capture import capture
+import msalab.capture
+from msalab.capture import CaptureError, capture, fitted
 from msalab.capture.__main__ import main
 from msalab.capture.layer import bfloat16
 from msalab.capture.reader import ActivationsReader
@@ -323,3 +328,72 @@ def test_export_refuses_to_overwrite(tmp_path, refuse):
     (tmp_path / "a.safetensors").write_text("mine")
     refuse(["exists; --overwrite"], "--out", tmp_path / "a.safetensors", source="a.h5")
     assert (tmp_path / "a.safetensors").read_text() == "mine"
+
+
+# Index Branches that msa-fit-indexer has fitted.
+
+FIT = {"groups": 2, "dim": 16, "model_dim": 24}
+
+
+def exported(path, out, *arguments):
+    return main(["convert", str(path), "--out", str(out), "--overwrite", *arguments])
+
+
+def test_a_fit_is_exported_with_all_that_scoring_needs(tmp_path):
+    """Two fits of other RoPE are other files, and each is read as it was."""
+    files = []
+    for number, (rotary, theta) in enumerate([(8, 1e4), (16, 5e6)]):
+        source = make_indexer(tmp_path / f"{number}.h5", [1, 3], **FIT, rotary=rotary, theta=theta)
+        files.append(tmp_path / f"{number}.safetensors")
+        assert exported(source, files[-1]) == 0
+        for layer, expected in fitted.read(source).items():
+            found = fitted.read(files[-1])[layer]
+            assert (found.groups, found.theta) == (expected.groups, expected.theta)
+            for name in ("w_q", "w_k", "frequencies"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+            for name in ("norm_q", "norm_k"):  # 1 less is stored
+                np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=2e-7)
+    assert files[0].read_bytes() != files[1].read_bytes()
+    with safe_open(files[0], "numpy") as file:
+        form = json.loads(file.metadata()[fitted.METADATA])
+    assert form == {"layers": [1, 3], "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
+                    "index_topk_blocks": 3, "index_local_blocks": 1, "rope_type": "default",
+                    "rope_theta": 1e4, "rotary_dim": 8, "rope_layout": "halves",
+                    "rms_norm_eps": 1e-6, "index_scale": 0.25}
+    assert exported(tmp_path / "0.h5", files[0], "--layers", "3") == 0
+    assert list(fitted.read(files[0])) == [3]
+
+
+def test_what_minimax_m3_cannot_say_of_a_fit_is_refused(tmp_path, capsys):
+    def refused(text, **changes):
+        source = make_indexer(tmp_path / "fit.h5", [1, 3], **FIT | changes)
+        assert exported(source, tmp_path / "out.safetensors") == 2
+        assert text in capsys.readouterr().err and not (tmp_path / "out.safetensors").exists()
+
+    refused("layer 1: the Index Branch has no RoPE", rotary=0)
+    refused("layer 1: the Index Branch has RoPE of other frequencies", rotary=4, frequencies=[1, 0.1])
+    refused("layer 1: the Index Branch has no RMS norms", norm=False)
+    refused("was fitted with --forced-first 1", first=1)
+    source = make_indexer(tmp_path / "fit.h5", [1, 3], **FIT)
+    with h5py.File(source, "a") as file:
+        file["fit/3/weights"].attrs["rope_theta"] = 5e6
+    assert exported(source, tmp_path / "out.safetensors") == 2
+    assert "layer 3: theta 5000000.0, of layer 1 10000.0" in capsys.readouterr().err
+    with h5py.File(source, "a") as file:
+        del file["run"]
+    assert exported(source, tmp_path / "out.safetensors", "--layers", "1") == 2
+    assert "/run does not say block size and k" in capsys.readouterr().err
+    (tmp_path / "other.safetensors").write_bytes(save({"a": np.ones(1, np.float32)}))
+    with pytest.raises(CaptureError, match="has no metadata msalab_index_branch"):
+        fitted.read(tmp_path / "other.safetensors")
+
+
+def test_conversion_needs_no_pytorch(tmp_path):
+    """Nor transformers, nor the compiled module."""
+    source = make_indexer(tmp_path / "fit.h5", [1], **FIT)
+    program = ("import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'msalab._msalab')))\n"
+               "from msalab.__main__ import main; sys.exit(main(sys.argv[1:]))")
+    folder = str(Path(msalab.capture.__file__).parents[2])
+    for name in ("indexer.safetensors", "again.safetensors"):
+        subprocess.run([sys.executable, "-c", program, "convert", source, "--out", tmp_path / name],
+                       check=True, env={**os.environ, "PYTHONPATH": folder})

@@ -71,8 +71,8 @@ FAMILIES = {
 }
 
 
-def make_model(family, dtype=torch.float32, **changes):
-    config_name, model_name, options = FAMILIES[family]
+def make_model(family, dtype=torch.float32, families=None, **changes):
+    config_name, model_name, options = (families or FAMILIES)[family]
     if not hasattr(transformers, model_name):
         pytest.skip(f"transformers {transformers.__version__} has no {model_name}")
     torch.manual_seed(SEED)

@@ -13,8 +13,10 @@ from test_capture_models import (BLOCK, SEED, SIZES, TOP_K, WINDOW, make_model, 
 
 from msalab.capture import ActivationsWriter, CaptureError, TransformersModel, capture, to_numpy
 from msalab.capture.__main__ import main
+from msalab.capture.layer import Layer
 from msalab.capture.reader import ActivationsReader
 from msalab.capture.rope import apply_rope, frequencies, positions
+from msalab.capture.rotary import Turned, describe
 
 LIMIT = 64  # tokens of the window that a scaled RoPE was made for
 FACTOR = 8.0
@@ -271,3 +273,46 @@ def test_loading_a_language_model_makes_no_report(folder, caplog):
     caplog.clear()
     assert main(folder) == 0
     assert "LOAD REPORT" not in caplog.text
+
+
+@pytest.mark.parametrize("interleaved, theta", [(True, 1e4), (False, 1e4), (True, 5e5)])
+def test_rope_without_a_buffer_of_frequencies_is_measured(interleaved, theta):
+    """As GPT-J's, which makes cosine and sine itself."""
+    at_zero = np.random.default_rng(2).standard_normal((4, 16)).astype(np.float32)
+    here = apply_rope(at_zero[None], np.ones(1), frequencies(8, theta), 1, interleaved)[0]
+    heads = np.zeros((1, 4, 16), np.float32)
+    for parameters, known in (({"rope_theta": theta}, True), ({}, theta == 1e4),
+                              ({"rope_theta": 2e4}, False)):
+        layer = Layer(heads, heads, heads, 1.0)
+        describe(layer, None, parameters, Turned(8, here, at_zero))
+        expected = (8, theta, "interleaved" if interleaved else None) if known else (None,) * 3
+        assert (layer.rotary_dim, layer.rope_theta, layer.rope_layout) == expected
+
+
+def test_gptj_is_captured_with_its_rope_or_refused(tmp_path):
+    """Since transformers 5.24 it attends through the interface."""
+    torch.manual_seed(1)
+    model = transformers.GPTJModel(transformers.GPTJConfig(
+        vocab_size=97, n_positions=64, n_embd=64, n_layer=2, n_head=4, rotary_dim=8,
+        bos_token_id=1, eos_token_id=2)).eval()
+    try:
+        captured = TransformersModel(model)
+    except CaptureError as error:
+        assert "attends through transformers' attention interface" in str(error)
+        return
+    capture(captured, [range(40)], tmp_path / "gptj.h5")
+    with ActivationsReader(tmp_path / "gptj.h5") as file:
+        found = file.layer(1)
+    assert (found.rotary_dim, found.rope_theta, found.rope_layout) == (8, 1e4, "interleaved")
+
+
+def test_modules_without_a_layers_number_are_refused():
+    """Zamba2 shares attention modules between layers, all of them number -1."""
+    torch.manual_seed(1)
+    model = transformers.Zamba2Model(transformers.Zamba2Config(
+        vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, attention_head_dim=32, intermediate_size=48, mamba_d_state=8,
+        mamba_headdim=16, n_mamba_heads=4, mamba_ngroups=1, hybrid_layer_ids=[1],
+        layer_types=["mamba", "hybrid", "mamba"], use_mem_rope=True)).eval()
+    with pytest.raises(CaptureError, match="Zamba2Attention has layer_idx -1, which is no number"):
+        TransformersModel(model)

@@ -3,6 +3,7 @@
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -44,8 +45,13 @@ fi
 """
 
 
+def letters(number):
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
 def lines(word, count):
-    return "".join(f"{word} {i * 7919 % 10007} of the line {i}\n" for i in range(count))
+    return "".join(f"{word} {letters(i * 7919 % 10007)} of the line {letters(i)}\n"
+                   for i in range(count))
 
 
 class Archive:
@@ -74,9 +80,11 @@ class Archive:
                         self.root / "debs" / f"{name}_1%3a2.0-1_all.deb"],
                        check=True, capture_output=True)
 
-    def recipe(self, packages, minimum_bytes=1):
+    def recipe(self, packages, **changed):
         path = self.root / "recipe.json"
-        path.write_text(json.dumps({"minimum_bytes": minimum_bytes, "packages": packages}))
+        path.write_text(json.dumps({"bytes": 100000, "least_bytes": 1000, "held_out": 0.3,
+                                    "kinds": {"english": 0.8, "c": 0.2},
+                                    "packages": packages} | changed))
         return path
 
     def command(self, out, recipe):
@@ -90,13 +98,11 @@ class Archive:
         return (self.root / "log").read_text().split()
 
 
-HELD_OUT = lines("held", 60)
+NEAR = lines("near", 60)
 CODE = lines("code", 60)
 PAGE = lines("page", 60)
-PACKAGES = [{"name": "other", "side": "held_out"},
-            {"name": "meta", "side": "train", "depends": True},
-            {"name": "docs", "side": "train"},
-            {"name": "gone", "side": "train"}]
+PACKAGES = [{"name": "other"}, {"name": "meta", "depends": True}, {"name": "docs"},
+            {"name": "gone"}]
 
 
 def tar_of(files):
@@ -114,10 +120,12 @@ def archive(tmp_path):
     root = tmp_path / "archive"
     root.mkdir()
     archive = Archive(root)
-    archive.add("other", {"usr/a.txt": HELD_OUT})
+    archive.add("other", {"usr/a.txt": NEAR,
+                          **{f"usr/{i}.txt": lines(f"word{letters(i)}", 60) for i in range(90)},
+                          **{f"usr/{i}.h": lines(f"int{letters(i)}", 60) for i in range(60)}})
     archive.add("code", {
         "usr/src/tree.tar.xz": tar_of({"tree/code.c": CODE, "tree/again.c": CODE,
-                                       "tree/near.c": HELD_OUT + "one line more, and one\n"}),
+                                       "tree/near.c": NEAR + "one line more, and one\n"}),
         "usr/src/empty.tar": b"",
         "usr/src/cut.gz": gzip.compress(CODE.encode())[:-9]})
     archive.add("docs", {
@@ -138,24 +146,33 @@ def documents(path):
     return [text.decode() for text in texts]
 
 
-def test_takes_text_once_and_each_package_on_one_side(archive, tmp_path):
+def files_of(out):
+    return {f"{side}/{kind}.txt": documents(out / side / f"{kind}.txt")
+            for side in ("train", "held_out") for kind in ("english", "c")}
+
+
+def test_takes_text_once_of_every_kind_on_both_sides(archive, tmp_path):
     out = tmp_path / "out"
     done = archive.make(out, archive.recipe(PACKAGES))
     assert done.returncode == 0, done.stderr
     assert "no package gone: left out" in done.stderr
-    assert documents(out / "held_out.txt") == [HELD_OUT]
-    train = documents(out / "train.txt")
-    assert train[0] == CODE
-    assert sorted(train[1:]) == sorted(["a <b> c\n\n" + PAGE, lines("man", 60)])
+    files = files_of(out)
+    taken = [text for texts in files.values() for text in texts]
+    assert len(set(taken)) == len(taken)
     manifest = json.loads((out / "manifest.json").read_text())
     other, code, docs = manifest["packages"]
-    assert (code["package"], code["version"], code["side"]) == ("code", "1:2.0-1", "train")
+    assert (code["package"], code["version"]) == ("code", "1:2.0-1")
     assert {name: code[name] for name in ("files", "length", "duplicates", "near_duplicates",
-                                          "kept", "kept_bytes")} == {
-        "files": 5, "length": 2, "duplicates": 1, "near_duplicates": 1, "kept": 1,
-        "kept_bytes": len(CODE)}
+                                          "kept")} == {
+        "files": 5, "length": 2, "duplicates": 1, "near_duplicates": 1, "kept": 1}
     assert {name: docs[name] for name in ("files", "no_text", "length", "kept")} == {
         "files": 7, "no_text": 3, "length": 2, "kept": 2}
+    assert min(other["train"], other["held_out"]) > 5
+    assert sum(one["train"] + one["held_out"] for one in (other, code, docs)) == len(taken)
+    for name, share in {"english": 0.8, "c": 0.2}.items():  # to one document
+        for side, part in {"train": 0.7, "held_out": 0.3}.items():
+            size = sum(len(text) + 1 for text in files[f"{side}/{name}.txt"])
+            assert 0 <= size - int(100000 * share * part) < 3000
     for name, file in manifest["files"].items():
         data = (out / name).read_bytes()
         assert file == {"documents": data.count(b"\0"), "bytes": len(data),
@@ -165,17 +182,44 @@ def test_takes_text_once_and_each_package_on_one_side(archive, tmp_path):
     assert not list(out.rglob("*.partial"))
 
 
+def test_more_documents_move_none_to_the_other_side(archive, tmp_path):
+    few, many = tmp_path / "few", tmp_path / "many"
+    archive.make(few, archive.recipe(PACKAGES[:1], bytes=50000))
+    archive.make(many, archive.recipe(PACKAGES[:1]))
+    for side, other in (("train", "held_out"), ("held_out", "train")):
+        assert not set(files_of(few)[f"{side}/english.txt"]) & set(
+            files_of(many)[f"{other}/english.txt"])
+        assert set(files_of(few)[f"{side}/c.txt"]) < set(files_of(many)[f"{side}/c.txt"])
+
+
+@pytest.mark.parametrize("name, text, kind", [
+    ("tree/a.h", "int f(void);  /* the name of the function is in it */\n", "c"),
+    ("tree/a.h", "#define A 0x00184 /* 0x3412 */ 17, 18, 19, 20\n", "tables"),
+    ("tree/a.py", "def f(x):\n    return x\n", "code"),
+    ("tree/run", "#!/bin/sh\necho\n", "code"),
+    ("doc/a.txt", "It is the first of the lines that are read by most of us.\n", "english"),
+    ("doc/a.txt", "Dies ist die erste der Zeilen, und das ist nicht die letzte.\n", "languages"),
+    ("doc/a.txt", "Это первая строка текста на русском языке.\n", "languages"),
+    ("doc/a.txt", "aback abaft abandon abase abash abate abbess abbey abbot\n", "tables"),
+])
+def test_kinds_follow_from_name_and_words(name, text, kind):
+    spec = importlib.util.spec_from_file_location("make_corpus", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.kind_of(name, text * 20) == kind
+
+
 def test_what_is_complete_is_left_alone_and_what_changed_is_made_again(archive, tmp_path):
     out, recipe = tmp_path / "out", archive.recipe(PACKAGES)
     archive.make(out, recipe)
-    before = {path: path.read_bytes() for path in out.glob("*.*")}
+    before = {path: path.read_bytes() for path in out.glob("*/*.txt")}
     assert archive.make(out, recipe).stdout == f"{out} is complete\n"
-    (out / "train.txt").write_bytes(b"changed")
+    (out / "train" / "c.txt").write_bytes(b"changed")
     deb = next((out / "packages").glob("docs_*.deb"))
     deb.write_bytes(deb.read_bytes()[:-1])
     assert archive.make(out, recipe).returncode == 0
     assert archive.downloads() == ["other", "code", "docs", "docs"]
-    assert before == {path: path.read_bytes() for path in out.glob("*.*")}
+    assert before == {path: path.read_bytes() for path in out.glob("*/*.txt")}
 
 
 def test_goes_on_after_a_kill_to_the_same_files(archive, tmp_path):
@@ -196,46 +240,45 @@ def test_goes_on_after_a_kill_to_the_same_files(archive, tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert not list(out.glob("*.txt")) and not list(out.glob("*.json"))
+    assert not list(out.glob("*/*.txt")) and not list(out.glob("*.json"))
     (archive.root / "docs.wait").unlink()
     assert archive.make(out, recipe).returncode == 0
     assert archive.downloads() == ["other", "code", "docs"]
-    for name in ("train.txt", "held_out.txt", "manifest.json"):
+    for name in ("train/c.txt", "held_out/english.txt", "manifest.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert not list(out.rglob("*.partial"))
 
 
-def test_a_share_takes_documents_by_their_bytes(archive, tmp_path):
-    archive.add("many", {f"usr/{i}.txt": lines(f"word{i}", 40) for i in range(200)})
-    taken = {}
+def test_a_share_takes_files_by_their_bytes(archive, tmp_path):
+    archive.add("many", {f"usr/{i}.txt": lines(f"term{letters(i)}", 40) for i in range(200)})
+    kept = {}
     for share in (0.2, 0.5):
-        packages = [PACKAGES[0], {"name": "many", "side": "train", "share": share}]
+        packages = [PACKAGES[0], {"name": "many", "share": share}]
         out = tmp_path / str(share)
         archive.make(out, archive.recipe(packages))
-        taken[share] = set(documents(out / "train.txt"))
+        kept[share] = json.loads((out / "manifest.json").read_text())["packages"][1]["kept"]
         # Binomial: 5 standard deviations of 200 draws.
-        assert abs(len(taken[share]) - 200 * share) < 5 * (200 * share * (1 - share)) ** 0.5
-    assert taken[0.2] < taken[0.5]
+        assert abs(kept[share] - 200 * share) < 5 * (200 * share * (1 - share)) ** 0.5
+    assert kept[0.2] < kept[0.5]
 
 
-@pytest.mark.parametrize("packages, minimum, message", [
-    ([{"name": "gone", "side": "held_out"}, {"name": "gone2", "side": "train"}], 1,
+@pytest.mark.parametrize("packages, changed, message", [
+    ([{"name": "gone"}, {"name": "gone2"}], {},
      "apt knows none of the packages; has apt-get update been run?"),
-    (PACKAGES, 10**6, "fewer than minimum_bytes = 1000000"),
-    ([PACKAGES[1]], 1, "recipe.json: packages must be held_out or train, both, and held_out first"),
-    ([PACKAGES[1], PACKAGES[0]], 1, "both, and held_out first"),
-    ([PACKAGES[0], {"name": "docs", "side": "train", "share": 0}], 1,
-     "shares must be above 0 and at most 1"),
-    ([PACKAGES[0], {"side": "train"}], 1, "recipe.json: is no recipe: KeyError('name')"),
-    ([PACKAGES[0], {"name": "shorts", "side": "train"}], 1, "no document is on the side train"),
+    (PACKAGES, {"bytes": 10**7}, "of the kind english the packages have "),
+    (PACKAGES, {"kinds": {"tables": 1}}, "of the kind tables the packages have 0 bytes"),
+    (PACKAGES, {"kinds": {"c": 0.5}}, "with shares whose sum is 1"),
+    (PACKAGES, {"kinds": {"rhymes": 1}}, "kinds must be of c, code, english, languages, tables"),
+    (PACKAGES, {"held_out": 0}, "held_out is 0, must be between 0 and 1"),
+    ([{"name": "docs", "share": 0}], {}, "shares of packages must be above 0 and at most 1"),
+    ([PACKAGES[0], {"share": 1}], {}, "recipe.json: is no recipe: KeyError('name')"),
 ])
-def test_refusals_leave_no_text(archive, tmp_path, packages, minimum, message):
-    archive.add("shorts", {"usr/a.txt": "short\n"})
+def test_refusals_leave_no_text(archive, tmp_path, packages, changed, message):
     out = tmp_path / "out"
-    done = archive.make(out, archive.recipe(packages, minimum))
+    done = archive.make(out, archive.recipe(packages, **changed))
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
-    assert not list(out.glob("*.txt*")) and not list(out.glob("*.json*"))
+    assert not list(out.glob("*/*.txt*")) and not list(out.glob("*.json*"))
 
 
 def test_a_download_of_other_bytes_is_refused(archive, tmp_path):

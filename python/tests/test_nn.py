@@ -64,6 +64,17 @@ def test_steps_are_those_of_the_training_engine(arm):
                 assert kl.numpy() == pytest.approx(golden["kl"][step], rel=2e-2, abs=2e-5)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("value_head", [False, True])
+def test_no_tokens_have_no_output_and_no_loss(sparse, value_head):
+    """As a rank of a run has whose share of the documents is empty."""
+    module = MSAttention(16, 4, 2, 16, value_head=value_head, sink=True)
+    y, kl = module(torch.zeros(0, 16, requires_grad=True), sparse=sparse)
+    assert y.shape == (0, 16) and kl == 0
+    (y.sum() + kl).backward()
+    assert not any(weight.grad.any() for weight in module.parameters() if weight.grad is not None)
+
+
 def test_refuses_sizes_by_name():
     with pytest.raises(ValueError, match="query_heads is 3, must be a multiple of kv_heads = 2"):
         MSAttention(16, 3, 2, 16)

@@ -213,7 +213,7 @@ def test_bad_input_is_named_with_value_and_rule(data, ids):
             data["index_k"], 0)
     bad = ids.copy()
     bad[3, 1] = [1, 0, -1]
-    refused(r"ids\[3, 1", sparse, q, k, v, bad, block_size=BK, **PACKED)
+    refused(r"^topk_idxs\[3, 1", sparse, q, k, v, bad, block_size=BK, **PACKED)
     refused("order is 'zigzag', must be automatic, union, kv_outer or q_outer", sparse, q, k, v,
             ids, order="zigzag", block_size=BK, **PACKED)
     refused("no backend is called 'abacus'", dense, q, k, v, backend="abacus", **PACKED)
@@ -310,8 +310,15 @@ def test_a_call_finds_the_problem_of_its_own_arguments(data):
 def test_ids_out_of_range_are_refused(data, value, rule):
     arrays = [data[name][:29] for name in "qkv"]
     ids = np.full((29, HKV, 1), value, np.int32)
-    with pytest.raises(msalab.InputError, match=rf"ids\[0, 0, 0\] is {value}, .*{rule}"):
+    with pytest.raises(msalab.InputError, match=rf"^topk_idxs\[0, 0, 0\] is {value}, .*{rule}"):
         msalab.msa_sparse_attention(*arrays, ids, block_size=BK)
+    index = data["index_q"][:29], data["index_k"][:29]
+    with pytest.raises(msalab.InputError, match=rf"^topk_idxs\[0, 0, 0\] is {value}, .*{rule}"):
+        msalab.msa_index_kl(*arrays[:2], *index, ids, block_size=BK)
+    with pytest.raises(msalab.InputError, match="^topk_idxs has k = 0, must be at least 1"):
+        msalab.msa_sparse_attention(*arrays, ids[:, :, :0], block_size=BK)
+    with pytest.raises(msalab.InputError, match="^topk_idxs has shape"):
+        msalab.msa_sparse_attention(*arrays, ids[1:], block_size=BK)
     with pytest.raises(msalab.InputError, match="order is None, must be a word"):
         msalab.msa_sparse_attention(*arrays, ids, block_size=BK, order=None)
     with pytest.raises(msalab.InputError, match="topk_idxs is NoneType, must be a dense array"):

@@ -98,6 +98,55 @@ def test_kl_has_autograds_gradient_and_the_teacher_none(data, full):
     assert torch.autograd.grad(again, data["q"], allow_unused=True) == (None,)
 
 
+@pytest.mark.parametrize("order", ["union", "kv_outer", "q_outer"])
+def test_the_gradient_takes_a_loop_order_of_its_own(data, order, monkeypatch):
+    """No backend has a gradient in every order of the forward pass (cuda has none over unions)."""
+    ids = m.msa_index_select(data["index_q"], data["index_k"], K, block_size=BK)
+    leaves, asked = [data[name] for name in "qkv"], []
+
+    def watched(*arguments, **options):
+        asked.append(options["order"])
+        return gradient(*arguments, **options)
+
+    gradient = msalab.operations.msa_sparse_attention_grad
+    monkeypatch.setattr(m.operations, "msa_sparse_attention_grad", watched)
+    found = gradients(m.msa_sparse_attention(*leaves, ids, block_size=BK, order=order).sum(), leaves)
+    expected = gradients(m.msa_sparse_attention(*leaves, ids, block_size=BK).sum(), leaves)
+    assert asked == ["automatic", "automatic"]
+    for one, other in zip(found, expected):
+        dot(one, other)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_kl_has_the_window_and_the_soft_cap_of_its_teacher(data, full):
+    """The teacher's probabilities, as block_mass has them of blocks of one token each."""
+    index, qk = [data["index_q"], data["index_k"]], [data[name].detach() for name in "qk"]
+    ids = None if full else m.msa_index_select(*index, K, block_size=BK)
+    at = {"window": 9, "softcap": 2.0}
+    n = len(qk[0])
+    groups = torch.arange(HQ) // (HQ // HKV)
+    logits = torch.einsum("ihd,jhd->ijh", qk[0].double(), qk[1].double()[:, groups]) / DH ** 0.5
+    place = torch.arange(n)
+    seen = (place[:, None] >= place)[:, :, None].expand(n, n, HKV)
+    if not full:
+        seen = seen & (ids.long()[:, None] == (place // BK)[None, :, None, None]).any(-1)
+    near = seen & (place[:, None] - place < at["window"])[:, :, None]
+    capped = at["softcap"] * (logits / at["softcap"]).tanh()
+    teacher = capped.masked_fill(~near[:, :, groups], -torch.inf).softmax(1).unflatten(2, (HKV, -1))
+    teacher = teacher.mean(-1)
+    student = torch.einsum("igd,jd->ijg", *(leaf.double() for leaf in index)) / DIDX ** 0.5
+    student = student.masked_fill(~seen, -torch.inf).log_softmax(1)
+    terms = torch.where(teacher > 0, teacher * (teacher.clamp_min(1e-300).log() - student), 0)
+    expected = terms.sum(1).mean()
+    found = m.msa_index_kl(*qk, *index, ids, block_size=BK, **at)
+    dot(found, expected.float())
+    for one, other in zip(gradients(found, index), gradients(expected, index)):
+        dot(one, other)
+    for name in at:  # each of them counts
+        less = m.msa_index_kl(*qk, *index, ids, block_size=BK, **{name: at[name]})
+        assert (less - found).abs() > 1e-3
+
+
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_kl_takes_what_the_forward_pass_knows(data, full, with_sinks):
@@ -151,9 +200,9 @@ def test_operators_pass_pytorchs_own_checks(data):
             (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
             (m._sparse, (q, k, v, ids, sinks, *plain, BK, "kv_outer", CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
-                     "mean", BK, CU, CU)),
+                     "mean", 9, 5.0, BK, CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
-                     None, "mean", BK, CU, CU)),
+                     None, "mean", None, None, BK, CU, CU)),
             (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, False, CU, CU)),
             (m._scores, (index_q, index_k, BK, None, CU, CU)),
             (m._topk, (m.msa_proxy_score(index_q, index_k, block_size=BK).detach(), K, 1, 1, BK,

@@ -202,6 +202,14 @@ def test_forward_mode_is_refused(data, name):
         torch.func.hessian(lambda x: call(m, name, data, **{operand: x}).sum())(value)
 
 
+def test_operators_refuse_dual_tensors(data):
+    q, k, v = (data[name] for name in "qkv")
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(v, torch.ones_like(v))
+        with pytest.raises(ValueError, match="dense_attention has no derivative in forward mode"):
+            torch.ops.msalab.dense_attention(q, k, dual, *(None,) * 6)
+
+
 @pytest.mark.parametrize("name", ["index_select", "index_scores", "select_blocks", "block_mass"])
 def test_what_has_no_gradient_has_no_tangent(data, name):
     """As autograd has none: a constant."""

@@ -4,6 +4,7 @@ logits are its own; with fewer they are those of a masked softmax; decoding, pad
 change nothing; what cannot be had is refused. Needs PyTorch, transformers and the compiled
 module."""
 
+import inspect
 from contextlib import contextmanager
 
 import h5py
@@ -16,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
 
 from make_indexer import make_indexer  # noqa: E402
-from test_capture_models import SIZES, make_model  # noqa: E402
+from test_capture_models import FAMILIES, SIZES, make_model  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 import msalab  # noqa: E402
@@ -25,16 +26,24 @@ from msalab import indexer, selectors  # noqa: E402
 from msalab.capture.__main__ import main as convert  # noqa: E402
 
 mt.register()
+CACHE = ("cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters
+         else "past_key_values")  # its name since 5.24, and before
 TOKENS, BLOCK, TOP_K, ALL = 150, 16, 3, 10  # ALL: blocks of TOKENS
 GROUPS = SIZES["num_key_value_heads"]
 FULL = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "exaone4", "smollm3",
         "minimax_m2")
 
 
+MORE = {"gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", {
+    "sliding_window": 40, "num_kv_shared_layers": 2, "global_head_dim": 16, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "layer_types": ["sliding_attention", "full_attention"] * 2})}
+
+
 def model_of(family, **changes):
     if family == "mistral":
         changes.setdefault("sliding_window", None)
-    model = make_model(family, **changes).eval()
+    model = make_model(family, families=FAMILIES | MORE, **changes).eval()
     model.set_experts_implementation("eager")  # the others refuse double precision
     return model
 
@@ -179,8 +188,8 @@ def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
         steps, cache = [], None
         for begin, end in ((0, split), (split, split + 20), *((t, t + 1)
                                                               for t in range(split + 20, TOKENS))):
-            out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(ids[:, begin:end], **{CACHE: cache}, use_cache=True)
+            cache = cache_of(out)
             steps.append(out.logits.double())
     found = torch.cat(steps, 1)
     assert_as_exact(model, ids, found - whole + logits_of(model, ids))
@@ -231,6 +240,52 @@ def test_layers_with_a_window_keep_it():
     assert chosen[0] is None and chosen[1] is not None
     with pytest.raises(msalab.InputError, match="no layer is left to select"):
         configured(model_of("mistral", sliding_window=40))
+
+
+def gemma4():
+    """Its last two layers attend to the keys of earlier ones, at the positions whose logits are
+    asked for alone."""
+    return model_of("gemma4")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7])
+def test_layers_that_share_keys_attend_as_the_model_does(kept):
+    model, ids = gemma4(), tokens_of()
+    own = logits_of(model, ids, logits_to_keep=kept)
+    with attending(model, mt.NAME):
+        assert configured(model, top_k=ALL) == [1, 3]
+        found = logits_of(model, ids, logits_to_keep=kept)
+        assert found.shape[1] == (kept or TOKENS)
+        configured(model)
+        whole = logits_of(model, ids)
+        assert (logits_of(model, ids, logits_to_keep=kept)
+                - whole[:, -(kept or TOKENS):]).abs().max() < 1e-4
+    assert (found - own).abs().max() < 1e-4
+    assert (whole[:, -(kept or TOKENS):] - own).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_layers_that_share_keys_generate_what_the_model_does():
+    model, rows = gemma4(), torch.cat([tokens_of(40, seed=1), tokens_of(40, seed=2)])
+    mask = torch.ones_like(rows)
+    mask[0, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False,
+               "eos_token_id": None}
+    own = model.generate(rows, **options)
+    with attending(model, mt.NAME):
+        configured(model, top_k=ALL)
+        assert model.generate(rows, **options).tolist() == own.tolist()
+
+
+def test_other_parts_of_a_mask_are_refused():
+    spans = mt.Spans(((2, 9, 0, 4), (0, 7, 0, 2)), 4, 9, None)
+    last = spans[:, :, -3:, :]
+    assert last.rows == ((2, 9, 0, 3), (0, 7, 0, 1)) and last.queries == 3
+    assert last[:, :, -1:, :].rows == ((2, 9, 0, 1), (0, 7, 0, 0))
+    for part in ((slice(None), slice(None), slice(0, 2), slice(None)), 0, slice(None),
+                 (slice(None), slice(None), slice(-2, None), slice(0, 3))):
+        with pytest.raises(msalab.InputError, match="only its last queries can be had"):
+            spans[part]
 
 
 def test_gradients_reach_the_weights():
@@ -308,19 +363,86 @@ def test_refuses_masks_that_are_not_causal():
         logits_of(chunked, tokens_of())
 
 
+def indexed(model, path):
+    configured(model, indexer=make_indexer(path / "results.h5", range(4), groups=GROUPS, dim=16,
+                                           model_dim=SIZES["hidden_size"]))
+
+
+def cache_of(output):
+    return output["cache" if "cache" in output else "past_key_values"]
+
+
+def after(model, cache, ids):
+    """Logits of the tokens ids [batch, n] behind what the cache holds."""
+    return model(ids, **{CACHE: cache}, use_cache=True).logits.double()
+
+
+def rows_of(*seeds, last=5):
+    """Prompts of 40 tokens with the same last one: layer 0 has the same last key for all."""
+    rows = torch.cat([tokens_of(40, seed=seed) for seed in seeds])
+    rows[:, -1] = last
+    return rows
+
+
+CHANGES = {  # name -> (what is done to a cache of three rows, and which rows it holds then)
+    "reorder_cache": (lambda cache: cache.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
+    "batch_select_indices": (lambda cache: cache.batch_select_indices(torch.tensor([1, 1])), [1, 1]),
+    "batch_repeat_interleave": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2])}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_index_keys_follow_the_rows_of_the_cache(change, tmp_path):
+    model, rows, new = model_of("llama"), rows_of(1, 2, 3), tokens_of(2, seed=9)
+    function, order = CHANGES[change]
+    indexed(model, tmp_path)
+    cache = cache_of(model(rows, use_cache=True))
+    function(cache)
+    new = new.expand(len(order), -1)
+    found = after(model, cache, new)
+    expected = logits_of(model, torch.cat([rows[order], new], 1))[:, -2:]
+    assert (found - expected).abs().max() < 1e-4
+    assert (expected[0] - expected.flip(0)[0]).abs().max() > 0.1 or order == [1, 1]
+
+
+@torch.no_grad()
+def test_index_keys_follow_a_cache_that_is_cut(tmp_path):
+    model, rows, new = model_of("llama"), rows_of(1, 2), tokens_of(2, seed=9).expand(2, -1)
+    indexed(model, tmp_path)
+    cache = cache_of(model(rows, use_cache=True))
+    cache.crop(-7)  # 33 tokens remain
+    expected = logits_of(model, torch.cat([rows[:, :33], new], 1))[:, -2:]
+    assert (after(model, cache, new) - expected).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_beam_search_with_an_index_finds_what_no_cache_finds(tmp_path):
+    model, options = model_of("llama"), {"max_new_tokens": 12, "do_sample": False, "num_beams": 3,
+                                         "eos_token_id": None}
+    indexed(model, tmp_path)
+    found = model.generate(tokens_of(40), **options)
+    assert found.tolist() == model.generate(tokens_of(40), use_cache=False, **options).tolist()
+
+
+@torch.no_grad()
+def test_another_prompt_in_the_cache_is_refused(tmp_path):
+    """Whatever its last tokens."""
+    model, rows = model_of("llama"), rows_of(1, 2)
+    indexed(model, tmp_path)
+    cache, other = (cache_of(model(some, use_cache=True)) for some in (rows, rows_of(3, 4)))
+    for layer, donor in zip(cache.layers, other.layers):
+        layer.keys, layer.values = donor.keys, donor.values
+    with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
+        after(model, cache, rows[:, :1])
+
+
 @torch.no_grad()
 def test_refuses_caches_that_the_index_does_not_know(tmp_path):
     model, ids = model_of("llama"), tokens_of(40)
-    file = make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS, dim=16, model_dim=64)
-    both = torch.cat([ids, tokens_of(40, seed=8)])
-    own = model(both, use_cache=True).past_key_values
-    configured(model, indexer=file)
+    own = cache_of(model(ids, use_cache=True))
+    indexed(model, tmp_path)
     with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
-        model(both[:, :1], past_key_values=own)
-    cache = model(both, use_cache=True).past_key_values
-    cache.reorder_cache(torch.tensor([1, 0]))
-    with pytest.raises(msalab.InputError, match="reordered"):
-        model(both[:, :1], past_key_values=cache)
+        after(model, own, ids[:, :1])
     with pytest.raises(msalab.InputError, match="static cache"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
 
@@ -333,8 +455,8 @@ def test_a_static_cache_holds_what_a_dynamic_one_does(tmp_path):
     found = []
     for cache in (transformers.StaticCache(config=model.config, max_cache_len=64),
                   transformers.DynamicCache(config=model.config)):
-        model(ids[:, :30], past_key_values=cache)
-        found.append(model(ids[:, 30:], past_key_values=cache).logits)
+        model(ids[:, :30], **{CACHE: cache})
+        found.append(model(ids[:, 30:], **{CACHE: cache}).logits)
     assert torch.equal(*found)
 
 

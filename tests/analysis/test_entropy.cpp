@@ -53,6 +53,22 @@ TEST(Entropy, OfNanIsNan) {
     EXPECT_TRUE(std::isnan(entropy.nats()[0]));
 }
 
+/// One key takes it all, whose logit is 10^power, or -10^power: H is 0 and rounding makes 5e-3 of
+/// it from 10^5 on.
+TEST(Entropy, IsUndefinedWhereRoundingDecides) {
+    const Problem p = square_problem(1, 1, 1, 16, 0, 8);
+    for (int power = 0; power <= 20; ++power)
+        for (const float sign : {1.0F, -1.0F}) {
+            const auto logit = sign * static_cast<float>(std::pow(10.0, power));
+            Entropy entropy(1);
+            // 16 products of logit / 4, times a scale of 1 / 4.
+            entropy.add(p, filled<float, 3>({1, 1, 16}, logit), filled<float, 3>({1, 1, 16}, 0.25F),
+                        filled<float, 2>({1, 1}, logit));
+            const double nats = entropy.nats()[0];
+            EXPECT_TRUE(power < 5 ? nats == 0 : std::isnan(nats)) << logit << ' ' << nats;
+        }
+}
+
 TEST(Entropy, UsesTheScaleOfTheProblem) {
     Problem p = square_problem(1, 1, 1, 16, 0, 8);
     p.own_softmax_scale = 0.5;

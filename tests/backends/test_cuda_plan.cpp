@@ -79,7 +79,7 @@ TEST(CudaPlan, FewQueriesAreDecodedInTheAutomaticOrderAlone) {
 }
 
 TEST(CudaPlan, PredicatesSayWhy) {
-    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108};
+    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108, 163 << 10};
     const Problem p = layer(4096, 64, 4);
     const SparseAttentionRequest request{.element = Element::bf16,
                                          .top_k = 16,
@@ -88,11 +88,11 @@ TEST(CudaPlan, PredicatesSayWhy) {
     const auto why_not = [&](auto change, const Problem& of, const cuda::Device& on) {
         SparseAttentionRequest changed = request;
         change(changed);
-        return cuda::takes_sparse_attention_sm90(on, of, changed).why_not;
+        return cuda::takes_sparse_attention_tuned(on, of, changed).why_not;
     };
     const auto as_is = [](SparseAttentionRequest&) {};
     EXPECT_EQ(why_not(as_is, p, hopper), "");
-    EXPECT_EQ(why_not(as_is, p, older), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(as_is, p, older), "");
     EXPECT_EQ(why_not([](auto& r) { r.order = LoopOrder::q_outer; }, p, hopper),
               "it has no kernel for one query at a time");
     EXPECT_EQ(why_not([](auto& r) { r.element = r.out = Element::f16; }, p, hopper), "");
@@ -133,8 +133,23 @@ TEST(CudaPlan, PredicatesSayWhy) {
     EXPECT_EQ(why_not(as_is, own, hopper), "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, own, {Element::bf16}, false, true).why_not,
               "the window is 512, must be absent");
-    EXPECT_EQ(cuda::takes_select_blocks_sm90(hopper, {.top_k = 40}).why_not,
+    EXPECT_EQ(cuda::takes_select_blocks_tuned({.top_k = 40}).why_not,
               "k is 40, must be at most 32");
+}
+
+TEST(CudaPlan, E4m3AndBlockMassAreHoppersAlone) {
+    const cuda::Device older{0, 80, 108, 163 << 10};
+    const Problem p = layer(4096, 64, 4);
+    const std::string half = "an operand or output is e4m3, must be bf16 or f16";
+    EXPECT_EQ(cuda::takes_sparse_attention_tuned(
+                  older, p, {.element = Element::e4m3, .top_k = 16, .out = Element::bf16})
+                  .why_not,
+              half);
+    EXPECT_EQ(cuda::takes_index_select_sm80(older, p, {.element = Element::e4m3, .top_k = 16}, true)
+                  .why_not,
+              half);
+    EXPECT_EQ(cuda::takes_block_mass_sm90(older, p, {Element::bf16}, false, true).why_not,
+              "it has no kernel in the instructions of compute capability 8.0");
 }
 
 TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
@@ -208,7 +223,7 @@ TEST(CudaPlan, ListsOfTheGradientStayWithinTheirBound) {
 }
 
 TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
-    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108};
+    const cuda::Device hopper{0, 90, kSms}, older{0, 80, 108, 163 << 10}, ada{0, 89, 128, 99 << 10};
     const auto why_not = [](const cuda::Device& device, const Problem& p, const auto& change,
                             bool aligned = true) {
         SparseAttentionGradRequest request{.element = Element::bf16,
@@ -216,13 +231,15 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
                                            .order = LoopOrder::automatic,
                                            .saved = Element::bf16};
         change(request);
-        return cuda::takes_sparse_attention_grad_sm90(device, p, request, aligned).why_not;
+        return cuda::takes_sparse_attention_grad_tuned(device, p, request, aligned).why_not;
     };
     const auto as_is = [](auto&) {};
     const Problem p = layer(4096, 64, 4);
     EXPECT_EQ(why_not(hopper, p, as_is), "");
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::kv_outer; }), "");
-    EXPECT_EQ(why_not(older, p, as_is), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(older, p, as_is), "");
+    EXPECT_EQ(why_not(ada, p, as_is),
+              "a thread block has 101376 bytes of shared memory, must be at least 155648");
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::q_outer; }),
               "it has no kernel for one query at a time");
     EXPECT_EQ(why_not(hopper, p, [](auto& r) { r.order = LoopOrder::tile_union; }),
@@ -267,7 +284,8 @@ TEST(CudaPlan, TheKlPredicateSaysWhy) {
         return cuda::takes_index_kl_sm90(device, a.p, a.in, a.to).why_not;
     };
     EXPECT_EQ(why_not(hopper, [](auto&) {}), "");
-    EXPECT_EQ(why_not(newer, [](auto&) {}), "the device is not of compute capability 9.0");
+    EXPECT_EQ(why_not(newer, [](auto&) {}),
+              "it has no kernel in the instructions of compute capability 8.0");
     EXPECT_EQ(why_not(hopper,
                       [](auto& a) {
                           const auto of = [](const In<3>& view) {

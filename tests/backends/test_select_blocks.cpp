@@ -107,5 +107,54 @@ TEST_P(IndexSelect, IsScoresThenSelection) {
     EXPECT_TRUE(identical(got, alone));
 }
 
+class TernaryOperands : public SubjectTest {
+protected:
+    /// The last queries of 2000 tokens, index and head dim alike: blocks of 128, 96 and 64 products
+    /// of -1, 0 and 1, exact everywhere, of which many blocks have the same largest one.
+    static Case of_dim(int64_t dim) {
+        Problem p = square_problem(0, 2, 2, dim, dim, 16);
+        p.batch = PackedBatch({0, 100}, {0, 2000});
+        return {"ternary", p, {.top_k = 8}, Values::ternary};
+    }
+};
+MSA_FOR_ALL_SUBJECTS(TernaryOperands);
+
+/// Equal products have equal scores however their scale rounds.
+TEST_P(TernaryOperands, SelectTheSameBlocksOnEveryBackend) {
+    for (const int64_t dim : {128, 96, 64}) {
+        const Case c = of_dim(dim);
+        const Operands o = make_operands(c, GetParam().element);
+        Runner truth = reference(), runner(GetParam());
+        const Tensor<int32_t, 3> want = truth.index_select(c.problem, c.rule, o);
+        EXPECT_TRUE(identical(runner.index_select(c.problem, c.rule, o), want)) << dim;
+        const Tensor<float, 3> scores = runner.index_scores(c.problem, o);
+        EXPECT_TRUE(identical(runner.select_blocks(c.problem, c.rule, scores), want)) << dim;
+    }
+}
+
+TEST_P(TernaryOperands, OrderTokensAndOracleLogitsAlike) {
+    for (const int64_t dim : {128, 96, 64}) {
+        Case c = of_dim(dim);
+        const Operands o = make_operands(c, GetParam().element);
+        Runner truth = reference(), runner(GetParam());
+        const auto by_logit = [&](Runner& of) {
+            return of.select_blocks(c.problem, c.rule, of.block_mass(c.problem, o).max_logit);
+        };
+        EXPECT_TRUE(identical(by_logit(runner), by_logit(truth))) << dim;
+        c.problem.block_size = 1;
+        const Tensor<float, 3> got = runner.index_scores(c.problem, o);
+        const Tensor<float, 3> of_tokens = truth.index_scores(c.problem, o);
+        const auto rises = [](const Tensor<float, 3>& scores) {
+            std::vector<int> signs;
+            for (int64_t at = 1; at < scores.size(); ++at) {
+                const float before = scores.data()[at - 1], now = scores.data()[at];
+                signs.push_back(now > before ? 1 : now < before ? -1 : 0);
+            }
+            return signs;
+        };
+        EXPECT_TRUE(rises(got) == rises(of_tokens)) << dim;
+    }
+}
+
 }  // namespace
 }  // namespace msa::test

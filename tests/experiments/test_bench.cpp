@@ -373,6 +373,7 @@ TEST(Ceilings, TheChipIsAWordOfTheDevicesName) {
     EXPECT_EQ(chip_of("NVIDIA H200, 132 multiprocessors"), "h200");
     EXPECT_EQ(chip_of("NVIDIA H20"), "h20");
     EXPECT_EQ(chip_of("NVIDIA A100-SXM4-80GB"), "a100");
+    EXPECT_EQ(chip_of("NVIDIA GeForce RTX 4090, 128 SMs"), "rtx-4090");
     EXPECT_EQ(chip_of("NVIDIA GH200 480GB"), "");
     EXPECT_TRUE(experiments::is_measured("h100"));
     EXPECT_FALSE(experiments::is_measured("h20"));  // its peak stands in

@@ -84,6 +84,7 @@ TEST_F(Pretrain, EveryChoiceOfTrainingRuns) {
     for (const Words& choice : std::vector<Words>{{"--attention", "full"},
                                                   {"--attention", "window", "--sink"},
                                                   {"--attention", "full,msa"},
+                                                  {"--attention", "passive"},
                                                   {"--signals", "lm"},
                                                   {"--signals", "both", "--detach", "off"},
                                                   {"--kl-support", "full", "--index-norm", "none"},
@@ -191,6 +192,90 @@ TEST_F(Pretrain, ContinuesFromADenseCheckpoint) {
         std::string::npos);
 }
 
+/// The trunk ends behind its warm-up, at a step where the whole run takes no look.
+TEST_F(Pretrain, AForkWithTheSameOptionsContinuesItsTrunkBitForBit) {
+    text_file("a.txt");
+    ASSERT_EQ(run("whole").code, 0);
+    ASSERT_EQ(run("trunk", {"--until", "7"}).code, 0);
+    EXPECT_EQ(summary("trunk")["steps"], 7);
+    const Words fork{"--start-from", path("trunk/checkpoint.h5"), "--fork"};
+    ASSERT_EQ(run("fork", fork).code, 0);
+    EXPECT_TRUE(same_weights("fork", "whole"));
+    for (const char* name : {"/train/step", "/train/loss", "/probe/step", "/evaluation/step",
+                             "/evaluation/bits_per_byte"})
+        EXPECT_EQ(curve("fork", name), curve("whole", name)) << name;
+    EXPECT_EQ(summary("fork")["evaluation"], summary("whole")["evaluation"]);
+    // Killed, it is at its trunk again, or at its own checkpoint.
+    Words resumed = fork;
+    resumed.emplace_back("--resume");
+    int code = -1;
+    for (int64_t delay = 30000; code != 0; delay += 8000)
+        code = run_for("msa-pretrain", args("killed", resumed), std::chrono::microseconds(delay));
+    EXPECT_TRUE(same_weights("killed", "whole"));
+}
+
+/// Arms differ behind the trunk alone; what is new in one of them changes nothing at first.
+TEST_F(Pretrain, ArmsOfATrunkShareItsStepsAndStartAsIt) {
+    text_file("a.txt");
+    const Words often{"--log", "1", "--probe", "0", "--evaluate", "0"};
+    Words trunk = often;
+    trunk.insert(trunk.end(), {"--until", "4"});
+    ASSERT_EQ(run("trunk", trunk).code, 0);
+    const auto losses = [&](const std::string& name, const Words& choice) {
+        Words more = often;
+        more.insert(more.end(), {"--start-from", path("trunk/checkpoint.h5"), "--fork"});
+        more.insert(more.end(), choice.begin(), choice.end());
+        const Outcome outcome = run(name, more);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        return curve(name, "/train/loss");
+    };
+    const std::vector<double> msa = losses("msa", {}),
+                              passive = losses("passive", {"--attention", "passive"}),
+                              full = losses("full", {"--attention", "full"}),
+                              window = losses("window", {"--attention", "window"}),
+                              both = losses("both", {"--signals", "both"});
+    ASSERT_EQ(msa.size(), 12U);
+    EXPECT_TRUE(std::equal(msa.begin(), msa.begin() + 4, window.begin()));
+    EXPECT_EQ(passive, full);    // of which one has no Index Branch
+    EXPECT_EQ(both[4], msa[4]);  // its W_o_idx starts at 0
+    EXPECT_NE(both[11], msa[11]);
+    EXPECT_NE(window[4], msa[4]);
+    EXPECT_NE(passive[4], msa[4]);
+}
+
+TEST_F(Pretrain, WhatIsNoTrunkOfARunIsRefusedAndNothingIsLost) {
+    text_file("a.txt");
+    ASSERT_EQ(run("trunk", {"--until", "6"}).code, 0);
+    const std::string trunk = path("trunk/checkpoint.h5"), before = file_text(trunk);
+    const auto forked = [&](const Words& more) {
+        Words all{"--start-from", trunk, "--fork"};
+        all.insert(all.end(), more.begin(), more.end());
+        const std::string said = refusal(all);
+        EXPECT_NE(said.find(trunk), std::string::npos) << said;
+        return said;
+    };
+    EXPECT_NE(forked({"--hidden-dim", "24"})
+                  .find("layers.0.mlp.gate_proj.weight is [16, 16], must be [24, 16]"),
+              std::string::npos);
+    EXPECT_NE(forked({"--seed", "2"}).find("seed is 1 there and 2 here"), std::string::npos);
+    EXPECT_NE(forked({"--exercises", "0.1"}).find("exercises is 0.3 there and 0.1 here"),
+              std::string::npos);
+    EXPECT_NE(forked({"--steps", "6"}).find("has 6 steps behind it, a fork goes on to --steps = 6"),
+              std::string::npos);
+    std::ofstream(path("a.txt"), std::ios::app) << std::string(300, 'q');
+    EXPECT_NE(forked({}).find("read another a.txt than this run does"), std::string::npos);
+    text_file("a.txt");
+    EXPECT_TRUE(file_text(trunk) == before);
+    EXPECT_NE(refusal({"--fork"}).find("--fork needs the trunk: --start-from FILE"),
+              std::string::npos);
+    EXPECT_NE(refusal({"--until", "13"}).find("--until is 13"), std::string::npos);
+    // Interrupted, a trunk is none yet.
+    ASSERT_EQ(stop_at_work({"--steps", "100000", "--evaluate", "0", "--probe", "0"}), 130);
+    EXPECT_NE(refusal({"--steps", "200000", "--start-from", path("out/checkpoint.h5"), "--fork"})
+                  .find("is a trunk that is not finished: "),
+              std::string::npos);
+}
+
 TEST_F(Pretrain, ACheckpointOfAnotherRunIsRefused) {
     text_file("a.txt");
     ASSERT_EQ(run("refused").code, 0);
@@ -224,6 +309,49 @@ TEST_F(Pretrain, TextMayBeHeldOutByFile) {
     EXPECT_EQ(summary("out")["evaluation"]["by_position"][0]["bytes"], 128);
     const io::ResultsReader results(path("out/results.h5"));
     EXPECT_EQ(results.run().inputs.count("b.txt"), 1U);
+}
+
+TEST_F(Pretrain, HeldOutFilesAreToldApart) {
+    text_file("a.txt");
+    std::ofstream(path("b.txt")) << std::string(200, 'q');
+    std::ofstream(path("c.txt")) << std::string(150, 'z') << '\0' << std::string(70, 'y');
+    ASSERT_EQ(run("out", {"--held-out-text", path("b.txt"), "--held-out-text", path("c.txt"),
+                          "--eval-sequences", "40"})
+                  .code,
+              0);
+    const json all = summary("out")["evaluation"], files = all["by_file"];
+    ASSERT_EQ(files.size(), 2U);
+    EXPECT_EQ(files[0]["file"], "b");
+    EXPECT_EQ(files[1]["file"], "c");
+    double bits = 0;
+    int64_t bytes = 0;
+    for (const json& file : files) {
+        EXPECT_GT(file["bytes"], 64 * 8);  // of 40 sequences about half each
+        bytes += file["bytes"].get<int64_t>();
+        bits += file["bits_per_byte"].get<double>() * file["bytes"].get<double>();
+    }
+    EXPECT_EQ(bytes, all["bytes"]);
+    EXPECT_NEAR(bits / static_cast<double>(bytes), all["bits_per_byte"], 1e-9);
+    EXPECT_NE(files[0]["bits_per_byte"], files[1]["bits_per_byte"]);
+}
+
+/// So that seeds do not differ by samples of text.
+TEST_F(Pretrain, EverySeedIsAskedAboutTheSameText) {
+    text_file("a.txt");
+    ASSERT_EQ(run("one", {"--lr", "0"}).code, 0);
+    ASSERT_EQ(
+        run("two", {"--lr", "0", "--start-from", path("one/checkpoint.h5"), "--seed", "2"}).code,
+        0);
+    EXPECT_EQ(summary("one")["evaluation"], summary("two")["evaluation"]);
+}
+
+TEST_F(Pretrain, AttentionIsProbedMoreOftenAtFirst) {
+    text_file("a.txt");
+    ASSERT_EQ(run("out", {"--steps", "50", "--probe", "40", "--evaluate", "0"}).code, 0);
+    std::vector<double> steps;
+    for (int step = 0; step <= 40; step += 2) steps.push_back(step);
+    steps.push_back(50);
+    EXPECT_EQ(curve("out", "/probe/step"), steps);
 }
 
 TEST_F(Pretrain, RefusalsNameTheValueAndTheRule) {

@@ -197,7 +197,7 @@ TEST_F(EvaluateTest, AModelThatKnowsTheAnswersGivesThem) {
     for (int64_t step = 1; step <= 120; ++step) {
         model.weights().clear_gradient();
         model.forward_backward(uploaded.batch(), true);
-        model.weights().step(rule, step, 1e-2, model.weights().gradient_norms().all, 1);
+        model.weights().step(rule, step, 1e-2, model.weights().gradient_norms(), {});
     }
     const RetrievalScore after = evaluate(model, true, documents_.all(), options_).retrieval[0];
     EXPECT_EQ(after.exact_match, 1);

@@ -49,6 +49,9 @@ TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
                    "rotary_dim");
     EXPECT_EQ(with("rope_inv_freq", Numbers{1, 2, 3, -1}),
               at + "rope_inv_freq is -1 in one place, must not be negative");
+    EXPECT_EQ(with("rope_inv_freq", Numbers{1, 0.5, 0.25, 0}),
+              "/layers/3 has the attributes rope_theta and rope_inv_freq, of plain and of scaled "
+              "RoPE; a layer has one of them");
     EXPECT_EQ(with("rope_scaling", std::string("{")), at + "rope_scaling is not JSON");
     EXPECT_EQ(with("rope_layout", std::string("half")),
               at + "rope_layout is 'half', must be 'interleaved'");

@@ -147,7 +147,14 @@ TEST_F(Damage, ResultsThatChangedAreNotResumed) {
         ASSERT_EQ(refusal([&] { ResultsWriter(file(), record_, IfExists::resume); }),
                   file().string() + ": is damaged, its bytes do not match the checksum at its end");
     }
-    put(file(), Bytes(whole.begin(), whole.end() - 76));  // as version 0.1 writes it
+    for (size_t at = whole.size() - 76; at < whole.size(); ++at)  // label, digits, line break
+        for (int bit = 0; bit < 8; ++bit) {
+            Bytes bytes = whole;
+            bytes[at] = static_cast<uint8_t>(bytes[at] ^ (1 << bit));
+            put(file(), bytes);
+            EXPECT_NE(refusal([&] { ResultsWriter(file(), record_, IfExists::resume); }), "") << at;
+        }
+    put(file(), Bytes(whole.begin(), whole.end() - 76));  // as HDF5 leaves it after a change
     EXPECT_EQ(refusal([&] { ResultsWriter(file(), record_, IfExists::resume); }), "");
     EXPECT_EQ(ResultsReader(file()).done().size(), 2U);
 }

@@ -92,7 +92,8 @@ TEST(Group, AnErrorOfOneEndsAll) {
 TEST(Group, ABarrierTellsTheOthersOfAnError) {
     run_group(3, [](const Group& group) {
         if (group.rank() == 1)
-            EXPECT_THROW(group.barrier(std::make_exception_ptr(InputError("it fails"))), InputError);
+            EXPECT_THROW(group.barrier(std::make_exception_ptr(InputError("it fails"))),
+                         InputError);
         else
             EXPECT_THROW(group.barrier(), GroupStopped);
         EXPECT_NO_THROW(group.barrier());
@@ -101,9 +102,9 @@ TEST(Group, ABarrierTellsTheOthersOfAnError) {
 
 TEST(Group, OneThatEndsEarlyIsNotWaitedFor) {
     EXPECT_THROW(run_group(2,
-                               [](const Group& group) {
-                                   if (group.is_first()) group.barrier();
-                               }),
+                           [](const Group& group) {
+                               if (group.is_first()) group.barrier();
+                           }),
                  GroupStopped);
 }
 

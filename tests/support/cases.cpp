@@ -132,4 +132,14 @@ std::vector<HalfCase> in_half_types(const std::vector<Case>& cases) {
     return all;
 }
 
+std::vector<HalfCase> of_both_families(const std::vector<Case>& cases) {
+    std::vector<HalfCase> all = in_half_types(cases);
+    for (HalfCase c : in_half_types(cases)) {
+        c.name = "sm80_" + c.name;
+        c.backend = "cuda-sm80";
+        all.push_back(c);
+    }
+    return all;
+}
+
 }  // namespace msa::test

@@ -28,7 +28,7 @@ public:
         const std::vector<int64_t> extents = io::h5::extents(dataset);
         EXPECT_EQ(extents.size(), size_t{Rank}) << object;
         Shape<Rank> shape;
-        std::copy(extents.begin(), extents.end(), shape.begin());
+        std::copy_n(extents.begin(), Rank, shape.begin());
         Tensor<T, Rank> values(shape);
         io::h5::read(dataset, io::h5::native_type<T>(),
                      {std::vector<hsize_t>(Rank, 0), {shape.begin(), shape.end()}}, values.data(),

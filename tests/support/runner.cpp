@@ -82,6 +82,13 @@ Operands make_operands(const Case& c, Element element) {
             std::fill_n(t->data(), t->size(), 0.5F);
         std::fill_n(o.index_k.data(), o.index_k.size(), 0.5F);
     }
+    if (c.values == Values::ternary) {
+        const auto cut = [](float x) { return x > 0.43F ? 1.0F : x < -0.43F ? -1.0F : 0.0F; };
+        for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q})
+            std::transform(t->data(), t->data() + t->size(), t->data(), cut);
+        std::transform(o.index_k.data(), o.index_k.data() + o.index_k.size(), o.index_k.data(),
+                       cut);
+    }
     if (c.values == Values::rising) {
         for (Tensor<float, 3>* t : {&o.q, &o.index_q}) std::fill_n(t->data(), t->size(), 1.0F);
         const auto rise = [](View<float, 1> key, int64_t j, double scale) {

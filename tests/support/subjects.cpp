@@ -23,8 +23,9 @@ std::vector<Subject> subjects() {
     for (const BackendInfo& info : known_backends()) {
         // What sets cuda-unordered apart from cuda is tested in test_cuda_grad.cpp.
         if (!info.usable.yes || info.name == "cuda-unordered") continue;
-        all.push_back({info.name, Element::f32});
-        if (info.name != "cuda") continue;
+        // The float kernels of cuda-sm80 are cuda's.
+        if (info.name != "cuda-sm80") all.push_back({info.name, Element::f32});
+        if (!info.name.starts_with("cuda")) continue;
         all.push_back({info.name, Element::bf16});
         all.push_back({info.name, Element::f16});
     }

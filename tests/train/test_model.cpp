@@ -72,6 +72,60 @@ TEST(Model, GradientOfTheValueHeadIsTheSlopeOfTheLoss) {
     expect_slopes(config, true, lm_loss, every);
 }
 
+/// Of both losses together, with the KL loss detached, the backbone has the slope of the LM loss,
+/// through index_q and index_k too; cut, it has not.
+TEST(Model, TheLmLossReachesTheBackboneThroughTheIndexBranch) {
+    const Sample sample;
+    ModelConfig config = nano(Attention::msa);
+    config.msa.value_head = true;
+    const auto backbone = [](const Parameter& p) { return !p.indexer; };
+    expect_slopes(config, false, lm_loss, backbone);
+    const std::vector<float> values = lively(config);
+    const auto gradient = [&](const MsaOptions& o) {
+        ModelConfig own = config;
+        own.msa = o;
+        Model model = make(own, values);
+        return gradient_of(model, sample.batch(), false);
+    };
+    MsaOptions lm = config.msa, kl = config.msa, cut = config.msa;
+    lm.kl = false;
+    cut.detach_lm = true;
+    kl.kl_weight = 2;
+    const std::vector<float> both = gradient(config.msa), alone = gradient(lm),
+                             heavier = gradient(kl), without = gradient(cut);
+    const Model names = make(config);
+    for (const Parameter& p : names.parameters().all()) {
+        const auto part = [&](const std::vector<float>& g) {
+            return std::vector<float>(g.begin() + p.offset, g.begin() + p.offset + p.size());
+        };
+        if (!p.indexer) {
+            EXPECT_EQ(part(both), part(alone)) << p.name;
+        }
+        if (p.name.find("layers.0.input_layernorm") == 0) {  // below the cut
+            EXPECT_NE(part(without), part(both));
+        }
+        if (p.name.find("indexer.k_proj") != std::string::npos) {
+            // Linear in the KL weight: what weight 2 adds to weight 1 is the KL's part.
+            const std::vector<float> one = part(both), two = part(heavier), none = part(alone);
+            for (size_t i = 0; i < one.size(); ++i)
+                EXPECT_NEAR(two[i] - one[i], one[i] - none[i], 1e-6) << p.name;
+        }
+    }
+}
+
+/// A passive Index Branch learns as in the warm-up, and nothing hangs on it.
+TEST(Model, APassiveIndexBranchChangesNothing) {
+    const Sample sample;
+    const ModelConfig passive = nano(Attention::passive), msa = nano(Attention::msa);
+    const std::vector<float> values = lively(msa);
+    Model control = make(passive, values), warming = make(msa, values);
+    EXPECT_EQ(gradient_of(control, sample.batch(), true),
+              gradient_of(warming, sample.batch(), false));
+    Model full = make(nano(Attention::full), continue_from(make(nano(Attention::full)).parameters(),
+                                                           0, control.parameters(), values));
+    EXPECT_EQ(lm_loss(control, sample, true), lm_loss(full, sample, true));
+}
+
 TEST(Model, GradientOfTheKlIsItsSlopeInTheIndexer) {
     const ModelConfig config = nano(Attention::msa);
     const auto kl_loss = [](Model& model, const Sample& sample, bool sparse) {
@@ -201,7 +255,7 @@ TEST(Model, LearnsOneBatchByHeart) {
         for (int64_t step = 1; step <= 150; ++step) {
             model.weights().clear_gradient();
             losses = model.forward_backward(sample.batch(), step > 20);
-            model.weights().step(rule, step, 1e-2, model.weights().gradient_norms().all, 1);
+            model.weights().step(rule, step, 1e-2, model.weights().gradient_norms(), {});
         }
         EXPECT_LT(losses.lm, 0.05);
     }
@@ -231,6 +285,11 @@ TEST(Model, ConfigurationsAreRefusedWithTheValueAndTheRule) {
               }),
               "top_k is 1, must be at least 2 for a window: the first block, and k - 1 blocks of "
               "newest tokens");
+    EXPECT_EQ(refusal([](auto& c) {
+                  c.attention = {Attention::passive};
+                  c.msa.value_head = true;
+              }),
+              "a layer with a passive Index Branch has no value head, which would be a use of it");
     EXPECT_EQ(refusal([](auto& c) { c.msa.kl_weight = -1; }),
               "kl_weight is -1, must not be negative");
 }

@@ -37,9 +37,9 @@ TEST(Trainer, TheWarmUpAttendsToEverything) {
 TEST(Trainer, ALongGradientIsScaledDownToTheClip) {
     const Sample sample;
     const TrainingOptions clipped{
-        .steps = 1, .adamw = {.epsilon = 1, .weight_decay = 0}, .clip = 1e-3};
+        .steps = 1, .adamw = {.epsilon = 1, .weight_decay = 0}, .clip = {.norm = 1e-3}};
     TrainingOptions free = clipped;
-    free.clip = 0;
+    free.clip.norm = 0;
     Model a = make(nano(Attention::full)), b = make(nano(Attention::full));
     const std::vector<float> before = values_of(a);
     const auto moved = [&](Model& model, const TrainingOptions& o) {
@@ -60,6 +60,53 @@ TEST(Trainer, ALongGradientIsScaledDownToTheClip) {
     EXPECT_EQ(norm, same_norm);
     EXPECT_NEAR(short_step, 1e-3, 1e-5);
     EXPECT_GT(long_step, 0.5 * norm);
+}
+
+/// The Index Branch of a detached KL loss, and its gradient's norm, are nothing to the backbone.
+TEST(Trainer, WithAllBlocksMsaTrainsAsFullAttention) {
+    const Sample sample;
+    ModelConfig all = nano(Attention::msa);
+    all.msa.rule.top_k = 7;
+    const auto distance = [&](Clipping clip) {
+        const TrainingOptions o{.steps = 30, .rate_warmup = 5, .clip = clip};
+        Model a = make(nano(Attention::full)), b = make(all);
+        Trainer full(a, o), msa(b, o);
+        double largest = 0;
+        int clipped = 0;
+        for (int64_t step = 0; step < o.steps; ++step) {
+            const StepReport one = full.gradient(sample.batch());
+            const StepReport other = msa.gradient(sample.batch());
+            largest = std::max(largest, std::fabs(one.losses.lm - other.losses.lm));
+            clipped += one.norms.all > o.clip.norm ? 1 : 0;
+            full.update(one);
+            msa.update(other);
+        }
+        EXPECT_GT(clipped, 3);
+        return largest;
+    };
+    EXPECT_LT(distance({}), 3e-7);
+    EXPECT_GT(distance({.apart = false}), 1e-5);
+}
+
+TEST(Trainer, EachPartOfAGradientIsClippedByItsOwnNorm) {
+    const Sample sample;
+    const TrainingOptions o{
+        .steps = 1, .adamw = {.epsilon = 1, .weight_decay = 0}, .clip = {.norm = 1e-3}};
+    Model model = make(nano(Attention::msa));
+    const std::vector<float> before = values_of(model);
+    Trainer trainer(model, o);
+    StepReport report = trainer.gradient(sample.batch());
+    ASSERT_GT(std::min(report.norms.indexer, report.norms.backbone), 1e-2);
+    report.rate = 1;
+    trainer.update(report);
+    const std::vector<float> after = values_of(model);
+    double squares[2] = {0, 0};
+    for (const Parameter& p : model.parameters().all())
+        for (int64_t i = p.offset; i < p.offset + p.size(); ++i) {
+            const auto n = static_cast<size_t>(i);
+            squares[p.indexer ? 1 : 0] += std::pow(double{after[n]} - double{before[n]}, 2);
+        }
+    for (double moved : squares) EXPECT_NEAR(std::sqrt(moved), 1e-3, 1e-5);
 }
 
 TEST(Trainer, ALossThatIsNotFiniteShows) {
@@ -88,7 +135,7 @@ TEST(Trainer, OptionsAreRefusedWithTheValueAndTheRule) {
     EXPECT_EQ(refusal([](auto& o) { o.warmup_steps = 11; }),
               "warmup_steps is 11, must be from 0 to steps = 10");
     EXPECT_EQ(refusal([](auto& o) { o.rate_floor = 2; }), "rate_floor is 2, must be from 0 to 1");
-    EXPECT_EQ(refusal([](auto& o) { o.clip = -1; }), "clip is -1, must not be negative");
+    EXPECT_EQ(refusal([](auto& o) { o.clip.norm = -1; }), "clip is -1, must not be negative");
 }
 
 TEST(ContinueFrom, TheBackboneIsTakenAndTheIndexBranchIsFresh) {

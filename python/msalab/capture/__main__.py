@@ -52,8 +52,11 @@ def run_capture(options):
     def tokenize(text):
         from transformers import AutoTokenizer
 
+        from .gguf import place_of
+
+        place, how = place_of(options.model)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=options.revision, **how)
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{options.model}: has no tokenizer that can be loaded: {error}; "
                                "--tokens takes token ids") from error
@@ -99,24 +102,16 @@ def is_fit(path) -> bool:
 
 def export_indexer(options, path):
     """The fitted Index Branches under MiniMax-M3's names in transformers."""
-    from .. import indexer
-    from ..operations import InputError
+    from .fitted import as_safetensors
 
     refuse_unused(options, (*IMPORT, *ROTATION, "interleaved", "rotary_dim", "rope_theta"),
                   f"{path} holds fitted weights")
     require(options.out.endswith(".safetensors"), f"{options.out}: fitted weights become "
             ".safetensors")
-    try:
-        branches = indexer.read(path)
-        wanted = options.layers or list(branches)
-        unknown = sorted(set(wanted) - branches.keys())
-        require(not unknown, f"{path}: has no Index Branch of layers {unknown}; there are: "
-                f"{', '.join(map(str, branches))}")
-        with PartialFile(options.out, options.overwrite) as file:
-            file.write(indexer.as_safetensors({layer: branches[layer] for layer in wanted}))
-            file.finish()
-    except InputError as error:
-        raise CaptureError(str(error)) from error
+    content = as_safetensors(path, options.layers)
+    with PartialFile(options.out, options.overwrite) as file:
+        file.write(content)
+        file.finish()
 
 
 def export_checkpoint(options, path):
@@ -169,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("capture", help="run a transformers model and record its layers")
     command.set_defaults(run=run_capture)
-    command.add_argument("model", help="id on the hub, or folder")
+    command.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     command.add_argument("--text", action="append", default=[], metavar="FILE",
                          help="UTF-8 text, one sequence; repeatable; - is standard input")
     command.add_argument("--tokens", action="append", default=[], metavar="FILE",

@@ -20,6 +20,8 @@ from .layer import Layer
 
 BUFFER = "inv_freq"  # ends the names of buffers of frequencies
 PLAIN_TOLERANCE = 2.0 ** -20  # relative; frequencies are computed in float32, by pow and division
+ANGLE_TOLERANCE = 2.0 ** -12  # of the largest pair: cosine and sine may be of a type of 16 bits
+DEFAULT_THETA = 1e4  # where a model names none
 SEED = 1
 
 
@@ -106,15 +108,26 @@ class Turned:
 
     def layout(self, rotary_dim: int) -> str | None:
         """Of Layer.rope_layout: which pairs of channels keep their length."""
-        def change(pairs):
-            length_here, length = (
-                np.hypot(*pairs(heads[:, :rotary_dim].astype(np.float64)))
-                for heads in (self.here, self.at_zero))
-            return np.abs(length_here - length).sum()
+        def change(layout):
+            here, at_zero = self._pairs(rotary_dim, layout)
+            return np.abs(np.abs(here) - np.abs(at_zero)).sum()
 
-        halves = change(lambda heads: np.split(heads, 2, axis=1))
-        neighbours = change(lambda heads: (heads[:, ::2], heads[:, 1::2]))
-        return "interleaved" if neighbours < halves else None
+        return "interleaved" if change("interleaved") < change(None) else None
+
+    def is_plain(self, rotary_dim: int, layout: str | None, theta: float) -> bool:
+        """Do these channels turn as plain RoPE's do at position 1?"""
+        here, at_zero = self._pairs(rotary_dim, layout)
+        half = rotary_dim // 2
+        plain = at_zero * np.exp(1j * theta ** (-np.arange(half) / half))
+        return np.allclose(here, plain, rtol=0, atol=ANGLE_TOLERANCE * np.abs(at_zero).max())
+
+    def _pairs(self, rotary_dim: int, layout: str | None):
+        """Pairs of channels as complex numbers, here and at position 0."""
+        for heads in (self.here, self.at_zero):
+            heads = heads[:, :rotary_dim].astype(np.float64)
+            one, other = ((heads[:, ::2], heads[:, 1::2]) if layout == "interleaved" else
+                          np.split(heads, 2, axis=1))
+            yield one + 1j * other
 
 
 def describe(layer: Layer, embedding: Embedding | None, parameters: dict, turned: Turned):
@@ -123,12 +136,17 @@ def describe(layer: Layer, embedding: Embedding | None, parameters: dict, turned
         layer.q_state = layer.k_state = "none"
         layer.rotary_dim = 0
         return
-    if embedding is None or turned.channels > 2 * len(embedding.inv_freq):
-        return  # of a kind unknown here, or not of the first channels
+    theta = parameters.get("rope_theta")
+    if embedding is None:  # as GPT-J, whose frequencies are no buffer; else of a kind unknown here
+        layout, theta = turned.layout(turned.channels // 2 * 2), float(theta or DEFAULT_THETA)
+        if turned.channels % 2 == 0 and turned.is_plain(turned.channels, layout, theta):
+            layer.rotary_dim, layer.rope_layout, layer.rope_theta = turned.channels, layout, theta
+        return
+    if turned.channels > 2 * len(embedding.inv_freq):
+        return  # not of the first channels
     half = len(embedding.inv_freq)
     layer.rotary_dim = 2 * half
     layer.rope_layout = turned.layout(layer.rotary_dim)
-    theta = parameters.get("rope_theta")
     if parameters.get("rope_type") == "default" and theta and embedding.factor == 1:
         plain = float(theta) ** (-np.arange(half) / half)
         if np.allclose(embedding.inv_freq, plain, rtol=PLAIN_TOLERANCE, atol=0):

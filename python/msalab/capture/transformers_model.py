@@ -18,6 +18,7 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .gguf import place_of
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
 from .rotary import RotaryObserver, Turned, at_position_zero, describe, random_like
@@ -46,18 +47,19 @@ class TransformersModel:
     @classmethod
     def load(cls, model_id: str, *, device: str = "cpu", dtype: str = "auto",
              attention: str | None = None, revision: str | None = None):
-        """From the hub or a folder, in the type of its weights; device "auto" spreads it over all
+        """From the hub, a folder or a GGUF file, in the type of its weights; device "auto" spreads it over all
         (by the package accelerate). attention: sdpa, eager, flash_attention_2, ...
 
         The library's report of what it loads is silenced: it names the language head, which is
         not needed. Weights that are missing are an error."""
         check_device(device)
+        place, how = place_of(model_id)
         verbosity = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()
         try:
             model, found = transformers.AutoModel.from_pretrained(
-                model_id, dtype=dtype, device_map=device if device == "auto" else None,
-                attn_implementation=attention, revision=revision, output_loading_info=True)
+                place, dtype=dtype, device_map=device if device == "auto" else None,
+                attn_implementation=attention, revision=revision, output_loading_info=True, **how)
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{model_id} cannot be loaded: {error}") from error
         finally:
@@ -123,7 +125,8 @@ class TransformersModel:
 
         def observe(module, *_):
             number = getattr(module, "layer_idx", None)
-            require(number is not None, f"{type(module).__name__} has no layer_idx: {ADAPTER}")
+            require(number is not None and number >= 0, f"{type(module).__name__} has layer_idx "
+                    f"{number}, which is no number of a layer: {ADAPTER}")
             if getattr(module, "is_causal", True):
                 require(found.setdefault(number, module) is module,
                         f"layer {number} has two attention modules, {type(found[number]).__name__} "

@@ -18,7 +18,7 @@ def names(text: str) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="msalab evaluate", description=__doc__)
-    top.add_argument("model", help="id on the hub, or folder")
+    top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--text", action="extend", nargs="+", required=True, metavar="FILE",
                      help="UTF-8 text; the byte 0 separates documents")
     top.add_argument("--out", required=True, metavar="DIR",

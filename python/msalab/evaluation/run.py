@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import selectors
+from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from . import exercises, text
 from .files import sha256
@@ -67,14 +68,15 @@ def load(options):
     from ..capture.transformers_model import check_device
 
     check_device(options.device)
+    place, how = place_of(options.model)
     msa.register()
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=options.dtype, revision=options.revision,
+            place, dtype=options.dtype, revision=options.revision,
             device_map=options.device if options.device == "auto" else None,
-            output_loading_info=True)
+            output_loading_info=True, **how)
     except Exception as error:  # the library raises errors of many types
         raise CaptureError(f"{options.model} cannot be loaded: {error}") from error
     finally:
@@ -97,7 +99,8 @@ def record_of(options, model, settings) -> dict:
     """Which run this is: what decides its numbers."""
     folder = Path(options.model)
     kept = (*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.json"))
-    weights = ({path.name: sha256(path) for path in sorted(kept)} if folder.is_dir()
+    kept = [folder] if folder.is_file() else kept  # a GGUF file
+    weights = ({path.name: sha256(path) for path in sorted(kept)} if folder.exists()
                else {"commit": str(getattr(model.config, "_commit_hash", None))})
     files = [Path(path) for path in options.text]
     if options.indexer is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 
 SEPARATOR = "\0"  # between documents; no text contains it
@@ -35,8 +36,9 @@ class Tokenizer:
     def __init__(self, name, revision=None):
         from transformers import AutoTokenizer
 
+        place, how = place_of(name)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+            self._tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **how)
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{name}: has no tokenizer that can be loaded: {error}; --bytes is "
                                "for models of bytes") from error

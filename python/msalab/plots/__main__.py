@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from . import pilot
+from . import pilot, pilot_registered
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
@@ -144,6 +144,20 @@ def main(arguments=None) -> int:
     return 0
 
 
+def _registered(records, options) -> int:
+    tables = {name: table(records) for name, table in pilot_registered.TABLES.items()}
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        print(table)
+        (out / f"{name}.md").write_text(table, encoding="utf-8")
+    if options.page:
+        page = Path(options.page)
+        page.write_text(pilot_registered.with_tables(page.read_text(encoding="utf-8"), records),
+                        encoding="utf-8")
+    return 0
+
+
 def pilot_main(arguments=None) -> int:
     """msalab pilot: what the records of a sweep say of the claims of the paper's appendix."""
     parser = argparse.ArgumentParser(
@@ -154,10 +168,15 @@ def pilot_main(arguments=None) -> int:
                         help="folder for pilot.csv, pilot.json and the pictures")
     parser.add_argument("--page", metavar="FILE",
                         help="writes the tables of docs/pilot.md anew, from these records")
+    parser.add_argument("--registered", action="store_true",
+                        help="by the rules that were registered for Pilot II, for its records; "
+                        "writes no pictures")
     parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
     options = parser.parse_args(arguments)
     try:
         records = read_records(options.records)
+        if options.registered:
+            return _registered(records, options)
         arms = options.arms.split(",") if options.arms else list(records)
         if unknown := [arm for arm in arms if arm not in records]:
             raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "

@@ -21,22 +21,25 @@ from .table import Table
 CONFIDENCE = 0.95
 
 
-def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The quantile t for which |T| <= t has this probability, T of Student's distribution with
-    `freedom` degrees (Abramowitz and Stegun 26.7.3 and 26.7.4: finite sums)."""
-    def inside(t: float) -> float:
-        angle = math.atan(t / math.sqrt(freedom))
-        odd, power, term, total = freedom % 2, 0, 1.0, 0.0
-        for power in range(odd, freedom - 1, 2):
-            total += term * math.cos(angle) ** power
-            term *= (power + 1) / (power + 2)
-        total *= math.sin(angle)
-        return 2 / math.pi * (angle + total) if odd else total
+def student_inside(t: float, freedom: int) -> float:
+    """The probability of |T| <= t, T of Student's distribution with `freedom` degrees (Abramowitz
+    and Stegun 26.7.3 and 26.7.4: finite sums)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd, power, term, total = freedom % 2, 0, 1.0, 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term * math.cos(angle) ** power
+        term *= (power + 1) / (power + 2)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
 
+
+def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """The quantile t for which |T| <= t has this probability."""
     low, high = 0.0, 1e4
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < confidence else (low, middle)
+        low, high = (middle, high) if student_inside(middle, freedom) < confidence else (low,
+                                                                                        middle)
     return low
 
 

@@ -62,16 +62,16 @@ TEST_P(GateGolden, FromQueriesAndKeysToTheGradientOfTheLoss) {
     };
     const Tensor<float, 3> turned_q = turned("/inputs/q"), turned_k = turned("/inputs/k");
     const bool mean = std::string("mean") == GetParam();
-    Tensor<float, 3> taught({n, p.kv_heads, p.blocks()});
+    Tensor<float, 3> target({n, p.kv_heads, p.blocks()});
     gate_teacher(p, {turned_q.view(), turned_k.view(), {}, mean ? Teacher::mean : Teacher::max},
-                 taught);
+                 target);
     EXPECT_TRUE(close(
-        taught, golden_.read<float, 3>(mean ? "/expected/taught/mean" : "/expected/taught/max"),
+        target, golden_.read<float, 3>(mean ? "/expected/taught/mean" : "/expected/taught/max"),
         kGolden));
 
     Tensor<double, 2> kl({n, p.kv_heads});
     Tensor<float, 3> d_q(gate_q.shape()), d_k(gate_k.shape());
-    gate_kl(p, {gate_q.view(), gate_k.view(), taught.view(), {}},
+    gate_kl(p, {gate_q.view(), gate_k.view(), target.view(), {}},
             {.kl = kl.view(), .d_gate_q = d_q.view(), .d_gate_k = d_k.view()});
     const double loss =
         std::accumulate(kl.data(), kl.data() + kl.size(), 0.0) / static_cast<double>(kl.size());

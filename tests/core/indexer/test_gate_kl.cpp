@@ -17,31 +17,31 @@ namespace {
 constexpr int64_t kGateDim = 32;
 
 struct GateOperands {
-    Tensor<float, 3> q, k, taught;
+    Tensor<float, 3> q, k, target;
 
     GateOperands(const Problem& p, const Operands& o, Teacher teacher)
         : q(normal<3>({p.queries(), p.kv_heads, kGateDim}, 21)),
           k(normal<3>({block_starts(p).back(), p.kv_heads, kGateDim}, 22)),
-          taught({p.queries(), p.kv_heads, p.blocks()}) {
-        reference::gate_teacher(p, {o.q.view(), o.k.view(), o.sinks.view(), teacher}, taught);
+          target({p.queries(), p.kv_heads, p.blocks()}) {
+        reference::gate_teacher(p, {o.q.view(), o.k.view(), o.sinks.view(), teacher}, target);
     }
     GateKlInput input(View<const int32_t, 3> ids = {}) const {
-        return {q.view(), k.view(), taught.view(), ids};
+        return {q.view(), k.view(), target.view(), ids};
     }
 };
 
 struct GateResult {
-    Tensor<double, 2> kl, entropy, taught_entropy;
+    Tensor<double, 2> kl, entropy, target_entropy;
     Tensor<float, 3> d_q, d_k;
 
     GateResult(const Problem& p, const GateOperands& of)
         : kl({p.queries(), p.kv_heads}),
           entropy(kl.shape()),
-          taught_entropy(kl.shape()),
+          target_entropy(kl.shape()),
           d_q(of.q.shape()),
           d_k(of.k.shape()) {}
     GateKlOutput output() {
-        return {kl.view(), entropy.view(), taught_entropy.view(), d_q.view(), d_k.view()};
+        return {kl.view(), entropy.view(), target_entropy.view(), d_q.view(), d_k.view()};
     }
 };
 
@@ -60,7 +60,7 @@ GateResult fast_gate(const Problem& p, const GateOperands& x, View<const int32_t
 }
 
 struct GateBounds {
-    double kl, entropy, taught_entropy, d_q, d_k;
+    double kl, entropy, target_entropy, d_q, d_k;
 };
 
 /// Both forms have the same teacher, and float errors in the logits alone.
@@ -69,19 +69,19 @@ GateBounds bounds_of_gate(const Problem& p, const GateOperands& x) {
                  rows = std::max(1.0, static_cast<double>(p.queries()));
     const double q = largest_norm<3>(x.q), k = largest_norm<3>(x.k);
     const double logit = logit_bound(scale, q, k, kGateDim), size = 2 * scale * q * k;
-    const TeacherBound taught{0, gamma(blocks), 0};
+    const TeacherBound target{0, gamma(blocks), 0};
     const double entropy = 2 * logit + weight_bound(logit, blocks) * (size + std::log(blocks));
     return {2 * logit + gamma(8 * blocks), entropy, 1e-12,
-            kl_gradient_bound(taught, logit, blocks, scale, k, 1, rows) + kRoundoff * scale * k,
-            kl_gradient_bound(taught, logit, blocks, scale, q, rows, rows) + kRoundoff * scale * q};
+            kl_gradient_bound(target, logit, blocks, scale, k, 1, rows) + kRoundoff * scale * k,
+            kl_gradient_bound(target, logit, blocks, scale, q, rows, rows) + kRoundoff * scale * q};
 }
 
 testing::AssertionResult matches(const GateResult& got, const GateResult& want,
                                  const GateBounds& b) {
     if (auto same = close(got.kl, want.kl, b.kl); !same) return same << " (kl)";
     if (auto same = close(got.entropy, want.entropy, b.entropy); !same) return same << " (entropy)";
-    if (auto same = close(got.taught_entropy, want.taught_entropy, b.taught_entropy); !same)
-        return same << " (taught_entropy)";
+    if (auto same = close(got.target_entropy, want.target_entropy, b.target_entropy); !same)
+        return same << " (target_entropy)";
     if (auto same = close(got.d_q, want.d_q, b.d_q); !same) return same << " (d_q)";
     return close(got.d_k, want.d_k, b.d_k) << " (d_k)";
 }
@@ -127,17 +127,17 @@ TEST_P(GateKl, MeanTeacherIsTheBlockMassBeforeTheOwnBlock) {
     const Problem& p = GetParam().problem;
     const Operands o = make_operands(GetParam(), Element::f32);
     const Tensor<float, 3> mass = reference().block_mass(p, o).mass;
-    Tensor<float, 3> taught(mass.shape());
-    reference::gate_teacher(p, {o.q.view(), o.k.view(), o.sinks.view(), Teacher::mean}, taught);
+    Tensor<float, 3> target(mass.shape());
+    reference::gate_teacher(p, {o.q.view(), o.k.view(), o.sinks.view(), Teacher::mean}, target);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             const int64_t own =
                 own_block(visible_keys(p)[static_cast<size_t>(i)].count, p.block_size);
             for (int64_t b = 0; b < p.blocks(); ++b)
                 if (b < own)
-                    ASSERT_NEAR(taught(i, r, b), mass(i, r, b), 2 * kRoundoff) << i << ' ' << b;
+                    ASSERT_NEAR(target(i, r, b), mass(i, r, b), 2 * kRoundoff) << i << ' ' << b;
                 else
-                    ASSERT_EQ(taught(i, r, b), 0) << i << ' ' << b;
+                    ASSERT_EQ(target(i, r, b), 0) << i << ' ' << b;
         }
 }
 
@@ -167,7 +167,7 @@ TEST(GateKlForms, ThreadsChangeNoBit) {
     EXPECT_TRUE(identical(one.d_q, three.d_q));
     EXPECT_TRUE(identical(one.d_k, three.d_k));
     EXPECT_TRUE(matches(one, reference_gate(p, x), bounds_of_gate(p, x)));
-    Tensor<float, 3> of_one(x.taught.shape()), of_three(x.taught.shape());
+    Tensor<float, 3> of_one(x.target.shape()), of_three(x.target.shape());
     const GateTeacherInput in{o.q.view(), o.k.view(), {}, Teacher::max};
     gate_teacher(p, in, of_one, 1);
     gate_teacher(p, in, of_three, 3);
@@ -218,7 +218,7 @@ TEST(GateKlForms, NoOpinionIsTheUniformDistribution) {
     for (int64_t i = 0; i < p.queries(); ++i) {
         const double nats = i < 8 ? 0 : std::log(static_cast<double>(i / 8));
         EXPECT_NEAR(got.entropy(i, 1), nats, 1e-6);
-        EXPECT_NEAR(got.kl(i, 1), nats - got.taught_entropy(i, 1), 1e-6);
+        EXPECT_NEAR(got.kl(i, 1), nats - got.target_entropy(i, 1), 1e-6);
     }
     double largest = 0;  // the keys are not 0: what the queries should become is known
     for (int64_t n = 0; n < got.d_q.size(); ++n)
@@ -238,12 +238,12 @@ TEST(GateKlForms, TheTeachersOwnLogarithmsHaveNoLoss) {
         x.q(last, r, 0) = 1;
         for (int64_t b = 0; b < 8; ++b)
             x.k(b, r, 0) =
-                static_cast<float>(std::log(double{x.taught(last, r, b)}) / x.input().scale());
+                static_cast<float>(std::log(double{x.target(last, r, b)}) / x.input().scale());
     }
     const GateResult got = fast_gate(p, x);
     for (int64_t r = 0; r < 2; ++r) {
         EXPECT_NEAR(got.kl(last, r), 0, 1e-10);
-        EXPECT_NEAR(got.entropy(last, r), got.taught_entropy(last, r), 1e-4);
+        EXPECT_NEAR(got.entropy(last, r), got.target_entropy(last, r), 1e-4);
         EXPECT_GT(got.kl(last - 8, r), 1e-3);
         EXPECT_NEAR(got.d_q(last, r, 0), 0, 1e-6);
     }
@@ -263,7 +263,7 @@ TEST(GateKlForms, AnInjectedErrorIsSeen) {
     EXPECT_FALSE(matches(fast_gate(p, GateOperands(p, o, Teacher::mean)), want, b));
     for (const auto& spoil : {+[](GateResult& r) { r.kl(25, 1) += 1e-3; },
                               +[](GateResult& r) { r.entropy(25, 0) += 1e-2; },
-                              +[](GateResult& r) { r.taught_entropy(25, 0) += 1e-6; },
+                              +[](GateResult& r) { r.target_entropy(25, 0) += 1e-6; },
                               +[](GateResult& r) { r.d_q(25, 1, 1) += 2e-5F; },
                               +[](GateResult& r) { r.d_k(5, 1, 3) += 2e-3F; }}) {
         GateResult spoilt = fast_gate(p, x);

@@ -100,15 +100,15 @@ Bounds bounds_of(const Problem& p, const Operands& o, const Indexer& x, Teacher 
         std::log(keys + 1);
     const double logit = main_logit_bound(p, largest_norm<3>(o.q), largest_norm<3>(o.k)) +
                          stored_lse_bound(main_size) + (sinks ? main.lse : 0);
-    const TeacherBound taught = teacher_bound(logit, keys, p.group_size(), teacher);
+    const TeacherBound target = teacher_bound(logit, keys, p.group_size(), teacher);
     const double of_heads = sinks ? std::log(static_cast<double>(p.group_size())) : 0;
-    const double of_query = kl_gradient_bound(taught, index, keys, scale * weight, k, 1, rows);
+    const double of_query = kl_gradient_bound(target, index, keys, scale * weight, k, 1, rows);
     return {
-        .kl = kl_bound(taught, index, keys, 2 * (main_size + size) + of_heads),
+        .kl = kl_bound(target, index, keys, 2 * (main_size + size) + of_heads),
         .entropy = 2 * index + (weight_bound(index, keys) + gamma(keys + 3)) * size,
         .d_q = of_query,
-        .d_k = kl_gradient_bound(taught, index, keys, scale * weight, q, rows * heads, rows),
-        .d_w = kl_gradient_bound(taught, index, keys, scale, q * k, 1, rows) +
+        .d_k = kl_gradient_bound(target, index, keys, scale * weight, q, rows * heads, rows),
+        .d_w = kl_gradient_bound(target, index, keys, scale, q * k, 1, rows) +
                2 * gamma(static_cast<double>(p.index_dim) + 3) * scale * q * k / rows,
     };
 }

@@ -4,7 +4,7 @@
 // below; later the list itself gives the bound. The few scores above it are merged into the list.
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
-#include "gpu/kernels/select_blocks_sm90.h"
+#include "gpu/kernels/select_blocks_warp.h"
 
 namespace msa::cuda {
 namespace {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
 
 }  // namespace
 
-void launch_select_blocks_sm90(const SelectBlocksArgs& args, cudaStream_t stream) {
+void launch_select_blocks_warp(const SelectBlocksArgs& args, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
     const bool vector = args.blocks % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
     (vector ? select_blocks<true>

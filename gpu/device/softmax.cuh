@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The online softmax of bf16 and f16 operands, in the layout of the products' sums (wgmma.cuh).
+// The online softmax of bf16 and f16 operands, in the layout of the products' sums (wgmma.cuh,
+// mma.cuh).
 #pragma once
 
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/warp.cuh"
 
-namespace msa::cuda::sm90 {
+namespace msa::cuda {
 
 /// Running softmax of this thread's two rows. The reference that exponents are taken from follows
 /// the largest score only once that is kSlack powers of two above it, as each change costs a factor
@@ -115,4 +116,4 @@ private:
     }
 };
 
-}  // namespace msa::cuda::sm90
+}  // namespace msa::cuda

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/layer_data.h"
+#include "experiments/measure/layer.h"
 
 #include <algorithm>
+#include <utility>
 
-namespace msa::experiments::compare {
+namespace msa::experiments::measure {
 
 using io::Field;
 
@@ -11,18 +12,24 @@ namespace {
 
 constexpr int64_t kMostKept = int64_t{1} << 28;  // bytes of q
 
+Mirror<3> mirror_of(Backend& backend, const Operand<3>& there, const Tensor<float, 3>& here) {
+    if (here.data() == nullptr) return {};
+    return {backend, there.view(), host_view(here)};
+}
+
 }  // namespace
 
 LayerData::LayerData(const io::ActivationsReader& file, const io::LayerInfo& layer,
-                     const LayerElements& rounded, Sharing sharing)
+                     const LayerElements& rounded, int64_t of_heads)
     : info(layer),
       elements(rounded),
-      views(sharing == Sharing::head ? layer.query_heads / layer.kv_heads : 1),
+      views(of_heads),
+      file_(file.info()),
       read_(file, layer, rounded) {
     k = read_.all(Field::k);
     v = read_.all(Field::v);
     index_k = read_.all(Field::index_k);
-    const Shape<3> all{file.info().tokens(), layer.query_heads, layer.head_dim};
+    const Shape<3> all{file_.tokens(), layer.query_heads, layer.head_dim};
     if (element_count(all) * int64_t{sizeof(float)} > kMostKept) return;
     kept_ = Tensor<float, 3>(all, Fill::nothing);
     known_.resize(static_cast<size_t>(all[0]), false);
@@ -59,6 +66,12 @@ Tensor<float, 1> LayerData::sinks(size_t view) const {
     return sinks_of_view(info, views, static_cast<int64_t>(view));
 }
 
+Problem LayerData::problem(int64_t block_size) const {
+    Problem p = io::layer_problem(file_, info, block_size);
+    p.query_heads = info.query_heads / views;
+    return p;
+}
+
 Tensor<float, 1> sinks_of_view(const io::LayerInfo& layer, int64_t views, int64_t view) {
     Tensor<float, 1> all = io::layer_sinks(layer);
     if (all.data() == nullptr || views == 1) return all;
@@ -75,10 +88,48 @@ Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, i
     return picked;
 }
 
-Problem LayerData::problem(const io::ActivationsInfo& file, int64_t block_size) const {
-    Problem p = io::layer_problem(file, info, block_size);
-    p.query_heads = info.query_heads / views;
-    return p;
+LayerView::LayerView(Backend& on, const LayerData& of, size_t view)
+    : backend(on),
+      data(of),
+      index(view),
+      k_there(on, host_view(of.k), of.elements.main.computed),
+      v_there(on, host_view(of.v), of.elements.main.computed),
+      index_k_there(on, rows_of(host_view(of.index_k)), of.elements.index.computed),
+      host_sinks(of.sinks(view)),
+      sinks(on, host_sinks),
+      k(mirror_of(on, k_there, of.k)),
+      v(mirror_of(on, v_there, of.v)) {
+    if (of.index_k.data() != nullptr)
+        index_k = {on, index_k_there.view(), rows_of(host_view(of.index_k))};
 }
 
-}  // namespace msa::experiments::compare
+SelectorLayer LayerView::selector_layer(const Problem& whole, uint64_t seed) const {
+    return {.problem = whole,
+            .backend = backend,
+            .k = k,
+            .index_k = index_k,
+            .v = v,
+            .seed = seed,
+            .read_q =
+                [this](std::span<const int64_t> tokens) {
+                    return Mirror<3>(backend, data.q(tokens, index));
+                },
+            .read_learned = data.learned(),
+            .rope = io::stored_rope(data.info).value_or(RopePairs{}),
+            .sinks = sinks};
+}
+
+ChunkView::ChunkView(const SelectorLayer& of, const LayerView& view, Problem queries,
+                     std::span<const int64_t> packed, bool with_logits,
+                     std::function<Mirror<3>()> previous)
+    : problem(std::move(queries)),
+      tokens(packed),
+      host_q(view.data.q(tokens, view.index)),
+      q(of.backend, host_view(host_q), view.data.elements.main.computed),
+      host_index_q(view.data.index_q(tokens)),
+      index_q(of.backend, host_view(host_index_q), view.data.elements.index.computed),
+      chunk(of, problem, tokens, {of.backend, q.view(), host_view(host_q)},
+            mirror_of(of.backend, index_q, host_index_q), with_logits, std::move(previous)),
+      of_(view) {}
+
+}  // namespace msa::experiments::measure

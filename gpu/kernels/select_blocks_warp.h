@@ -22,6 +22,6 @@ struct SelectBlocksArgs {
     int32_t* ids;  // [Nq, Hkv, k]
 };
 
-void launch_select_blocks_sm90(const SelectBlocksArgs&, cudaStream_t);
+void launch_select_blocks_warp(const SelectBlocksArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kScanThreads)
 
 }  // namespace
 
-cudaError_t launch_sparse_schedule_sm90(const SparseSchedule& args, cudaStream_t stream) {
+cudaError_t launch_sparse_schedule(const SparseSchedule& args, cudaStream_t stream) {
     constexpr int kThreads = 128;
     const auto grid = [&](int64_t work, int of_block) {
         return static_cast<unsigned>((work + of_block - 1) / of_block);

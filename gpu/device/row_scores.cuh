@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// How index_select's kernels take scores into a row's list, and lists to ids.
+#pragma once
+
+#include "gpu/device/warp_top_k.cuh"
+#include "gpu/kernels/index_select_sm90.h"
+
+namespace msa::cuda {
+
+/// The lists of one row that the splits made, and the score of each one's first key once more, as
+/// the key has it.
+template <int Kept>
+struct SplitLists {
+    uint64_t* lists;
+    uint32_t* heads;
+    __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
+        : lists(args.partial + row * args.splits * (Kept + 1)),
+          heads(reinterpret_cast<uint32_t*>(lists + args.splits * Kept)) {}
+    __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
+};
+
+/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
+/// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
+template <int Places, typename S>
+__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
+                             int begin, int end) {
+    const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
+    const bool counts = block >= begin && id >= rule.forced_first;
+    float score[Places];
+#pragma unroll
+    for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
+        const float scaled = scale * shared.scores.at(place + n, block & (kWarp - 1));
+        score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
+    }
+    shared.lists.offer(place, score, id);
+}
+
+/// By a warp: the lists of `count` places of a tile from `place` on become ids, or lists of this
+/// split, AtOnce at a time; row_at(place) is a place's row of the tile.
+template <int Kept, int AtOnce, typename S, typename RowAt>
+__device__ void write_lists(const IndexSelectArgs& args, S& shared, const QueryTile& tile,
+                            int place, int count, RowAt row_at) {
+    const DeviceRule& rule = args.rule;
+    const int lane = threadIdx.x % kWarp, rows = tile.queries * args.groups;
+    for (const int end = place + count; place < end; place += AtOnce) {
+        if (row_at(place) >= rows) break;
+        WarpTopK list[AtOnce];
+        shared.lists.whole(place, list);
+        int32_t id[AtOnce]{}, *ids[AtOnce]{};
+#pragma unroll
+        for (int n = 0; n < AtOnce && row_at(place + n) < rows; ++n) {
+            const int64_t out_row = tile.query * args.groups + row_at(place + n);
+            if (args.splits == 1) {
+                ids[n] = args.ids + out_row * rule.top_k;
+                id[n] =
+                    unsorted_id(list[n], rule.top_k, shared.limit[place + n] + rule.forced_local,
+                                rule.forced_first, rule.forced_local);
+                continue;
+            }
+            const SplitLists<Kept> to(args, out_row);
+            if (lane < Kept) to.list(blockIdx.y)[lane] = list[n].key;
+            if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list[n].key >> 32);
+        }
+        if (args.splits == 1) write_ids(id, rule.top_k, ids);
+    }
+}
+
+}  // namespace msa::cuda

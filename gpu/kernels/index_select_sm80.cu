@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT
+// index_select fused, in mma.sync and cp.async: what index_select_sm90.cu does, for any device of
+// compute capability 8.0 or later.
+//
+// All warps copy: keys stream through a ring in shared memory, 64 at a stage, some stages ahead. A
+// warp holds 32 rows (query, group) as an operand in registers, or 16 where few queries share their
+// keys, and multiplies them with the stage's keys; the maxima of the products of a block wait in
+// shared memory until 32 blocks have passed, when the warp merges them into its rows' lists.
+// The local block needs no score, so every scored block is wholly visible and nothing is masked.
+#include "gpu/device/merge_splits.cuh"
+#include "gpu/device/row_lists.cuh"
+#include "gpu/device/stream_mma.cuh"
+#include "gpu/kernels/index_select_sm80.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kStageKeys = 64, kHalves = kIndexTileKeys / kStageKeys;  // stages of a tile of keys
+
+/// How a thread block is cut: Warps warps of M times 16 rows.
+template <int Warps, int M, int Stages, int BlocksPerSm>
+struct Cut {
+    static constexpr int kWarps = Warps, kM = M, kStages = Stages, kBlocksPerSm = BlocksPerSm;
+    static constexpr int kThreads = Warps * kWarp, kWarpRows = 16 * M, kRows = Warps * kWarpRows;
+};
+
+template <typename C, int Dim, int Kept>
+struct Shared {
+    uint16_t keys[C::kStages][kStageKeys * Dim];
+    float scores[C::kRows][kWarp];  // columns permuted against bank conflicts
+    SortedLists<C::kRows, Kept> lists;
+    int limit[C::kRows];  // candidates are blocks [forced_first, limit)
+
+    __device__ float& score(int place, int column) { return scores[place][column ^ (place & 31)]; }
+};
+
+/// The tile's row at a place: neighbours are with different warps, so that few keep all busy.
+template <typename C>
+__device__ int row_at(int place) {
+    return place % C::kWarpRows * C::kWarps + place / C::kWarpRows;
+}
+
+/// The larger one; NaN beats everything.
+__device__ inline float larger(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+
+template <typename T, typename C, int Dim, int BlockSize, int Kept>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
+    index_select(const __grid_constant__ IndexSelectArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<C, Dim, Kept>*>(memory);
+    constexpr int kM = C::kM, kStages = C::kStages;
+    constexpr int kBlocksPerTile = kIndexTileKeys / BlockSize;
+    constexpr int kColumns = kStageKeys < BlockSize ? kStageKeys : BlockSize;  // of a maximum
+    constexpr int kMergeTiles = kWarp / kBlocksPerTile;
+    constexpr int kAtOnce = kM == 1 ? 1 : 4;  // one a warp where there are few
+
+    const QueryTile tile = args.tiles[blockIdx.x];
+    const int rows = tile.queries * args.groups;
+    const DeviceRule& rule = args.rule;
+    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
+    const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
+    const auto split_start = [&](int split) {
+        return static_cast<int>(int64_t{all_tiles} * split / args.splits);
+    };
+    const int first_tile = split_start(static_cast<int>(blockIdx.y));
+    const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
+    const int64_t first_key = tile.key + int64_t{first_tile} * kIndexTileKeys;
+    const auto* const index_k = static_cast<const uint16_t*>(args.all_keys);
+    const auto* const index_q =
+        static_cast<const uint16_t*>(args.index_q) + tile.query * args.groups * Dim;
+
+    const int stages = count * kHalves;
+    const auto fetch = [&](int stage) {
+        if (stage < stages) {
+            const int64_t key = first_key + int64_t{stage} * kStageKeys;
+            // A tile's last keys may lie behind all keys.
+            const int64_t there = min(args.keys - key, int64_t{kStageKeys});
+            const int64_t from = min(key, args.keys - 1);
+            copy_rows<Dim, kStageKeys, C::kThreads>(
+                shared.keys[stage % kStages], index_k + from * Dim, Dim, static_cast<int>(there));
+        }
+        commit_copies();
+    };
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+    for (int place = threadIdx.x; place < C::kRows; place += C::kThreads) {
+        const int row = row_at<C>(place);
+        const RowRule own(rule,
+                          row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
+                          BlockSize);
+        shared.limit[place] = own.limit;
+        shared.lists.clear(place, own.kept);
+    }
+
+    const int lane = lane_id(), warp_place = warp_id() * C::kWarpRows;
+    WordRows<Dim, kM> operand;
+    operand.load([&](int m, int side) {
+        const int row = row_at<C>(warp_place + 16 * m + 8 * side + lane / 4);
+        return row < rows ? index_q + int64_t{row} * Dim : nullptr;
+    });
+    const auto merge = [&](int end) {  // after `end` tiles
+        __syncwarp();
+        const int begin = (end - 1) / kMergeTiles * kMergeTiles;
+        for (int place = warp_place; place < warp_place + C::kWarpRows && row_at<C>(place) < rows;
+             place += kAtOnce) {
+            const int column = lane, block = begin * kBlocksPerTile + column;
+            const int id = first_tile * kBlocksPerTile + block;
+            const bool counts = block < end * kBlocksPerTile && id >= rule.forced_first;
+            float score[kAtOnce];
+#pragma unroll
+            for (int n = 0; n < kAtOnce; ++n) {
+                const float scaled = args.scale * shared.score(place + n, column);
+                score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
+            }
+            shared.lists.offer(place, score, id);
+        }
+        __syncwarp();
+    };
+
+    const LaneWords<Dim> keys(address_in_shared(shared.keys));
+    const bool any_rows = row_at<C>(warp_place) < rows;
+    float best[kM][2][kBlocksPerTile];
+    int slot = 0;
+    for (int t = 0; t < count; ++t) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+            wait_for_groups<kStages - 2>();
+            __syncthreads();
+            fetch(t * kHalves + half + kStages - 1);
+            if (any_rows) {
+                float sum[kM][kStageKeys / 2];
+                multiply_keys<T, Dim, kM, kStageKeys>(
+                    sum, operand, keys, static_cast<uint32_t>(slot) * kStageKeys * Dim * 2);
+#pragma unroll
+                for (int part = 0; part < kStageKeys / kColumns; ++part)
+#pragma unroll
+                    for (int m = 0; m < kM; ++m)
+#pragma unroll
+                        for (int side = 0; side < 2; ++side) {
+                            const float* const of = sum[m] + part * kColumns / 2 + 2 * side;
+                            float two[2] = {of[0], of[1]};
+#pragma unroll
+                            for (int j = 1; j < kColumns / 8; ++j)
+#pragma unroll
+                                for (int i = 0; i < 2; ++i) two[i] = larger(two[i], of[4 * j + i]);
+                            const int block = (half * kStageKeys + part * kColumns) / BlockSize;
+                            float& to = best[m][side][block];
+                            const float most = larger(two[0], two[1]);
+                            to = (half * kStageKeys + part * kColumns) % BlockSize == 0
+                                     ? most
+                                     : larger(to, most);
+                        }
+            }
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+        }
+        if (!any_rows) continue;
+        const int column = t % kMergeTiles * kBlocksPerTile;
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+#pragma unroll
+                for (int b = 0; b < kBlocksPerTile; ++b) {
+                    float most = best[m][side][b];
+                    most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
+                    most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
+                    if (lane % 4 == side)
+                        shared.score(warp_place + 16 * m + 8 * side + lane / 4, column + b) = most;
+                }
+        if (t == count - 1 || (t + 1) % kMergeTiles == 0) merge(t + 1);
+    }
+    if (count == 0) __syncthreads();  // the lists were cleared by others
+    wait_for_groups<0>();
+
+    __syncwarp();
+    write_lists<Kept, kAtOnce>(args, shared, tile, warp_place, C::kWarpRows, row_at<C>);
+}
+
+template <typename T, typename C, int Dim, int BlockSize, int Kept>
+cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
+    using S = Shared<C, Dim, Kept>;
+    auto* const kernel = index_select<T, C, Dim, BlockSize, Kept>;
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(S)));
+    if (error != cudaSuccess) return error;
+    const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
+    kernel<<<grid, C::kThreads, sizeof(S), stream>>>(args);
+    if (args.splits > 1)
+        merge_splits<Kept, false>
+            <<<static_cast<unsigned>(args.queries * args.groups),
+               static_cast<unsigned>(merge_threads<Kept>(args, nullptr)), 0, stream>>>(
+                args, CandidateExchange{});
+    return cudaGetLastError();
+}
+
+// Of many queries: lists of 16, lists of 32 where shared memory is that of 8.0 and 9.0, and of less
+// memory (8.6, 8.9, 12.0). Of few queries: two thread blocks an SM of 164 KB.
+template <int Kept>
+using LargeCut = Cut<8, 2, Kept == 16 ? 5 : 3, 1>;
+template <int Kept>
+using SmallCut = std::conditional_t<Kept == 16, Cut<8, 2, 2, 1>, Cut<4, 2, 3, 1>>;
+using DecodeCut = Cut<4, 1, 3, 2>;
+static_assert(DecodeCut::kRows == kIndexDecodeRows);
+constexpr int kLeastShared = 99 << 10;
+static_assert(sizeof(Shared<SmallCut<16>, 128, 16>) <= kLeastShared &&
+              sizeof(Shared<SmallCut<32>, 128, 32>) <= kLeastShared &&
+              sizeof(Shared<DecodeCut, 128, 32>) <= kLeastShared &&
+              sizeof(Shared<LargeCut<32>, 128, 32>) <= kLargeShared);
+static_assert(LargeCut<32>::kRows == index_rows_sm80(true, 32) &&
+              SmallCut<32>::kRows == index_rows_sm80(false, 32) &&
+              SmallCut<16>::kRows == index_rows_sm80(false, 16));
+
+template <typename T, int Dim, int BlockSize, int Kept>
+cudaError_t launch_rows(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
+    if (args.decode) return launch<T, DecodeCut, Dim, BlockSize, Kept>(args, stream);
+    return large ? launch<T, LargeCut<Kept>, Dim, BlockSize, Kept>(args, stream)
+                 : launch<T, SmallCut<Kept>, Dim, BlockSize, Kept>(args, stream);
+}
+
+template <typename T, int Dim, int BlockSize>
+cudaError_t launch_kept(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
+    return args.rule.top_k <= 16 ? launch_rows<T, Dim, BlockSize, 16>(args, large, stream)
+                                 : launch_rows<T, Dim, BlockSize, 32>(args, large, stream);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t launch_index_select_sm80(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
+    const auto launch_dim = [&]<int Dim>() {
+        switch (args.block_size) {
+            case 32: return launch_kept<T, Dim, 32>(args, large, stream);
+            case 64: return launch_kept<T, Dim, 64>(args, large, stream);
+            default: return launch_kept<T, Dim, 128>(args, large, stream);
+        }
+    };
+    return args.index_dim == 64 ? launch_dim.template operator()<64>()
+                                : launch_dim.template operator()<128>();
+}
+template cudaError_t launch_index_select_sm80<MSA_KERNEL_ELEMENT>(const IndexSelectArgs&, bool,
+                                                                  cudaStream_t);
+
+}  // namespace msa::cuda

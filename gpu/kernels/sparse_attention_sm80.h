@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// sparse_attention (eq:msa-sparse-attn) in the instructions of compute capability 8.0: the tiles,
+// lists and slots of sparse_attention_sm90.h, and the same two ways.
+#pragma once
+
+#include "gpu/kernels/sparse_attention_sm90.h"
+
+namespace msa::cuda {
+
+struct SparseOperands {
+    const void *q, *k, *v;  // [Nq, Hq, dh], [Nk, Hkv, dh] of T
+    int64_t keys;           // Nk
+    float scale;            // on q . k, above 0
+    void* out;              // [Nq, Hq, dh] of T
+    float* lse;             // [Nq, Hq]
+};
+
+struct SparseTilesArgs : SparseSchedule, SparseOperands {
+    int round;
+    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
+};
+
+// One round, in this order; the first where any_slots(). T: __nv_bfloat16 or __half.
+template <typename T>
+cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
+template <typename T>
+cudaError_t launch_sparse_union_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
+
+/// Split-K decode: thread blocks that answer 16 heads of a (query, group) together, each a part of
+/// its blocks; a second kernel joins the parts.
+constexpr int kDecodeParts = 16;
+struct SparsePartsArgs : SparseCall, SparseOperands {
+    float* parts;  // [decode_part_count(), kDecodeHeads, dh]
+    float2* sums;  // [decode_part_count(), kDecodeHeads]: largest score, base 2, and sum
+};
+constexpr int64_t decode_part_count(int64_t queries, int64_t groups, int64_t group_size) {
+    return queries * groups * ceil_div(group_size, kDecodeHeads) * kDecodeParts;
+}
+template <typename T>
+cudaError_t launch_sparse_decode_sm80(const SparsePartsArgs&, cudaStream_t);
+
+}  // namespace msa::cuda

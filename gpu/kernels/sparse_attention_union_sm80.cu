@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+// A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
+// writes the result, in mma.sync and cp.async: what sparse_attention_union_sm90.cu does, for any
+// device of compute capability 8.0 or later.
+//
+// One warp copies: keys and values of the union's blocks stream through a ring in shared memory, up
+// to 64 keys at a stage. Eight multiply, at their own pace: each holds 16 rows of the tile in
+// registers, with their outputs and softmax, and passes over a stage that none of its rows
+// selected. With 16 heads a group its rows are one query's, and it multiplies what that query
+// selected alone.
+//
+// Thread blocks are persistent. The warp that copies takes tiles from a counter, as their unions
+// differ, and runs ahead into the next one.
+#include <algorithm>
+
+#include "gpu/device/attend_rows.cuh"
+#include "gpu/device/ring.cuh"
+#include "gpu/device/seen_keys.cuh"
+#include "gpu/device/softmax.cuh"
+#include "gpu/kernels/sparse_attention_sm80.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kWarps = kSparseTileRows / 16, kThreads = (kWarps + 1) * kWarp;
+constexpr int kTasks = 2, kNoTask = -1;
+
+/// A (tile, group) pair.
+struct Task {
+    int tile, group, steps;           // steps: stages of the union, or kNoTask
+    int visible[kSparseTileQueries];  // of the queries
+};
+
+template <int Dim, int BlockSize, int Stages>
+struct Shared {
+    static constexpr int kKeys = BlockSize < 64 ? BlockSize : 64;  // of a stage
+    static constexpr int kParts = BlockSize / kKeys;               // stages of a block
+    static constexpr int kStages = Stages;
+    uint16_t k[kStages][kKeys * Dim], v[kStages][kKeys * Dim];
+    UnionBlock blocks[kStages];  // `block`: the stage's first key
+    Task tasks[kTasks];
+    ArrivalBarrier full[kStages], empty[kStages], task_full[kTasks], task_empty[kTasks];
+
+    /// By one thread, before a barrier of the block.
+    __device__ void init() {
+        for (int s = 0; s < kStages; ++s) full[s].init(kWarp + 1), empty[s].init(kWarps);
+        for (int s = 0; s < kTasks; ++s) task_full[s].init(1), task_empty[s].init(kWarps);
+    }
+};
+
+/// Adds the slots of one of this thread's rows, of a tile and group, to its softmax state (best,
+/// total), base 2.
+template <typename T, int Dim>
+__device__ void add_slots(const SparseTilesArgs& args, int tile_index, int group, int query,
+                          int row, int side, float (&out)[Dim / 2], float& best, float& total) {
+    constexpr int kChunks = Dim / 32;
+    const int count = __popc(args.workspace.in_slots[args.row(tile_index, query, group)]);
+    if (count == 0) return;
+    const int first = args.slot_row(tile_index, group, 0) + row;
+    const auto* const slots = static_cast<const uint4*>(args.workspace.partial_out);
+    uint4 chunk[kChunks];
+    float lse = 0;
+    const auto read = [&](int n) {
+        const int at = first + n * args.slot_rows();
+        lse = __ldcs(args.workspace.partial_lse + at);
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(slots + slot_chunk<Dim>(at, i));
+    };
+    read(0);
+    for (int n = 0; n < count; ++n) {
+        uint4 mine[kChunks];
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) mine[i] = chunk[i];
+        const float theirs = lse;
+        if (n + 1 < count) read(n + 1);
+        const float most = fmaxf(best, theirs);
+        const float factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
+        best = most;
+        total = fmaf(total, factor, weight);
+#pragma unroll
+        for (int j = 0; j < Dim / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) out[4 * j + 2 * side + i] *= factor;
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) add_chunk<T>(out, side, i, mine[i], weight);
+    }
+}
+
+/// The tiles of a round. Group major, so that tiles that run together share keys.
+struct RoundTiles {
+    int first, count;
+
+    __device__ explicit RoundTiles(const SparseTilesArgs& args) {
+        const SparseRound& round = args.workspace.rounds[args.round];
+        first = round.first_chunk * args.chunk_tiles;
+        count = min(round.chunks * args.chunk_tiles, args.tile_count - first);
+    }
+    __device__ int tile(int index) const { return first + index % count; }
+    __device__ int group(int index) const { return index / count; }
+};
+
+/// The warp that copies.
+template <int Dim, typename Memory>
+__device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& shared) {
+    constexpr int kKeys = Memory::kKeys, kParts = Memory::kParts, kBlockSize = kKeys * kParts;
+    const SparseWorkspace& work = args.workspace;
+    const RoundTiles tiles(args);
+    const int64_t stride = int64_t{args.groups} * Dim;
+    const int lane = lane_id();
+    RingPlace<Memory::kStages> at;
+    RingPlace<kTasks> task_at;
+    for (int index = static_cast<int>(blockIdx.x);; task_at.advance()) {
+        const bool any = index < tiles.count * args.groups;
+        const int tile_index = any ? tiles.tile(index) : 0, group = any ? tiles.group(index) : 0;
+        const QueryTile tile = args.tiles[tile_index];
+        const int item = tile_index * args.groups + group;
+        const int count = any ? work.block_counts[item] : 0;
+        const int visible =
+            any && lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
+        shared.task_empty[task_at.stage].wait(task_at.parity ^ 1);
+        Task& task = shared.tasks[task_at.stage];
+        task.visible[lane] = visible;
+        if (lane == 0)
+            task.tile = tile_index, task.group = group, task.steps = any ? count * kParts : kNoTask;
+        __syncwarp();
+        if (lane == 0) shared.task_full[task_at.stage].arrive();
+        if (!any) return;
+        int next = 0;
+        if (lane == 0)
+            next = static_cast<int>(gridDim.x) + atomicAdd(&work.rounds[args.round].taken, 1);
+        const int64_t base = tile.key * stride + group * Dim;
+        const UnionBlock* const blocks =
+            work.blocks + int64_t{item} * args.tile_queries * args.top_k;
+        UnionBlock ahead{};  // of 32 blocks, one a lane
+        for (int n = 0; n < count; ++n) {
+            if (n % kWarp == 0 && n + lane < count) ahead = blocks[n + lane];
+            const UnionBlock block{__shfl_sync(kAllLanes, ahead.block, n % kWarp),
+                                   __shfl_sync(kAllLanes, ahead.queries, n % kWarp)};
+            for (int part = 0; part < kParts; ++part, at.advance()) {
+                const int key = block.block * kBlockSize + part * kKeys;
+                const int there = tile.most_visible - key;
+                const int64_t from = base + (there > 0 ? key : 0) * stride;
+                shared.empty[at.stage].wait(at.parity ^ 1);
+                warp_copy_rows<Dim, kKeys>(
+                    shared.k[at.stage], static_cast<const uint16_t*>(args.k) + from, stride, there);
+                warp_copy_rows<Dim, kKeys>(
+                    shared.v[at.stage], static_cast<const uint16_t*>(args.v) + from, stride, there);
+                ArrivalBarrier& full = shared.full[at.stage];
+                full.arrive_with_copies();
+                if (lane == 0) {
+                    shared.blocks[at.stage] = {key, block.queries};
+                    full.arrive();
+                }
+            }
+        }
+        index = __shfl_sync(kAllLanes, next, 0);
+    }
+}
+
+/// The two rows of a thread after the union: their slots, and the result. What it needs of the task
+/// is read anew, out of the way of the registers of the products.
+template <typename T, int Dim>
+__device__ void finish(const SparseTilesArgs& args, const Task& task, float (&out)[Dim / 2],
+                       const Softmax& softmax) {
+    const int thread = opaque_thread(), lane = thread % kWarp, heads = args.group_size();
+    const int row = thread / kWarp * 16 + lane / 4, group = task.group;
+    const int64_t first_query = args.tiles[task.tile].query;
+    const int queries = args.tiles[task.tile].queries;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const int r = row + 8 * side, query = r / heads;
+        float total = softmax.sum[side];
+        total += __shfl_xor_sync(kAllLanes, total, 1);
+        total += __shfl_xor_sync(kAllLanes, total, 2);
+        float best = softmax.reference[side] * (args.scale * kLog2E);
+        const bool wanted = query < queries;  // not of an empty row
+        if (args.any_slots() && wanted)
+            add_slots<T, Dim>(args, task.tile, group, query, r, side, out, best, total);
+        __syncwarp();
+        const bool any = total != 0;  // NaN alone leaves no best score, but a total
+        const float by = any ? 1 / total : 0;
+        const int64_t at = first_query + query;
+        if (wanted && has_nan(out, side, by)) args.marked[at * args.groups + group] = 1;
+        const int64_t out_row = at * args.query_heads + group * heads + r % heads;
+        store_row<T>(out, side, by, wanted, static_cast<uint16_t*>(args.out) + out_row * Dim);
+        if (wanted && lane % 4 == 0)
+            args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
+    }
+}
+
+/// The warp's rows of a tile; empty rows are zeros.
+template <int Dim>
+__device__ void load_queries(const SparseTilesArgs& args, const Task& task, WordRows<Dim, 1>& q) {
+    const int thread = opaque_thread(), heads = args.group_size();
+    const QueryTile tile = args.tiles[task.tile];
+    q.load([&](int, int side) {
+        const int row = thread / kWarp * 16 + thread % kWarp / 4 + 8 * side, query = row / heads;
+        const int64_t at =
+            (tile.query + query) * args.query_heads + task.group * heads + row % heads;
+        return query < tile.queries ? static_cast<const uint16_t*>(args.q) + at * Dim : nullptr;
+    });
+}
+
+template <typename T, int Dim, int BlockSize, int Stages>
+__global__ void __launch_bounds__(kThreads, 1)
+    union_attention(const __grid_constant__ SparseTilesArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    using Memory = Shared<Dim, BlockSize, Stages>;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
+    constexpr int kKeys = Memory::kKeys;
+    if (threadIdx.x == 0) shared.init();
+    __syncthreads();
+    if (warp_id() == kWarps) return produce<Dim>(args, shared);
+
+    const int row = warp_id() * 16 + lane_id() / 4;
+    // Of the thread's two rows; of an empty row any, its results go nowhere.
+    const auto query_at = [&](int r) { return min(r / args.group_size(), kSparseTileQueries - 1); };
+    const int queries = query_at(row) | query_at(row + 8) << 8;
+    const auto query_of = [&](int side) { return queries >> 8 * side & 0xFF; };
+    const float scale = args.scale * kLog2E;
+    const LaneWords<Dim> keys(address_in_shared(shared.k));
+    const LaneColumns<Dim> values(address_in_shared(shared.v));
+    RingPlace<Memory::kStages> at;
+    RingPlace<kTasks> task_at;
+    for (;; task_at.advance()) {
+        shared.task_full[task_at.stage].wait(task_at.parity);
+        const Task& task = shared.tasks[task_at.stage];
+        if (task.steps == kNoTask) return;
+        WordRows<Dim, 1> q;
+        load_queries<Dim>(args, task, q);
+        float out[1][Dim / 2] = {};
+        Softmax softmax;
+        for (int left = task.steps; left > 0; --left, at.advance()) {
+            shared.full[at.stage].wait(at.parity);
+            const UnionBlock block = shared.blocks[at.stage];
+            int seen[1][2];
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+                seen[0][side] = (block.queries >> query_of(side)) & 1
+                                    ? task.visible[query_of(side)] - block.block
+                                    : 0;
+            if (__any_sync(kAllLanes, seen[0][0] > 0 || seen[0][1] > 0)) {
+                const auto offset = static_cast<uint32_t>(at.stage) * kKeys * Dim * 2;
+                float sum[1][kKeys / 2], factor[2];
+                bool any[1];
+                multiply_keys<T, Dim, 1, kKeys>(sum, q, keys, offset);
+                softmax.step(sum[0], seen, scale, factor, any);
+                if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
+#pragma unroll
+                    for (int i = 0; i < Dim / 2; ++i) out[0][i] *= factor[i / 2 % 2];
+                }
+                uint32_t p[1][kKeys / 4];
+#pragma unroll
+                for (int i = 0; i < kKeys / 4; ++i)
+                    p[0][i] = pack<T>(sum[0][2 * i], sum[0][2 * i + 1]);
+                multiply_values<T, Dim, 1, kKeys>(out, p, values, offset);
+            }
+            __syncwarp();  // all lanes have read the stage
+            if (opaque_thread() % kWarp == 0) shared.empty[at.stage].arrive();
+        }
+
+        finish<T, Dim>(args, shared.tasks[task_at.stage], out[0], softmax);
+        __syncwarp();  // all lanes have read the task
+        if (lane_id() == 0) shared.task_empty[task_at.stage].arrive();
+    }
+}
+
+template <typename T, int Dim, int BlockSize, int Stages>
+cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
+    constexpr int kBytes = sizeof(Shared<Dim, BlockSize, Stages>);
+    auto* const kernel = union_attention<T, Dim, BlockSize, Stages>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+    int blocks = 0;  // on an SM
+    const cudaError_t asked =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
+    if (asked != cudaSuccess) return asked;
+    const int64_t items = int64_t{args.tile_count} * args.groups;
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, int64_t{blocks} * sms)), kThreads,
+             kBytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t launch_sparse_union_sm80(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
+    const auto launch_dim = [&]<int Dim>() {
+        switch (args.block_size) {
+            case 32: return launch<T, Dim, 32, 4>(args, sms, stream);
+            case 64: return launch<T, Dim, 64, 3>(args, sms, stream);
+            default: return launch<T, Dim, 128, 3>(args, sms, stream);
+        }
+    };
+    return args.head_dim == 64 ? launch_dim.template operator()<64>()
+                               : launch_dim.template operator()<128>();
+}
+template cudaError_t launch_sparse_union_sm80<MSA_KERNEL_ELEMENT>(const SparseTilesArgs&, int,
+                                                                  cudaStream_t);
+
+}  // namespace msa::cuda

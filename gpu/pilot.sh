@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The sweeps of docs/pilot.md on a machine with GPUs, a run on each at a time, what is missing.
+#   gpu/pilot.sh OUT SECONDS [OPTIONS...] [-- WORDS...]
+# CORPUS in the environment: an archive of what `./msalab corpus` writes (default:
+# results/corpus.tar.xz), unpacked into results/corpus unless that is there. msa-pretrain is built
+# unless it is there. SECONDS are those of the runs, without the building. OUT gets records.tar and the
+# tails of the logs. OPTIONS and WORDS as data/pilot/run_missing.py has them; default: blocks A, C, D.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=$1 seconds=$2
+shift 2
+bin=build/release/bin
+# shellcheck source=SCRIPTDIR/steps.sh
+. gpu/steps.sh
+
+if [[ ! -x $bin/msa-pretrain ]]; then
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+    [[ $capability == 90 ]] && capability=90a
+    step configure 120 "" cmake --preset release -DMSA_CUDA=ON \
+        -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
+    step build 420 "" cmake --build --preset release --parallel "$(nproc)" --target msa-pretrain
+fi
+if [[ ! -f results/corpus/manifest.json ]]; then
+    mkdir -p results/corpus
+    tar -C results/corpus -xJf "${CORPUS:-results/corpus.tar.xz}"
+fi
+devices=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
+sweeps=()
+[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,c,d}.json)
+python3 data/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
+    --tar "$out/records.tar" "$@" || failed=1
+for log in results/pilot*/*/*/log.txt; do
+    [[ -f $log ]] && printf '%s: %s\n' "$log" "$(tail -n 1 "$log" | tail -c 200)"
+done >"$out/logs.txt"
+exit "$failed"

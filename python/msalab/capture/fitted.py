@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""Index Branches that msa-fit-indexer has fitted, from its results.h5 and as safetensors, with numpy
+alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from .layer import CaptureError, require
+
+EPSILON = 1e-6  # of the RMS norms (core/indexer/index_branch.h)
+METADATA = "msalab_index_branch"  # of a safetensors file: MiniMax-M3's configuration, as far as it counts
+NAME = "model.layers.{layer}.self_attn.indexer.{part}.weight"
+PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
+
+
+@dataclass
+class Fitted:
+    """Of one layer. Projections, rows are outputs: w_q [Hkv * didx, d_model], w_k [didx, d_model];
+    norm_q, norm_k [didx] or None; RoPE's frequencies [rotary_dim / 2] float64, channel c with channel
+    c + rotary_dim / 2: those of `theta`, or where it is None of another kind."""
+
+    groups: int
+    w_q: np.ndarray
+    w_k: np.ndarray
+    norm_q: np.ndarray | None
+    norm_k: np.ndarray | None
+    frequencies: np.ndarray
+    theta: float | None
+
+
+def plain_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
+    """theta^(-2c / rotary_dim), [rotary_dim / 2] float64"""
+    return theta ** (-2.0 * np.arange(rotary_dim // 2) / max(rotary_dim, 1))
+
+
+def read(path) -> dict[int, Fitted]:
+    """Layer -> its Index Branch, of the results.h5 of msa-fit-indexer, of the folder it lies in, or of
+    a .safetensors file that convert made of it. CaptureError naming the file and what is wrong."""
+    path = Path(path)
+    path = path / "results.h5" if path.is_dir() else path
+    require(path.is_file(), f"{path}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        with h5py.File(path, "r") as file:
+            require("fit" in file and len(file["fit"]), f"{path}: has no fitted weights (/fit); those "
+                    "of msa-fit-indexer are in the results.h5 beside its indexer.h5")
+            return {int(layer): _read_layer(f"{path}: /fit/{layer}", group["weights"])
+                    for layer, group in sorted(file["fit"].items(), key=lambda one: int(one[0]))}
+    except CaptureError:
+        raise
+    except Exception as error:  # the libraries raise errors of many types on damaged files
+        raise CaptureError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _checked(place: str, values, *shape, dtype=np.float32) -> np.ndarray:
+    found = np.asarray(values, dtype)
+    require(found.shape == shape and np.isfinite(found).all(), f"{place}: shape {list(found.shape)}, "
+            f"must be {list(shape)} of finite numbers")
+    return found
+
+
+def _read_layer(place: str, group) -> Fitted:
+    for name, what in (("w_index_w", "an indexer of --architecture dsa"),
+                       ("w_gate_k", "a gate of --architecture seerattention")):
+        require(name not in group, f"{place}/weights has {name}: {what}, must be of msa")
+    form = {name: group.attrs[name] for name in ("groups", "index_dim", "model_dim", "rms_norm",
+                                                 "rotary_dim", "rope_theta")}
+    groups, dim, model_dim = (int(form[name]) for name in ("groups", "index_dim", "model_dim"))
+    rotary, theta = int(form["rotary_dim"]), float(form["rope_theta"])
+    require(rotary % 2 == 0 and 0 <= rotary <= dim,
+            f"{place}: rotary_dim is {rotary}, must be even and from 0 to {dim}")
+
+    def values(name, *shape, dtype=np.float32):
+        return _checked(f"{place}/weights/{name}", group[name][()], *shape, dtype=dtype)
+
+    frequencies = plain_frequencies(rotary, theta)
+    if "rope_frequencies" in group:
+        theta, frequencies = None, values("rope_frequencies", rotary // 2, dtype=np.float64)
+    norms = [values(f"index_{side}_norm", dim) if form["rms_norm"] else None for side in "qk"]
+    return Fitted(groups, values("w_index_q", groups * dim, model_dim),
+                  values("w_index_k", dim, model_dim), *norms, frequencies, theta)
+
+
+def _read_safetensors(path) -> dict[int, Fitted]:
+    with safe_open(path, "numpy") as file:
+        metadata, names = file.metadata() or {}, set(file.keys())
+        require(METADATA in metadata, f"{path}: has no metadata {METADATA}: not of msalab convert")
+        form = json.loads(metadata[METADATA])
+        groups, dim, theta = form["index_n_heads"], form["index_head_dim"], form["rope_theta"]
+        found = {}
+        for layer in form["layers"]:
+            name = {part: NAME.format(layer=layer, part=part) for part in PARTS}
+            require(names.issuperset(name.values()), f"{path}: has no Index Branch of layer {layer}")
+            width = file.get_slice(name["q_proj"]).get_shape()[1]
+            q, k, norm_q, norm_k = (
+                _checked(f"{path}: {name[part]}", file.get_tensor(name[part]), *shape)
+                for part, shape in zip(PARTS, ((groups * dim, width), (dim, width), (dim,), (dim,))))
+            found[layer] = Fitted(groups, q, k, norm_q + 1, norm_k + 1,
+                                  plain_frequencies(form["rotary_dim"], theta), theta)
+        return found
+
+
+def as_safetensors(path, layers: list[int] | None = None) -> bytes:
+    """The Index Branches of a fit, of all layers or of these, under the names that transformers'
+    MiniMax-M3 has for them. Its norms multiply by 1 + weight, so a norm's weight less 1 is stored. What
+    else scoring needs is in the metadata, under the names of that model's configuration, which says it
+    once for all layers: CaptureError for what it cannot say."""
+    branches = read(path)
+    wanted = layers or list(branches)
+    unknown = sorted(set(wanted) - branches.keys())
+    require(not unknown, f"{path}: has no Index Branch of layers {unknown}; there are: "
+            f"{', '.join(map(str, branches))}")
+    first, tensors = branches[wanted[0]], {}
+    for layer in wanted:
+        branch, place = branches[layer], f"{path}: layer {layer}"
+        require(branch.norm_q is not None, f"{place}: the Index Branch has no RMS norms, and "
+                "MiniMax-M3's has: msa-fit-indexer --norm rms fits them")
+        require(len(branch.frequencies), f"{place}: the Index Branch has no RoPE, and MiniMax-M3's has")
+        require(branch.theta is not None, f"{place}: the Index Branch has RoPE of other frequencies than "
+                "those of a theta, which MiniMax-M3's configuration cannot say one by one")
+        for what, of in (("theta", lambda one: one.theta), ("rotary dim", lambda one: _rotary(one)),
+                         ("index dim", lambda one: len(one.w_k)), ("groups", lambda one: one.groups)):
+            require(of(branch) == of(first), f"{place}: {what} {of(branch)}, of layer {wanted[0]} "
+                    f"{of(first)}; MiniMax-M3's configuration has one for all layers")
+        values = branch.w_q, branch.w_k, branch.norm_q - 1, branch.norm_k - 1
+        tensors |= {NAME.format(layer=layer, part=part): np.ascontiguousarray(value)
+                    for part, value in zip(PARTS, values)}
+    form = {"layers": wanted, "index_n_heads": first.groups, "index_head_dim": len(first.w_k),
+            **_rule(path), "rope_type": "default", "rope_theta": first.theta,
+            "rotary_dim": _rotary(first), "rope_layout": "halves", "rms_norm_eps": EPSILON,
+            "index_scale": len(first.w_k) ** -0.5}
+    return save(tensors, {"format": "pt", METADATA: json.dumps(form)})
+
+
+def _rotary(branch: Fitted) -> int:
+    return 2 * len(branch.frequencies)
+
+
+def _rule(path) -> dict:
+    """Which blocks the fit was for."""
+    path = Path(path)
+    path = path / "results.h5" if path.is_dir() else path
+    try:
+        with h5py.File(path, "r") as file:
+            options = json.loads(file["run"].attrs["options"])
+            size, top_k, local, first = (options[name] for name in (
+                "block_size", "top_k", "forced_local", "forced_first"))
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise CaptureError(f"{path}: /run does not say block size and k of the fit: {error}") from error
+    require(first == 0, f"{path}: was fitted with --forced-first {first}, and MiniMax-M3 keeps no first "
+            "blocks")
+    return {"index_block_size": size, "index_topk_blocks": top_k, "index_local_blocks": local}

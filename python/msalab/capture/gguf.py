@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+"""Models in one GGUF file, which transformers reads: weights are made float32 of what quantised ones
+say."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from .layer import require
+
+
+def place_of(model: str) -> tuple[str, dict]:
+    """What from_pretrained() takes for a model, and the options that go with it: a model's id or folder
+    alone, of FILE.gguf its folder and its name."""
+    path = Path(model)
+    if path.suffix != ".gguf":
+        return model, {}
+    require(path.is_file(), f"{model}: no such file")
+    for package in ("gguf", "accelerate"):
+        require(find_spec(package), f"{model}: needs the package {package}, which is not installed: pip "
+                f"install {package}")
+    return str(path.parent), {"gguf_file": path.name}

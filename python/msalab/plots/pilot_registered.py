@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: MIT
+"""Pilot II: the claims and rules that docs/pilot.md registered before its first run, in code."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from .pilot import (AGREE, DISAGREE, EXPECTED, NOT_RUN, PAST_COPYING, UNDECIDED, Check, _pairs,
+                    _signed, differences, margin_of, student_inside, student_t)
+from .pilot_records import Records, emergence_step
+
+LEVEL = 0.05  # of each one-sided test
+SEEDS = {"A": range(11, 17), "C": range(11, 23), "D": range(11, 14)}
+FORKED = ("window", "blocks-32", "blocks-128", "forced-first", "forced-local", "forced-both",
+          "value-head")
+FAMILIES = {"A": (("msa", FORKED),), "C": (("msa", ("no-warmup",)),), "D": ()}
+LOST = 1  # seeds that a check may lose by runs that failed
+_SAME = {"bits_per_byte": "near", "exact_match recall": "near"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    block: str
+    says: str
+    checks: tuple[Check, ...]
+    needs: tuple[str, ...] = ()  # arms beside those of the checks
+
+
+ATTACHED = ("attached-w1", "attached-w2", "attached-w3", "attached-w5", "attached-w10")
+CLAIMS = (
+    Claim("A", "MSA follows full attention",
+          _pairs({"bits_per_byte": "near", "training_loss of the last tenth": "near",
+                  "gradient_spike": "no higher"}, ("msa", "full"))),
+    Claim("A", "dynamic selection beats the window",
+          _pairs({"bits_per_byte": "higher", "exact_match recall": "lower"}, ("window", "msa"))),
+    Claim("A", "also along training", (Check("window", "msa", PAST_COPYING, "higher"),)),
+    Claim("A", "block size changes little",
+          _pairs(_SAME, ("blocks-32", "msa"), ("blocks-128", "msa"))),
+    Claim("A", "forced blocks change little",
+          _pairs(_SAME, ("forced-first", "msa"), ("forced-local", "msa"), ("forced-both", "msa"))),
+    Claim("A", "with a warm-up, a value head gains nothing",
+          (Check("value-head", "msa", "bits_per_byte", "no lower"),
+           Check("value-head", "msa", "exact_match recall", "no higher"))),
+    Claim("C", "warm-up helps",
+          (Check("no-warmup", "msa", "bits_per_byte", "higher"),
+           Check("no-warmup", "msa", "exact_match recall", "lower"))),
+    Claim("C", "both sources of the gradient are needed",
+          (Check("lm-no-warmup", "both-no-warmup", "exact_match recall", "lower"),
+           Check("no-warmup", "both-no-warmup", "bits_per_byte", "higher"))),
+    Claim("D", "without detaching, a large KL weight fails",
+          (Check("attached-w10", "detached-w10", "failed", "higher"),)),
+    Claim("D", "and a stable one regresses",
+          (Check("attached", "detached-w10", "bits_per_byte", "higher"),), ATTACHED),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    check: Check
+    seeds: dict[int, float]  # differences
+    missing: tuple[int, ...]
+    mean: float
+    low: float  # of the 90 % interval
+    high: float
+    margin: float
+    verdict: str
+    p: float  # of a disagreement
+
+    @property
+    def interval(self) -> str:
+        return "none" if math.isnan(self.low) else f"{_signed(self.low)} to {_signed(self.high)}"
+
+
+def failed(run) -> bool:
+    return run.diverged or bool(run.values["stalled"])
+
+
+def _differences(records: Records, check: Check) -> dict[int, float]:
+    """Within each seed; without those of a run that failed, but where that is what is asked."""
+    arm, against = records.get(check.arm, {}), records.get(check.against, {})
+    if check.measure == "failed":
+        return {seed: float(failed(arm[seed])) - float(failed(against[seed]))
+                for seed in sorted(arm.keys() & against.keys())}
+    return {seed: value for seed, value in differences(records, check).items()
+            if not failed(arm[seed]) and not failed(against[seed])}
+
+
+def pooled(records: Records, block: str, check: Check) -> tuple[float, int]:
+    """Standard deviation over seeds and its degrees of freedom: of all arms of the check's family,
+    or of its own differences."""
+    families = [arms for reference, arms in FAMILIES[block]
+                if check.against == reference and check.arm in arms]
+    squares, freedom = 0.0, 0
+    for arm in families[0] if families else (check.arm,):
+        own = [value for value in _differences(
+            records, Check(arm, check.against, check.measure, check.expected)).values()
+            if not math.isnan(value)]
+        if len(own) > 1:
+            squares += float(np.var(own, ddof=1)) * (len(own) - 1)
+            freedom += len(own) - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (math.nan, 0)
+
+
+def p_of_disagreement(expected: str, mean: float, error: float, margin: float,
+                      freedom: int) -> float:
+    """One-sided: how likely a mean as far on the wrong side is where the truth is at the margin."""
+    beyond = {"near": abs(mean) - margin, "higher": margin - mean, "lower": mean + margin,
+              "no higher": mean - margin, "no lower": -margin - mean}[expected]
+    if error == 0:
+        return 0.0 if beyond > 0 else 1.0
+    inside = student_inside(abs(beyond) / error, freedom)
+    return (1 - inside) / 2 if beyond > 0 else (1 + inside) / 2
+
+
+def verdict_of(expected: str, low: float, high: float, margin: float) -> str:
+    """Agree or undecided; whether a check disagrees is the claim's to say, by Holm's correction."""
+    agrees, disagrees = EXPECTED[expected](low, high, margin)
+    return AGREE if agrees and not disagrees else UNDECIDED
+
+
+def _compare_failures(seeds: dict[int, float], missing: tuple[int, ...], check: Check) -> Found:
+    """Two thirds of the seeds fail where the twin learns: agree. None does: disagree."""
+    values = list(seeds.values())
+    agrees = bool(values) and min(values) >= 0 and sum(values) >= 2 / 3 * len(values)
+    return Found(check, seeds, missing, float(np.mean(values)) if values else math.nan, math.nan,
+                 math.nan, math.nan, AGREE if agrees else UNDECIDED,
+                 0.0 if values and max(values) <= 0 else 1.0)
+
+
+def compare(records: Records, block: str, check: Check) -> Found:
+    seeds = _differences(records, check)
+    have = records.get(check.arm, {}).keys() & records.get(check.against, {}).keys()
+    missing = tuple(seed for seed in SEEDS[block] if seed not in have)
+    if check.measure == "failed":
+        return _compare_failures(seeds, missing, check)
+    spread, freedom = pooled(records, block, check)
+    mean = float(np.mean(list(seeds.values()))) if seeds else math.nan
+    margin = margin_of(records, check) if check.against in records else math.nan
+    if not freedom or len(seeds) < 2 or math.isnan(mean):
+        return Found(check, seeds, missing, mean, math.nan, math.nan, margin, UNDECIDED, 1.0)
+    error = spread / math.sqrt(len(seeds))
+    half = student_t(freedom, 1 - 2 * LEVEL) * error
+    low, high = mean - half, mean + half
+    lost = len(have & set(SEEDS[block])) - len(seeds)
+    verdict = UNDECIDED if lost > LOST else verdict_of(check.expected, low, high, margin)
+    p = 1.0 if lost > LOST else p_of_disagreement(check.expected, mean, error, margin, freedom)
+    return Found(check, seeds, missing, mean, low, high, margin, verdict, p)
+
+
+def _expand(records: Records, check: Check) -> list[Check]:
+    """The checks that a check stands for: of the evaluations since copying emerged, and of the
+    largest attached weight that learns in every seed."""
+    if check.arm == "attached":
+        learn = [arm for arm in ATTACHED
+                 if arm in records and not any(map(failed, records[arm].values()))]
+        return [Check(learn[-1] if learn else ATTACHED[0], check.against, check.measure,
+                      check.expected)]
+    if check.measure != PAST_COPYING:
+        return [check]
+    runs = [run for run in records.get(check.against, {}).values() if not failed(run)]
+    since = max((emergence_step(run) for run in runs), default=math.nan)
+    if math.isnan(since):
+        return [Check(check.arm, check.against, "bits_per_byte", check.expected)]
+    return [Check(check.arm, check.against, f"bits_per_byte at step {step}", check.expected)
+            for step in runs[0].curves["bits_per_byte", ""][0] if step >= since]
+
+
+def judge(records: Records, claim: Claim) -> tuple[list[Found], str]:
+    """The checks, and the claim's verdict: not run yet while a seed is missing."""
+    found = [compare(records, claim.block, one) for check in claim.checks
+             for one in _expand(records, check)]
+    lacking = any(seed not in records.get(arm, {}) for arm in claim.needs
+                  for seed in SEEDS[claim.block])
+    if lacking or any(one.missing for one in found):
+        return found, NOT_RUN
+    references = {check.against for check in claim.checks if check.measure != "failed"}
+    if any(math.isnan(emergence_step(run)) for arm in references
+           for run in records[arm].values() if not failed(run)):
+        return found, UNDECIDED
+    if min(one.p for one in found) <= LEVEL / len(found):  # Holm's first step
+        return found, DISAGREE
+    return found, AGREE if all(one.verdict == AGREE for one in found) else UNDECIDED
+
+
+def claims_markdown(records: Records) -> str:
+    """One line for each check of each claim."""
+    lines = ["| claim | block | difference | mean | 90 % interval | margin | seeds | verdict |",
+             "|---|---|---|---|---|---|---|---|"]
+    for claim in CLAIMS:
+        found, verdict = judge(records, claim)
+        for number, one in enumerate(found):
+            first = (claim.says, claim.block) if number == 0 else ("", "")
+            seeds = f"{len(one.seeds)} of {len(SEEDS[claim.block])}"
+            lines.append(
+                f"| {first[0]} | {first[1]} | {one.check.measure}, {one.check.arm} − "
+                f"{one.check.against}: {one.check.expected} | {_signed(one.mean)} | "
+                f"{one.interval} | {'–' if math.isnan(one.margin) else f'{one.margin:.4f}'} | "
+                f"{seeds} | {f'**{verdict}**' if number == 0 else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def noise_markdown(records: Records) -> str:
+    """The noise floor: how much the differences to msa spread over seeds, in block A."""
+    lines = ["| measure | pooled SD over seeds | degrees of freedom |", "|---|---|---|"]
+    for measure in ("bits_per_byte", "exact_match recall", "training_loss of the last tenth"):
+        spread, freedom = pooled(records, "A", Check("window", "msa", measure, "near"))
+        lines.append(f"| {measure} | {'–' if math.isnan(spread) else f'{spread:.4f}'} | {freedom} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"registered": claims_markdown, "noise": noise_markdown}
+_MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records_2 -->\n).*?(<!-- end -->)",
+                     re.DOTALL)
+
+
+def with_tables(text: str, records: Records) -> str:
+    """A page with these tables as the records have them."""
+    return _MARKED.sub(lambda at: at[1] + TABLES[at[2]](records) + at[3], text)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Models in a GGUF file: captured and evaluated as the same weights in a folder are. The files are made
+by the package gguf, as llama.cpp lays a Llama out."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+pytest.importorskip("transformers", reason="transformers is not installed: requirements-capture.txt")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed: requirements-capture.txt")
+pytest.importorskip("accelerate", reason="accelerate is not installed: requirements-capture.txt")
+
+from test_capture_models import SIZES, make_model  # noqa: E402
+
+from msalab.capture.__main__ import main  # noqa: E402
+from msalab.capture.reader import ActivationsReader  # noqa: E402
+from msalab.evaluation.__main__ import main as evaluate  # noqa: E402
+
+HEADS, GROUPS, DIM = (SIZES[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+         "post_attention_layernorm": "ffn_norm"}
+
+
+def small_llama():
+    return make_model("llama", vocab_size=256, hidden_size=HEADS * DIM).eval()
+
+
+def name_of(name):
+    name = name.removesuffix(".weight")
+    if not name.startswith("model.layers."):
+        return NAMES[name] + ".weight"
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[part]}.weight"
+
+
+def in_pairs(weight, heads):
+    """llama.cpp turns neighbouring channels of a Llama, transformers those half a head apart."""
+    return weight.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, architecture="llama", kind=None):
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(GROUPS)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(DIM)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        for side, heads in (("q", HEADS), ("k", GROUPS)):
+            values = in_pairs(values, heads) if f"{side}_proj" in name else values
+        if kind is not None and values.ndim == 2:
+            values = gguf.quants.quantize(values, kind)
+            writer.add_tensor(name_of(name), values, raw_dtype=kind)
+        else:
+            writer.add_tensor(name_of(name), values)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file,
+                  writer.write_tensors_to_file, writer.close):
+        write()
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps(np.random.default_rng(1).integers(3, 256, 60).tolist()))
+    return path
+
+
+def captured(model, tokens, out):
+    assert main(["capture", str(model), "--tokens", str(tokens), "--out", str(out)]) == 0
+    with ActivationsReader(out) as file:
+        return {number: file.layer(number) for number in file.layers}
+
+
+def test_a_gguf_file_is_captured_as_its_weights_in_a_folder_are(tmp_path, tokens):
+    model = small_llama()
+    model.save_pretrained(tmp_path / "folder")
+    write_gguf(tmp_path / "small.gguf", model)
+    expected = captured(tmp_path / "folder", tokens, tmp_path / "folder.h5")
+    found = captured(tmp_path / "small.gguf", tokens, tmp_path / "gguf.h5")
+    assert found.keys() == expected.keys()
+    for number, layer in expected.items():
+        assert (found[number].rotary_dim, found[number].rope_theta) == (DIM, layer.rope_theta)
+        for name, values in layer.arrays().items():
+            np.testing.assert_array_equal(getattr(found[number], name), values)
+
+
+def test_quantised_weights_are_read(tmp_path, tokens):
+    model = small_llama()
+    write_gguf(tmp_path / "f32.gguf", model)
+    write_gguf(tmp_path / "q8.gguf", model, kind=gguf.GGMLQuantizationType.Q8_0)
+    exact = captured(tmp_path / "f32.gguf", tokens, tmp_path / "f32.h5")[0]
+    found = captured(tmp_path / "q8.gguf", tokens, tmp_path / "q8.h5")[0]
+    error = np.linalg.norm(found.q - exact.q) / np.linalg.norm(exact.q)
+    assert 0 < error < 0.03
+
+
+def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):
+    pytest.importorskip("msalab._msalab", reason="the module is not built")
+    model = small_llama()
+    model.save_pretrained(tmp_path / "folder")
+    write_gguf(tmp_path / "small.gguf", model)
+    text = tmp_path / "text.txt"
+    text.write_text("Blocks of keys are chosen, block by block. " * 9)
+    found = {}
+    for name in ("folder", "small.gguf"):
+        assert evaluate([str(tmp_path / name), "--text", str(text), "--bytes", "--context", "100",
+                         "--out", str(tmp_path / f"out-{name}"), "--block-size", "16", "--top-k", "2",
+                         "--tasks", "", "--selector", "mean-key"]) == 0
+        summary = json.loads((tmp_path / f"out-{name}/summary.json").read_text())
+        found[name] = [config["bits_per_token"] for config in summary["configs"]]
+    assert found["folder"] == found["small.gguf"] and len(found["folder"]) == 2
+
+
+def test_what_cannot_be_read_is_said(tmp_path, tokens, capsys, monkeypatch):
+    def refused(text, name, *more):
+        arguments = more or ("--tokens", str(tokens))
+        assert main(["capture", str(tmp_path / name), *arguments, "--out", str(tmp_path / "a.h5")]) == 2
+        error = capsys.readouterr().err
+        assert name in error and text in error and not (tmp_path / "a.h5").exists()
+
+    refused("no such file", "none.gguf")
+    write_gguf(tmp_path / "other.gguf", small_llama(), architecture="rwkv7")
+    refused("architecture rwkv7 is not supported", "other.gguf")
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + bytes(40))
+    refused("cannot be loaded", "damaged.gguf")
+    write_gguf(tmp_path / "plain.gguf", small_llama())
+    (tmp_path / "text.txt").write_text("some")
+    refused("has no tokenizer that can be loaded", "plain.gguf", "--text", str(tmp_path / "text.txt"))
+    data = bytearray((tmp_path / "plain.gguf").read_bytes())
+    place = data.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8  # then its type
+    data[place:place + 4] = (99).to_bytes(4, "little")
+    (tmp_path / "unknown.gguf").write_bytes(data)
+    refused("is not a valid GGMLQuantizationType", "unknown.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setattr("msalab.capture.gguf.find_spec", lambda name: None)
+    refused("needs the package gguf, which is not installed: pip install gguf", "plain.gguf")

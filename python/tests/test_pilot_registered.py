@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""The rules that docs/pilot.md registered for Pilot II, on made-up records whose differences are
+known; and that the page has what the records say."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from make_pilot import write_run
+
+from msalab.plots import pilot_registered as registered
+from msalab.plots import read_records
+from msalab.plots.pilot import Check
+
+ROOT = Path(__file__).parents[2]
+RECORDS, PAGE = ROOT / "data/pilot/records_2", ROOT / "docs/pilot.md"
+OF = {claim.says: claim for claim in registered.CLAIMS}
+
+
+def write_block_a(folder, above, seeds=registered.SEEDS["A"], **more):
+    """Every arm of block A; `above`: arm -> bits per byte above msa by seed."""
+    for arm in ("msa", "full", *registered.FORKED):
+        for place, seed in enumerate(seeds):
+            bits = 2.0 + 0.1 * place + above.get(arm, lambda place: 0.0)(place)
+            attention = {"full": "passive", "window": "window"}.get(arm, "msa")
+            write_run(folder, arm, seed, bits=bits, attention=attention, **more)
+
+
+def wave(size, mean=0.0):
+    """Differences of this mean and standard deviation, of six seeds."""
+    return lambda place: mean + size * math.sqrt(5 / 6) * (-1) ** place
+
+
+def test_spread_is_pooled_within_a_family(tmp_path):
+    write_block_a(tmp_path, {"window": wave(0.03), "blocks-32": wave(0.01), "full": wave(0.5)})
+    records = read_records(tmp_path)
+    check = Check("window", "msa", "bits_per_byte", "higher")
+    spread, freedom = registered.pooled(records, "A", check)
+    assert freedom == 5 * len(registered.FORKED)
+    assert spread == pytest.approx(math.sqrt((0.03**2 + 0.01**2) / len(registered.FORKED)))
+    # full is no arm of the family: its differences to msa have a spread of their own.
+    own = registered.pooled(records, "A", Check("msa", "full", "bits_per_byte", "near"))
+    assert own == (pytest.approx(0.5), 5)
+
+
+def test_an_interval_is_that_of_two_one_sided_tests(tmp_path):
+    write_block_a(tmp_path, {"full": wave(0.02, -0.005)})
+    found = registered.compare(read_records(tmp_path), "A",
+                               Check("msa", "full", "bits_per_byte", "near"))
+    half = 2.01505 * 0.02 / math.sqrt(6)  # the 0.95 quantile of 5 degrees of freedom
+    assert (found.mean, found.low, found.high) == (
+        pytest.approx(0.005), pytest.approx(0.005 - half, rel=1e-4),
+        pytest.approx(0.005 + half, rel=1e-4))
+    assert found.margin == pytest.approx(0.01 * 2.245) and found.verdict == "agree"
+
+
+@pytest.mark.parametrize("mean, verdict", [
+    (0.0, "agree"), (0.004, "agree"), (0.02, "undecided"), (0.06, "disagree")])
+def test_near_is_decided_by_the_margin(tmp_path, mean, verdict):
+    write_block_a(tmp_path, {"blocks-128": wave(0.02, mean)})
+    assert registered.judge(read_records(tmp_path), OF["block size changes little"])[1] == verdict
+
+
+def test_a_claim_disagrees_by_holms_correction(tmp_path):
+    """One of four checks is beyond its margin at 5 %, not at 5 % / 4."""
+    verdicts = {}
+    for checks, beyond in ((1, 1.8), (4, 1.8), (4, 3.0)):
+        folder = tmp_path / f"{checks}-{beyond}"
+        spread = 0.02
+        error = spread * math.sqrt(1 / len(registered.FORKED)) / math.sqrt(6)
+        write_block_a(folder, {"blocks-128": wave(spread, 0.0225 + beyond * error)})
+        of = OF["block size changes little"]
+        claim = registered.Claim("A", of.says, of.checks if checks == 4 else of.checks[2:3])
+        verdicts[checks, beyond] = registered.judge(read_records(folder), claim)[1]
+    assert verdicts == {(1, 1.8): "disagree", (4, 1.8): "undecided", (4, 3.0): "disagree"}
+
+
+def test_a_difference_below_the_margin_is_not_higher(tmp_path):
+    write_block_a(tmp_path, {"window": wave(0.001, 0.01)})
+    found = registered.compare(read_records(tmp_path), "A",
+                               Check("window", "msa", "bits_per_byte", "higher"))
+    assert found.low > 0 and found.verdict == "undecided" and found.p < 0.05
+
+
+def test_a_verdict_needs_every_seed(tmp_path):
+    write_block_a(tmp_path, {"window": wave(0.01, 0.5)}, seeds=range(11, 16))
+    found, verdict = registered.judge(read_records(tmp_path), OF["also along training"])
+    assert verdict == "not run yet" and found[0].missing == (16,)
+
+
+def test_no_verdict_before_copying_has_emerged(tmp_path):
+    write_block_a(tmp_path, {}, recall=(0.0, 0.1, 0.2, 0.3))
+    assert registered.judge(read_records(tmp_path),
+                            OF["block size changes little"])[1] == "undecided"
+
+
+def test_a_seed_of_a_run_that_failed_is_left_out(tmp_path):
+    write_block_a(tmp_path, {})
+    for seed, left, verdict in ((11, 5, "agree"), (12, 4, "undecided")):
+        folder = tmp_path / "blocks-32" / f"seed-{seed}"
+        for file in folder.iterdir():
+            file.unlink()
+        (folder / "diverged.json").write_text(json.dumps({"diverged_after": 7}))
+        found = registered.compare(read_records(tmp_path), "A",
+                                   Check("blocks-32", "msa", "bits_per_byte", "near"))
+        assert (len(found.seeds), found.verdict) == (left, verdict)
+
+
+def test_a_large_kl_weight_fails_where_its_twin_learns(tmp_path):
+    fails, regresses = (OF["without detaching, a large KL weight fails"],
+                        OF["and a stable one regresses"])
+    assert registered.judge({}, regresses)[1] == "not run yet"
+    for failing, verdict in ((2, "agree"), (1, "undecided"), (0, "disagree")):
+        folder = tmp_path / str(failing)
+        for place, seed in enumerate(registered.SEEDS["D"]):
+            write_run(folder, "attached-w10", seed, loss=3.5 if place < failing else 1.0)
+            for arm in registered.ATTACHED[:4]:
+                write_run(folder, arm, seed, bits=2.1)
+            write_run(folder, "detached-w10", seed)
+        records = read_records(folder)
+        assert registered.judge(records, fails)[1] == verdict
+        [found], _ = registered.judge(records, regresses)
+        assert found.check.arm == ("attached-w5" if failing else "attached-w10")
+        if failing:
+            assert found.mean == pytest.approx(0.1) and found.verdict == "agree"
+
+
+def test_quantiles_and_probabilities_agree():
+    for freedom in (1, 5, 35):
+        t = registered.student_t(freedom, 0.9)
+        assert registered.p_of_disagreement("no higher", 1 + t, 1, 1, freedom) == \
+            pytest.approx(0.05)
+        assert registered.p_of_disagreement("no higher", 1 - t, 1, 1, freedom) == \
+            pytest.approx(0.95)
+
+
+def test_the_page_has_the_numbers_of_the_records():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count("from data/pilot/records_2 -->") == len(registered.TABLES)
+    records = read_records(RECORDS) if RECORDS.exists() else {}
+    assert registered.with_tables(page, records) == page
+    spoilt = page.replace("| margin | seeds |", "| margin | seed |")
+    assert spoilt != page == registered.with_tables(spoilt, records)
