@@ -24,7 +24,9 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
                       for task in TASKS},
         "evaluation": {"by_position": [
             {"first": 0, "end": 128, "bits_per_byte": bits + 0.5},
-            {"first": 128, "end": 256, "bits_per_byte": bits - 0.5}]}}
+            {"first": 128, "end": 256, "bits_per_byte": bits - 0.5}],
+            "by_file": [{"file": "c", "bytes": 64, "bits_per_byte": bits - 0.25},
+                        {"file": "english", "bytes": 64, "bits_per_byte": bits + 0.25}]}}
     if heads:
         summary["rows"] = [{"layer": 0, "heads": heads}]
     rows = []
@@ -36,7 +38,8 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
             rows.append((step, "evaluation", "bits_per_byte", "", bits + 4 - place))
             rows += [(step, "evaluation", "exact_match", task, recall[place - 1])
                      for task in TASKS]
-            rows += [(step, "probe", "sink_mass_dense", "0", 0.5)]
+            rows += [(step, "probe", "sink_mass_dense", "0", 0.5),
+                     (step, "probe", "entropy_dense", "0", 3.0)]
             if attention == "msa":
                 rows += [(step, "probe", name, layer, value) for layer in "01" for name, value in
                          (("score_recall", 0.9), ("mass_kept", 0.8), ("first_block_rate", 1.0),

@@ -310,7 +310,8 @@ def test_pictures_show_the_numbers_of_the_records(made):
     assert table.where(arm="msa", seed=2)["value"].tolist() == [1, 1, 1, 4, 1]
     figure, table = pilot_figures.probed_curves(records)
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "score recall", "mass kept", "mass on token 0", "block 0 rate", "local rate", "far overlap"]
+        "score recall", "mass kept", "entropy dense, nats", "mass on token 0", "block 0 rate",
+        "local rate", "far overlap"]
     assert set(table.where(curve="far_overlap")["arm"]) == {"msa"}
     assert set(table.where(curve="sink_mass_dense")["arm"]) == {"full", "msa", "window"}
     _, table = pilot_figures.held_out_loss(records)

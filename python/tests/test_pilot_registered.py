@@ -6,15 +6,18 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from make_pilot import write_run
 
+from msalab.plots import pilot_answers as answers
 from msalab.plots import pilot_registered as registered
 from msalab.plots import read_records
 from msalab.plots.pilot import Check
 
 ROOT = Path(__file__).parents[2]
 RECORDS, PAGE = ROOT / "data/pilot/records_2", ROOT / "docs/pilot.md"
+BEFORE = ROOT / "data/pilot/records"
 OF = {claim.says: claim for claim in registered.CLAIMS}
 
 
@@ -135,10 +138,61 @@ def test_quantiles_and_probabilities_agree():
             pytest.approx(0.95)
 
 
+def test_emergence_is_judged_against_chance(tmp_path):
+    """k 4 of 16 blocks of 16 tokens; a query chooses the block before its own at a rate of 0.9."""
+    write_block_a(tmp_path, {})
+    claim = OF["the first block is chosen without being forced; heads differ"]
+    found, verdict = registered.judge(read_records(tmp_path), claim)
+    by_bar = {one.check.other: one for one in found}
+    free = sum((3 - 0.9) / (seen - 2) for seen in range(5, 17)) / 12
+    assert by_bar["chance given the neighbour"].mean == pytest.approx(1 - free)
+    assert by_bar["one half"].mean == pytest.approx(0.3 - 0.5)
+    assert verdict == "agree"
+
+
+def test_the_sink_needs_no_run_of_its_own(tmp_path):
+    """Its differences are those of the exploratory part; their spread is that of family A."""
+    write_block_a(tmp_path / "now", {arm: wave(0.004) for arm in registered.FORKED})
+    for seed in (1, 2, 3):
+        for arm in ("msa", "full", "sink", "full-sink"):
+            write_run(tmp_path / "before", arm, seed, bits=2.0 + 0.001 * seed * arm.endswith("sink"))
+    claim = OF["a learnable sink gains nothing"]
+    now, before = read_records(tmp_path / "now"), read_records(tmp_path / "before")
+    found, verdict = registered.judge(now, claim, before)
+    half = 1.68957 * 0.004 / math.sqrt(3)  # the 0.95 quantile of 35 degrees of freedom
+    assert (found[0].mean, found[0].high) == (pytest.approx(0.002),
+                                              pytest.approx(0.002 + half, rel=1e-4))
+    assert verdict == "agree"
+    assert registered.judge(now, claim)[1] == "not run yet"
+    assert registered.judge({}, claim, before)[1] == "not run yet"
+
+
+def test_pictures_of_what_is_there(tmp_path):
+    write_block_a(tmp_path, {arm: wave(0.01, 0.02) for arm in registered.FORKED})
+    for seed in registered.SEEDS["D"]:
+        for weight, arm in enumerate(registered.ATTACHED):
+            write_run(tmp_path, arm, seed, bits=2 + weight / 10, loss=3.5 if weight == 4 else 1.0)
+        write_run(tmp_path, "detached-w10", seed)
+    records = read_records(tmp_path)
+    drawn = dict(answers.pictures(records, {}))
+    assert list(drawn) == ["pilot_forest", "pilot_difference", "pilot_kinds", "pilot_spread",
+                           "pilot_first_steps", "pilot_weights"]
+    for figure, _ in drawn.values():
+        for axes in figure.axes:
+            lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+            assert len(lines) <= 6
+            assert len({line.get_color() for line in lines}) == len(lines)
+    spread = drawn["pilot_spread"][1]
+    assert np.asarray(spread["difference"]) == pytest.approx(0.01)
+    kinds = drawn["pilot_kinds"][1]
+    assert np.asarray(kinds["mean"])[2] == pytest.approx(0.02)  # blocks-32 on C, behind two of msa
+
+
 def test_the_page_has_the_numbers_of_the_records():
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("from data/pilot/records_2 -->") == len(registered.TABLES)
     records = read_records(RECORDS) if RECORDS.exists() else {}
-    assert registered.with_tables(page, records) == page
+    before = read_records(BEFORE)
+    assert registered.with_tables(page, records, before) == page
     spoilt = page.replace("| margin | seeds |", "| margin | seed |")
-    assert spoilt != page == registered.with_tables(spoilt, records)
+    assert spoilt != page == registered.with_tables(spoilt, records, before)

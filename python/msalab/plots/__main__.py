@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from . import pilot, pilot_registered
+from . import pilot, pilot_answers, pilot_registered
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
@@ -145,16 +145,19 @@ def main(arguments=None) -> int:
 
 
 def _registered(records, options) -> int:
-    tables = {name: table(records) for name, table in pilot_registered.TABLES.items()}
+    before = read_records(options.exploratory) if options.exploratory else {}
+    tables = {name: table(records, before) for name, table in pilot_registered.TABLES.items()}
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         print(table)
         (out / f"{name}.md").write_text(table, encoding="utf-8")
+    for name, drawn in pilot_answers.pictures(records, before):
+        save(*drawn, out, name)
     if options.page:
         page = Path(options.page)
-        page.write_text(pilot_registered.with_tables(page.read_text(encoding="utf-8"), records),
-                        encoding="utf-8")
+        page.write_text(pilot_registered.with_tables(page.read_text(encoding="utf-8"), records,
+                                                     before), encoding="utf-8")
     return 0
 
 
@@ -169,8 +172,10 @@ def pilot_main(arguments=None) -> int:
     parser.add_argument("--page", metavar="FILE",
                         help="writes the tables of docs/pilot.md anew, from these records")
     parser.add_argument("--registered", action="store_true",
-                        help="by the rules that were registered for Pilot II, for its records; "
-                        "writes no pictures")
+                        help="by the rules that were registered for Pilot II, for its records")
+    parser.add_argument("--exploratory", metavar="DIR",
+                        help="with --registered: the records of the exploratory part, which answer "
+                             "the claim that needs no new runs")
     parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
     options = parser.parse_args(arguments)
     try:

@@ -100,7 +100,7 @@ class Check:
         return f"{self.measure} − {self.other}" if self.other else self.measure
 
 
-REFERENCES = ("chance", "uniform attention", "one half")  # measures that are a bar and no result
+REFERENCES = ("chance", "chance given the neighbour", "uniform attention", "one half")  # measures that are a bar and no result
 PAST_COPYING = "bits_per_byte at every evaluation"  # from the emergence of copying on
 
 

@@ -147,13 +147,15 @@ def emergence_step(run: Run) -> float:
     return float(late[0]) if len(late) else math.nan
 
 
-def chance_of_first_block(options: dict) -> float:
+def chance_of_first_block(options: dict, neighbours: int = 0, chosen: float = 0.0) -> float:
     """How often the first block would be chosen if all but the forced local blocks were drawn by
-    chance: mean over queries that see more than k blocks."""
+    chance: mean over queries that see more than k blocks. `neighbours`: so many blocks are not drawn,
+    of which a query chooses `chosen`."""
     blocks = options["context"] // options["block_size"]
-    free = options["top_k"] - options["forced_local"]
+    fixed = options["forced_local"] + neighbours
+    free = options["top_k"] - options["forced_local"] - chosen
     seen = np.arange(options["top_k"] + 1, blocks + 1)
-    return float(np.mean(free / (seen - options["forced_local"])))
+    return float(np.mean(free / (seen - fixed)))
 
 
 def _of_heads(summary: dict) -> dict[str, float]:
@@ -177,6 +179,8 @@ def values_of(run: Run) -> dict[str, float]:
     values = {"diverged": 0.0, "bits_per_byte": summary["bits_per_byte"]}
     for row in summary["evaluation"]["by_position"]:
         values[f"bits_per_byte {row['first']}-{row['end']}"] = row["bits_per_byte"]
+    for row in summary["evaluation"].get("by_file", []):
+        values[f"bits_per_byte of {row['file']}"] = row["bits_per_byte"]
     for name in ("exact_match", "log_likelihood"):
         for task, row in summary["retrieval"].items():
             values[f"{name} {task}"] = row[name]
@@ -202,6 +206,9 @@ def values_of(run: Run) -> dict[str, float]:
     if options["attention"] != "msa":
         return values
     values["chance"] = chance_of_first_block(options)
+    if "local_rate" in values:
+        values["chance given the neighbour"] = chance_of_first_block(options, 1,
+                                                                     values["local_rate"])
     values["one half"] = 0.5
     losses = [curves["kl_loss", part] for part in run.parts("kl_loss")]
     in_warmup = [kl[(steps > 0) & (steps < options["warmup_steps"])] for steps, kl in losses]

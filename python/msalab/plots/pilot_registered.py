@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .pilot import CLAIMS as EXPLORATORY
 from .pilot import (AGREE, DISAGREE, EXPECTED, NOT_RUN, PAST_COPYING, UNDECIDED, Check, _pairs,
                     _signed, differences, margin_of, student_inside, student_t)
 from .pilot_records import Records, emergence_step
 
 LEVEL = 0.05  # of each one-sided test
-SEEDS = {"A": range(11, 17), "C": range(11, 23), "D": range(11, 14)}
+# Of each block; "none": runs of the exploratory part, whose differences have the spread of family A.
+SEEDS = {"A": range(11, 17), "C": range(11, 23), "D": range(11, 14), "none": range(1, 4)}
 FORKED = ("window", "blocks-32", "blocks-128", "forced-first", "forced-local", "forced-both",
           "value-head")
 FAMILIES = {"A": (("msa", FORKED),), "C": (("msa", ("no-warmup",)),), "D": ()}
@@ -28,6 +30,10 @@ class Claim:
     says: str
     checks: tuple[Check, ...]
     needs: tuple[str, ...] = ()  # arms beside those of the checks
+
+
+def _exploratory(key: str) -> tuple[Check, ...]:
+    return next(claim.checks for claim in EXPLORATORY if claim.key == key)
 
 
 ATTACHED = ("attached-w1", "attached-w2", "attached-w3", "attached-w5", "attached-w10")
@@ -45,6 +51,9 @@ CLAIMS = (
     Claim("A", "with a warm-up, a value head gains nothing",
           (Check("value-head", "msa", "bits_per_byte", "no lower"),
            Check("value-head", "msa", "exact_match recall", "no higher"))),
+    Claim("A", "the first block is chosen without being forced; heads differ",
+          (*_exploratory("emergence"),
+           Check("msa", "msa", "first_block_rate", "higher", "chance given the neighbour"))),
     Claim("C", "warm-up helps",
           (Check("no-warmup", "msa", "bits_per_byte", "higher"),
            Check("no-warmup", "msa", "exact_match recall", "lower"))),
@@ -55,6 +64,7 @@ CLAIMS = (
           (Check("attached-w10", "detached-w10", "failed", "higher"),)),
     Claim("D", "and a stable one regresses",
           (Check("attached", "detached-w10", "bits_per_byte", "higher"),), ATTACHED),
+    Claim("none", "a learnable sink gains nothing", _exploratory("sink")),
 )
 
 
@@ -92,13 +102,14 @@ def _differences(records: Records, check: Check) -> dict[int, float]:
 def pooled(records: Records, block: str, check: Check) -> tuple[float, int]:
     """Standard deviation over seeds and its degrees of freedom: of all arms of the check's family,
     or of its own differences."""
+    if block == "none":
+        block, check = "A", replace(check, arm=FORKED[0], against="msa")
     families = [arms for reference, arms in FAMILIES[block]
                 if check.against == reference and check.arm in arms]
     squares, freedom = 0.0, 0
     for arm in families[0] if families else (check.arm,):
-        own = [value for value in _differences(
-            records, Check(arm, check.against, check.measure, check.expected)).values()
-            if not math.isnan(value)]
+        own = [value for value in _differences(records, replace(check, arm=arm)).values()
+               if not math.isnan(value)]
         if len(own) > 1:
             squares += float(np.var(own, ddof=1)) * (len(own) - 1)
             freedom += len(own) - 1
@@ -131,13 +142,14 @@ def _compare_failures(seeds: dict[int, float], missing: tuple[int, ...], check: 
                  0.0 if values and max(values) <= 0 else 1.0)
 
 
-def compare(records: Records, block: str, check: Check) -> Found:
+def compare(records: Records, block: str, check: Check, spread_of: Records | None = None) -> Found:
+    """`spread_of`: where the pooled standard deviation is from, unless from `records`."""
     seeds = _differences(records, check)
     have = records.get(check.arm, {}).keys() & records.get(check.against, {}).keys()
     missing = tuple(seed for seed in SEEDS[block] if seed not in have)
     if check.measure == "failed":
         return _compare_failures(seeds, missing, check)
-    spread, freedom = pooled(records, block, check)
+    spread, freedom = pooled(records if spread_of is None else spread_of, block, check)
     mean = float(np.mean(list(seeds.values()))) if seeds else math.nan
     margin = margin_of(records, check) if check.against in records else math.nan
     if not freedom or len(seeds) < 2 or math.isnan(mean):
@@ -157,25 +169,29 @@ def _expand(records: Records, check: Check) -> list[Check]:
     if check.arm == "attached":
         learn = [arm for arm in ATTACHED
                  if arm in records and not any(map(failed, records[arm].values()))]
-        return [Check(learn[-1] if learn else ATTACHED[0], check.against, check.measure,
-                      check.expected)]
+        return [replace(check, arm=learn[-1] if learn else ATTACHED[0])]
     if check.measure != PAST_COPYING:
         return [check]
     runs = [run for run in records.get(check.against, {}).values() if not failed(run)]
     since = max((emergence_step(run) for run in runs), default=math.nan)
     if math.isnan(since):
-        return [Check(check.arm, check.against, "bits_per_byte", check.expected)]
-    return [Check(check.arm, check.against, f"bits_per_byte at step {step}", check.expected)
+        return [replace(check, measure="bits_per_byte")]
+    return [replace(check, measure=f"bits_per_byte at step {step}")
             for step in runs[0].curves["bits_per_byte", ""][0] if step >= since]
 
 
-def judge(records: Records, claim: Claim) -> tuple[list[Found], str]:
-    """The checks, and the claim's verdict: not run yet while a seed is missing."""
-    found = [compare(records, claim.block, one) for check in claim.checks
+def judge(records: Records, claim: Claim, before: Records | None = None) -> tuple[list[Found], str]:
+    """The checks, and the claim's verdict: not run yet while a seed is missing. `before`: the records
+    of the exploratory part, for the claim that needs no new runs."""
+    spread_of = records
+    if claim.block == "none":
+        records = before or {}
+    found = [compare(records, claim.block, one, spread_of) for check in claim.checks
              for one in _expand(records, check)]
     lacking = any(seed not in records.get(arm, {}) for arm in claim.needs
                   for seed in SEEDS[claim.block])
-    if lacking or any(one.missing for one in found):
+    without_spread = claim.block == "none" and any(math.isnan(one.low) for one in found)
+    if lacking or without_spread or any(one.missing for one in found):
         return found, NOT_RUN
     references = {check.against for check in claim.checks if check.measure != "failed"}
     if any(math.isnan(emergence_step(run)) for arm in references
@@ -186,24 +202,28 @@ def judge(records: Records, claim: Claim) -> tuple[list[Found], str]:
     return found, AGREE if all(one.verdict == AGREE for one in found) else UNDECIDED
 
 
-def claims_markdown(records: Records) -> str:
+def _words(check: Check) -> str:
+    pair = check.arm if check.other else f"{check.arm} − {check.against}"
+    return f"{check.name}, {pair}: {check.expected}"
+
+
+def claims_markdown(records: Records, before: Records) -> str:
     """One line for each check of each claim."""
     lines = ["| claim | block | difference | mean | 90 % interval | margin | seeds | verdict |",
              "|---|---|---|---|---|---|---|---|"]
     for claim in CLAIMS:
-        found, verdict = judge(records, claim)
+        found, verdict = judge(records, claim, before)
         for number, one in enumerate(found):
             first = (claim.says, claim.block) if number == 0 else ("", "")
             seeds = f"{len(one.seeds)} of {len(SEEDS[claim.block])}"
             lines.append(
-                f"| {first[0]} | {first[1]} | {one.check.measure}, {one.check.arm} − "
-                f"{one.check.against}: {one.check.expected} | {_signed(one.mean)} | "
+                f"| {first[0]} | {first[1]} | {_words(one.check)} | {_signed(one.mean)} | "
                 f"{one.interval} | {'–' if math.isnan(one.margin) else f'{one.margin:.4f}'} | "
                 f"{seeds} | {f'**{verdict}**' if number == 0 else ''} |")
     return "\n".join(lines) + "\n"
 
 
-def noise_markdown(records: Records) -> str:
+def noise_markdown(records: Records, _before: Records) -> str:
     """The noise floor: how much the differences to msa spread over seeds, in block A."""
     lines = ["| measure | pooled SD over seeds | degrees of freedom |", "|---|---|---|"]
     for measure in ("bits_per_byte", "exact_match recall", "training_loss of the last tenth"):
@@ -218,6 +238,6 @@ _MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records_2 -->\n).*?(
                      re.DOTALL)
 
 
-def with_tables(text: str, records: Records) -> str:
+def with_tables(text: str, records: Records, before: Records) -> str:
     """A page with these tables as the records have them."""
-    return _MARKED.sub(lambda at: at[1] + TABLES[at[2]](records) + at[3], text)
+    return _MARKED.sub(lambda at: at[1] + TABLES[at[2]](records, before) + at[3], text)
