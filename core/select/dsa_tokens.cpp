@@ -1,26 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-#include <numeric>
-
 #include "core/select/lightning.h"
 #include "core/select/token_selector.h"
 
 namespace msa {
 namespace {
-
-/// The `budget` tokens of highest score, ascending; ties go to the older one.
-std::vector<int64_t> highest(View<const float, 1> scores, int64_t budget) {
-    std::vector<int64_t> tokens(static_cast<size_t>(scores.size()));
-    std::iota(tokens.begin(), tokens.end(), 0);
-    if (scores.size() <= budget) return tokens;
-    std::nth_element(tokens.begin(), tokens.begin() + budget, tokens.end(),
-                     [&](int64_t a, int64_t b) {
-                         return scores(a) != scores(b) ? scores(a) > scores(b) : a < b;
-                     });
-    tokens.resize(static_cast<size_t>(budget));
-    std::sort(tokens.begin(), tokens.end());
-    return tokens;
-}
 
 class DsaTokensSelector final : public LightningPolicy<TokenSelector> {
 public:

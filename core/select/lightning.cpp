@@ -2,6 +2,9 @@
 #include "core/select/lightning.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
 
 #include "core/select/rows_held.h"
 
@@ -55,6 +58,21 @@ Tensor<float, 3> lightning_block_scores(Backend& backend, const Problem& p,
         }
     });
     return scores;
+}
+
+std::vector<int64_t> highest(View<const float, 1> scores, int64_t count) {
+    std::vector<int64_t> all(static_cast<size_t>(scores.size()));
+    std::iota(all.begin(), all.end(), 0);
+    if (scores.size() <= count) return all;
+    const auto value = [&](int64_t at) {
+        return std::isnan(scores(at)) ? -std::numeric_limits<float>::infinity() : scores(at);
+    };
+    std::nth_element(all.begin(), all.begin() + count, all.end(), [&](int64_t a, int64_t b) {
+        return value(a) != value(b) ? value(a) > value(b) : a < b;
+    });
+    all.resize(static_cast<size_t>(count));
+    std::sort(all.begin(), all.end());
+    return all;
 }
 
 void LightningReader::prepare(const SelectorLayer& layer) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "core/select/cost.h"
 #include "core/select/policy.h"
@@ -30,6 +31,9 @@ void for_each_lightning_row(
 /// The largest I of each block's visible tokens, [Nq, Hkv, B] on the host: the same for all groups.
 /// Blocks that a query does not see are not written.
 Tensor<float, 3> lightning_block_scores(Backend&, const Problem&, const LightningOperands&);
+
+/// The `count` highest of `scores`, ascending; ties go to the lower, and NaN is as low as -inf.
+std::vector<int64_t> highest(View<const float, 1> scores, int64_t count);
 
 /// The learned operands of a layer where it has them, else the Index Branch's with weights 1.
 class LightningReader {

@@ -6,7 +6,8 @@
 #include "core/select/token_selector.h"
 
 // The policies, in the order of the documentation. <name>.cpp defines make_<name>_selector(), but
-// h2o.cpp that of h2o_streamed, too. One more policy is one more line here.
+// h2o.cpp that of h2o_streamed, too, and qsa.cpp that of qsa_tokens. One more policy is one more
+// line here.
 #define MSA_SELECTORS(X)         \
     X(index)                     \
     X(oracle)                    \
@@ -27,6 +28,7 @@
     X(infllm_v2)                 \
     X(infllm)                    \
     X(dsa)                       \
+    X(qsa)                       \
     X(seerattention)             \
     X(minference)                \
     X(minference_vertical_slash) \
@@ -45,7 +47,8 @@
 #define MSA_TOKEN_SELECTORS(X) \
     X(window_tokens)           \
     X(streaming_llm)           \
-    X(dsa_tokens)
+    X(dsa_tokens)              \
+    X(qsa_tokens)
 
 namespace msa {
 
