@@ -5,6 +5,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -16,6 +18,12 @@ namespace msa {
 /// The score of a block that is out of the budget: it is never selected.
 inline constexpr float kLeftOut = -std::numeric_limits<float>::infinity();
 
+/// Where a score stands in the order: NaN is as low as -inf.
+template <std::floating_point T>
+T rank_of(T score) {
+    return std::isnan(score) ? T{kLeftOut} : score;
+}
+
 /// The visible blocks that the rule does not force, ascending.
 inline std::vector<int64_t> free_blocks(const SelectionRule& rule, int64_t blocks) {
     std::vector<int64_t> free;
@@ -24,12 +32,13 @@ inline std::vector<int64_t> free_blocks(const SelectionRule& rule, int64_t block
     return free;
 }
 
-/// Those of `blocks` (ascending) that are not the best `room`, in no order. value(b) is not NaN.
+/// Those of `blocks` (ascending) that are not the best `room`, in no order.
 template <class Value>
 std::vector<int64_t> all_but_best(std::vector<int64_t> blocks, int64_t room, Value value) {
     const auto kept = blocks.begin() + std::clamp<int64_t>(room, 0, std::ssize(blocks));
     std::nth_element(blocks.begin(), kept, blocks.end(), [&](int64_t a, int64_t b) {
-        return value(a) != value(b) ? value(a) > value(b) : a < b;
+        const auto of_a = rank_of(value(a)), of_b = rank_of(value(b));
+        return of_a != of_b ? of_a > of_b : a < b;
     });
     blocks.erase(blocks.begin(), kept);
     return blocks;

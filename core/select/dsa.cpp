@@ -25,7 +25,8 @@ public:
     /// Every key, or every mean of keys, is scored once.
     PolicyCost cost(const Problem& phase, int64_t prompt) const override {
         const PolicyCost cost = LightningPolicy::cost(phase, prompt);
-        return compress_ == 1 ? cost : cost_of_pieces(cost, phase, compress_);
+        return compress_ == 1 ? cost
+                              : cost_of_scored(cost, phase, IndexPieces::seen(phase, compress_));
     }
 
     void prepare(const SelectorLayer& layer) override {

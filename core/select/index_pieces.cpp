@@ -57,11 +57,14 @@ Tensor<float, 3> IndexPieces::block_scores(Backend& backend, const Problem& p,
     return scores;
 }
 
-PolicyCost cost_of_pieces(const PolicyCost& of_keys, const Problem& phase, int64_t tokens) {
+double IndexPieces::seen(const Problem& phase, int64_t tokens) {
+    return over_queries(phase, [&](int64_t keys) { return keys / tokens; });
+}
+
+PolicyCost cost_of_scored(const PolicyCost& of_keys, const Problem& phase, double scored) {
     const double keys = keys_seen(phase);
     if (keys == 0) return of_keys;
-    const double share = over_queries(phase, [&](int64_t seen) { return seen / tokens; }) / keys;
-    return {of_keys.flops * share, of_keys.bytes * share};
+    return {of_keys.flops * (scored / keys), of_keys.bytes * (scored / keys)};
 }
 
 }  // namespace msa

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Means of neighbouring index keys, scored by the lightning indexer as keys of their own: what
-// `qsa` and `dsa:compress` rank by.
+// `qsa` and `dsa:compress` rank by, and what `hisa` looks at first.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,8 @@ class IndexPieces {
 public:
     IndexPieces(const SelectorLayer&, const Mirror<2>& keys, int64_t tokens);
 
+    /// (query, piece that it sees) pairs.
+    static double seen(const Problem& phase, int64_t tokens);
     /// Calls visit(row, I) for every query, I [pieces it sees] on the host; from many threads.
     /// index_k of the operands stays unread.
     void for_each_row(Backend&, const Problem&, LightningOperands,
@@ -31,7 +33,8 @@ private:
     Mirror<2> means_;              // [pieces, didx]
 };
 
-/// `of_keys`, which is charged for every visible key, where every visible piece is scored instead.
-PolicyCost cost_of_pieces(const PolicyCost& of_keys, const Problem& phase, int64_t tokens);
+/// `of_keys`, which is charged for every visible key of all queries, where `scored` vectors are
+/// scored in their place.
+PolicyCost cost_of_scored(const PolicyCost& of_keys, const Problem& phase, double scored);
 
 }  // namespace msa

@@ -2,10 +2,9 @@
 #include "core/select/lightning.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 
+#include "core/select/best_blocks.h"
 #include "core/select/rows_held.h"
 
 namespace msa {
@@ -64,11 +63,9 @@ std::vector<int64_t> highest(View<const float, 1> scores, int64_t count) {
     std::vector<int64_t> all(static_cast<size_t>(scores.size()));
     std::iota(all.begin(), all.end(), 0);
     if (scores.size() <= count) return all;
-    const auto value = [&](int64_t at) {
-        return std::isnan(scores(at)) ? -std::numeric_limits<float>::infinity() : scores(at);
-    };
     std::nth_element(all.begin(), all.begin() + count, all.end(), [&](int64_t a, int64_t b) {
-        return value(a) != value(b) ? value(a) > value(b) : a < b;
+        const float of_a = rank_of(scores(a)), of_b = rank_of(scores(b));
+        return of_a != of_b ? of_a > of_b : a < b;
     });
     all.resize(static_cast<size_t>(count));
     std::sort(all.begin(), all.end());

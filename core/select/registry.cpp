@@ -6,8 +6,8 @@
 #include "core/select/token_selector.h"
 
 // The policies, in the order of the documentation. <name>.cpp defines make_<name>_selector(), but
-// h2o.cpp that of h2o_streamed, too, and qsa.cpp that of qsa_tokens. One more policy is one more
-// line here.
+// h2o.cpp that of h2o_streamed, too, and qsa.cpp and hisa.cpp those of their token forms. One more
+// policy is one more line here.
 #define MSA_SELECTORS(X)         \
     X(index)                     \
     X(oracle)                    \
@@ -28,6 +28,7 @@
     X(infllm_v2)                 \
     X(infllm)                    \
     X(dsa)                       \
+    X(hisa)                      \
     X(qsa)                       \
     X(seerattention)             \
     X(minference)                \
@@ -48,6 +49,7 @@
     X(window_tokens)           \
     X(streaming_llm)           \
     X(dsa_tokens)              \
+    X(hisa_tokens)             \
     X(qsa_tokens)
 
 namespace msa {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "core/gradient_tolerance.h"
+#include "core/select/best_blocks.h"
 #include "core/select/lightning.h"
 #include "core/select/token_selector.h"
 #include "tests/core/select/policy.h"
@@ -196,6 +197,22 @@ TEST(HighestTokens, AreInOrderWithTiesAndNaN) {
     EXPECT_EQ(of({NAN, -INFINITY, 0}, 2), (Tokens{0, 2}));
     EXPECT_EQ(of({0, 1}, 0), Tokens());
     EXPECT_EQ(of({NAN, 1}, 5), (Tokens{0, 1}));
+}
+
+TEST(AllButBest, AreInOrderWithTiesAndNaN) {
+    const auto of = [](std::vector<double> values, int64_t room) {
+        std::vector<int64_t> blocks(values.size());
+        std::iota(blocks.begin(), blocks.end(), 0);
+        std::vector<int64_t> rest =
+            all_but_best(blocks, room, [&](int64_t b) { return values[static_cast<size_t>(b)]; });
+        std::sort(rest.begin(), rest.end());
+        return rest;
+    };
+    using Blocks = std::vector<int64_t>;
+    EXPECT_EQ(of({1, 3, 2, 3, 0}, 2), (Blocks{0, 2, 4}));
+    EXPECT_EQ(of({NAN, 3, NAN, 1}, 2), (Blocks{0, 2}));
+    EXPECT_EQ(of({NAN, NAN, NAN, 1}, 2), (Blocks{1, 2}));
+    EXPECT_EQ(of({NAN, 1}, 5), Blocks());
 }
 
 TEST_F(TokenPolicies, StreamingLlmKeepsFourSinksAndTheNewest) {

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+// Hierarchical indexing: candidates by means of blocks, and the lightning indexer's tokens in them.
+#include <set>
+
+#include "core/select/token_selector.h"
+#include "tests/core/select/policy.h"
+
+namespace msa::test {
+namespace {
+
+/// One sequence of 36 tokens in blocks of 8: 4 complete ones and a half. One index head, (1, 0),
+/// and keys with one channel.
+class HisaByHand : public testing::Test {
+protected:
+    using Tokens = std::vector<int64_t>;
+    static constexpr int64_t kKeys = 36;
+    Problem p_ = square_problem(kKeys, 1, 1, 16, 16, 8);
+    Tensor<float, 3> q_{{kKeys, 1, 16}}, k_{{kKeys, 1, 16}}, index_q_{{kKeys, 1, 16}};
+    Tensor<float, 2> index_k_{{kKeys, 16}};
+    std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 1});
+    std::vector<int64_t> tokens_ = std::vector<int64_t>(kKeys);
+
+    HisaByHand() {
+        std::iota(tokens_.begin(), tokens_.end(), 0);
+        for (int64_t j = 0; j < kKeys; ++j) index_q_(j, 0, 0) = 1;
+        // Means: 0, 1, 2, 0.5. Block 1 has the largest token.
+        set(8, 16);
+        set(9, -8);
+        for (int64_t j = 16; j < 24; ++j) set(j, 2);
+        for (int64_t j : {24, 25, 26, 27}) set(j, 1);
+        set(33, 3);
+    }
+    void set(int64_t j, float value) { index_k_(j, 0) = value; }
+    SelectorLayer layer() {
+        return {.problem = p_,
+                .backend = *backend_,
+                .k = {*backend_, In<3>(k_)},
+                .index_k = {*backend_, In<2>(index_k_)}};
+    }
+    SelectorChunk chunk(const SelectorLayer& layer) {
+        return {layer, p_, tokens_, {*backend_, In<3>(q_)}, {*backend_, In<3>(index_q_)}};
+    }
+    /// Scores of the blocks that the query sees.
+    std::vector<float> scores(const char* name, int64_t visible) {
+        const std::unique_ptr<Selector> selector = make_selector(name);
+        const SelectorLayer of = layer();
+        selector->prepare(of);
+        const Mirror<3> made = selector->score(of, chunk(of));
+        const float* const row = made.host()[visible - 1].data();
+        return {row, row + visible_blocks(visible, 8)};
+    }
+    Tokens keep(const char* name, int64_t visible, int64_t budget) {
+        const std::unique_ptr<TokenSelector> selector = find_token_selector(name);
+        const SelectorLayer of = layer();
+        selector->prepare(of);
+        return selector->select(of, chunk(of), std::vector<int64_t>{budget})
+            .front()[static_cast<size_t>(visible - 1)];
+    }
+};
+
+constexpr float kOut = -INFINITY;
+
+TEST_F(HisaByHand, OnlyCandidatesHaveScores) {
+    using Row = std::vector<float>;
+    // The first, the own, and of the others the best mean: block 2, though block 1 has a 16.
+    EXPECT_EQ(scores("hisa:candidates=24", 36), (Row{0, kOut, 2, kOut, 3}));
+    EXPECT_EQ(scores("hisa:candidates=17", 36), (Row{0, kOut, 2, kOut, 3})) << "3 blocks as well";
+    EXPECT_EQ(scores("hisa:candidates=32", 36), (Row{0, 16, 2, kOut, 3}));
+    EXPECT_EQ(scores("hisa:candidates=16", 36), (Row{0, kOut, kOut, kOut, 3}));
+    EXPECT_EQ(scores("hisa:candidates=8", 36), (Row{kOut, kOut, kOut, kOut, 3}));
+    EXPECT_EQ(scores("hisa", 36), (Row{0, 16, 2, 1, 3}));
+    EXPECT_EQ(scores("hisa:candidates=24", 32), (Row{0, kOut, 2, 1})) << "the own block is whole";
+    EXPECT_EQ(scores("hisa:candidates=24", 3), (Row{0}));
+}
+
+TEST_F(HisaByHand, TokensAreThoseOfTheCandidates) {
+    EXPECT_EQ(keep("hisa-tokens", 36, 3), (Tokens{8, 16, 33})) << "16, the first 2, 3";
+    EXPECT_EQ(find_token_selector("hisa-tokens:candidates=24")->label(),
+              "hisa-tokens:candidates=24");
+    EXPECT_EQ(keep("hisa-tokens:candidates=24", 36, 3), (Tokens{16, 17, 33}));
+    const Tokens all = keep("hisa-tokens:candidates=24", 36, 36);
+    EXPECT_EQ(all.size(), 20U) << "no budget brings back what is no candidate";
+    EXPECT_EQ(all[8], 16);
+}
+
+TEST_F(HisaByHand, TiesGoToTheOlderMeanAndNaNIsTheLast) {
+    using Row = std::vector<float>;
+    for (int64_t j = 16; j < 24; ++j) set(j, 1);
+    EXPECT_EQ(scores("hisa:candidates=24", 36), (Row{0, 16, kOut, kOut, 3}));
+    set(10, NAN);
+    EXPECT_EQ(scores("hisa:candidates=24", 36), (Row{0, kOut, 1, kOut, 3}));
+}
+
+/// The means of the 4 complete blocks, and the visible tokens of 3 of 5 blocks: 8 + 8 + 4.
+TEST_F(HisaByHand, CostsMeansAndCandidates) {
+    const std::vector<int64_t> last{35};
+    const Problem one = p_.with_query_rows(last);
+    for (const char* name : {"hisa:candidates=24", "hisa-tokens:candidates=24"}) {
+        const PolicyCost cost = make_policy(name)->cost(one, 0);
+        EXPECT_NEAR(cost.flops, 2 * 16 * (4 + 20), 1e-9) << name;
+        EXPECT_NEAR(cost.bytes, 2 * 16 * (4 + 20), 1e-9) << name;
+    }
+    EXPECT_NEAR(make_policy("hisa")->cost(one, 0).flops, 2 * 16 * (4 + 36), 1e-9);
+    EXPECT_NEAR(make_policy("hisa:candidates=8")->cost(one, 0).flops, 2 * 16 * (4 + 4), 1e-9);
+}
+
+/// With an indexer of its own: 3 heads of 32 channels, and weights of either sign.
+class HisaLearned : public Policy {
+protected:
+    HisaLearned() {
+        p_.dsa_heads = 3;
+        p_.dsa_dim = 32;
+        read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
+            const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
+            std::vector<int64_t> rows(tokens.begin(), tokens.end());
+            if (tokens.empty()) {
+                rows.resize(static_cast<size_t>(p_.keys()));
+                std::iota(rows.begin(), rows.end(), 0);
+            }
+            return rows_of(all[static_cast<size_t>(operand)]->view(), rows);
+        };
+    }
+    /// I of the mean of `count` keys from j on, in double.
+    double score(int64_t token, int64_t j, int64_t count) const {
+        double sum = 0;
+        for (int64_t h = 0; h < 3; ++h) {
+            double dot = 0;
+            for (int64_t at = start(token) + j; at < start(token) + j + count; ++at)
+                for (int64_t d = 0; d < 32; ++d)
+                    dot += double{dsa_q_(token, h, d)} * double{dsa_k_(at, 0, d)} /
+                           static_cast<double>(count);
+            sum += double{dsa_w_(token, 0, h)} * std::max(0.0, dot);
+        }
+        return sum;
+    }
+    std::set<int64_t> candidates(int64_t token, int64_t most) const {
+        const int64_t all = blocks(token);
+        std::set<int64_t> in{0, all - 1};
+        while (std::ssize(in) < std::min(most, all)) {
+            int64_t best = -1;
+            double top = -HUGE_VAL;
+            for (int64_t b = 1; b + 1 < all; ++b)
+                if (const double of = score(token, 16 * b, 16); !in.contains(b) && of > top) {
+                    top = of;
+                    best = b;
+                }
+            in.insert(best);
+        }
+        return in;
+    }
+
+    Tensor<float, 3> dsa_q_ = normal<3>({p_.keys(), 3, 32}, 6),
+                     dsa_k_ = normal<3>({p_.keys(), 1, 32}, 7),
+                     dsa_w_ = normal<3>({p_.keys(), 1, 3}, 8);
+};
+
+/// Of two packed sequences of 210 and 75 tokens, neither a whole number of blocks.
+TEST_F(HisaLearned, IsItsRuleInDouble) {
+    const std::string name = "hisa:candidates=80";  // 5 blocks
+    const Tensor<float, 3> got = scores(name), tokens = scores("dsa");
+    int64_t dropped = 0;
+    for (int64_t i = 0; i < p_.queries(); ++i) {
+        const std::set<int64_t> in = candidates(i, 5);
+        for (int64_t b = 0; b < blocks(i); ++b)
+            for (int64_t r = 0; r < 2; ++r) {
+                ASSERT_EQ(got(i, r, b), in.contains(b) ? tokens(i, r, b) : kOut) << i << ", " << b;
+                dropped += !in.contains(b);
+            }
+    }
+    EXPECT_GT(dropped, 1000);
+    expect_chunks_do_not_matter(name);
+}
+
+/// Where all are candidates, HISA is DSA.
+TEST_F(HisaLearned, WithEnoughCandidatesIsTheLightningIndexer) {
+    const Tensor<float, 3> got = scores("hisa"), want = scores("dsa");
+    const SelectorLayer layer = selector_layer();
+    std::vector<int64_t> rows(285);
+    std::iota(rows.begin(), rows.end(), 0);
+    const SelectorChunk chunk = selector_chunk(layer, p_, rows);
+    KeptTokens kept[2];
+    for (int n = 0; n < 2; ++n) {
+        const auto policy = find_token_selector(n == 0 ? "hisa-tokens" : "dsa-tokens");
+        policy->prepare(layer);
+        kept[n] = policy->select(layer, chunk, std::vector<int64_t>{40}).front();
+    }
+    for (int64_t i = 0; i < 285; ++i) {
+        for (int64_t b = 0; b < blocks(i); ++b) ASSERT_EQ(got(i, 0, b), want(i, 0, b)) << i;
+        ASSERT_EQ(kept[0][static_cast<size_t>(i)], kept[1][static_cast<size_t>(i)]) << i;
+    }
+}
+
+}  // namespace
+}  // namespace msa::test
