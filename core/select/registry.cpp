@@ -87,7 +87,22 @@ std::vector<std::string> names_of(const Makers& makers) {
     return names;
 }
 
+/// Methods that are no policies, and what there is of them.
+struct NoPolicy {
+    std::string_view name, why;
+};
+constexpr NoPolicy kNoPolicies[] = {
+    {"csa",
+     "DeepSeek-V4's CSA ranks learned entries of 4 tokens, which a file of activations does "
+     "not have; dsa:compress=4 ranks means of 4 index keys in their place"},
+    {"hca",
+     "DeepSeek-V4's HCA attends to all of its learned entries of 128 tokens and selects "
+     "none"},
+    {"index-share", "IndexShare shares one choice among layers; msa-reuse --every 4 measures it"}};
+
 [[noreturn]] void refuse(std::string_view name, const std::vector<std::string>& names) {
+    for (const NoPolicy& none : kNoPolicies)
+        if (none.name == name) throw InputError(text("'", name, "' is no selector: ", none.why));
     std::string known;
     for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
     throw InputError(text("no selector is called '", name, "'; there are: ", known));

@@ -138,6 +138,18 @@ TEST(PolicyOptions, AreSetByTheLabel) {
     EXPECT_EQ(make_policy("sparq:rank=16")->rule_in_full(), plain + "; with rank=16");
 }
 
+/// Methods that select nothing here say what there is of them.
+TEST(PolicyNames, OfOtherMethodsAreRefusedWithTheReason) {
+    for (const auto& [name, says] : {std::pair("csa", "dsa:compress=4"),
+                                     {"hca", "selects none"},
+                                     {"index-share", "msa-reuse --every 4"}}) {
+        EXPECT_NE(refused(name).find(says), std::string::npos) << refused(name);
+        EXPECT_EQ(refused(name).find("there are:"), std::string::npos);
+        EXPECT_THROW(make_selector(name), InputError);
+    }
+    EXPECT_NO_THROW(make_policy("dsa:compress=4"));
+}
+
 TEST(PolicyOptions, RefusedNameTheOnesThereAre) {
     EXPECT_EQ(refused("snapkv:wide=3"),
               "snapkv has no option 'wide'; its options and their defaults: window=32, pool=7");
