@@ -24,10 +24,21 @@ struct Mixture {
     void validate() const;
 };
 
-/// What becomes of documents of at most `context` bytes.
+/// What becomes of documents that are too short for a row.
 enum class ShortDocuments : uint8_t {
     leave_out,  // every sequence is one cut of `context` tokens: all steps have one layout
     pack,       // a row of `context` tokens holds several, each a sequence of its own (cu_seqlens)
+};
+
+/// How documents become sequences.
+struct Reading {
+    ShortDocuments short_documents = ShortDocuments::leave_out;
+    bool from_start = false;  // sequences begin where their document does, not at a random byte
+    bool bos = false;         // kSeparator stands before each, exercises too; it foretells byte 0
+
+    /// Bytes that become a sequence of so many tokens: each token has the byte behind it as its
+    /// target, so without a BOS token there is one more of them.
+    int64_t bytes(int64_t tokens) const { return tokens + (bos ? 0 : 1); }
 };
 
 /// An answer to an exercise among the tokens of a batch.
@@ -49,10 +60,9 @@ struct Sequences {
     std::vector<AnswerTokens> answers{};
     PackedBatch layout{};  // of cu_seqlens; set when all sequences are there
 
-    /// m + 1 bytes, m at least 1, become a sequence of m tokens, each with the byte behind it as
-    /// its target.
-    void add(std::string_view bytes, int64_t file = -1);
-    void add(const Exercise& exercise);
+    /// Reading::bytes(m) bytes, m at least 1, become a sequence of m tokens.
+    void add(std::string_view bytes, bool bos = false, int64_t file = -1);
+    void add(const Exercise& exercise, bool bos = false);
 };
 
 /// The same on a backend.
@@ -71,12 +81,13 @@ public:
     /// Batches of `sequences` rows of `context` tokens. `at_once`: the rows that most calls ask
     /// for, whose layout is made once; 0: all. `documents` must outlive this. InputError where a
     /// size is below 1, where all documents are to be left out, where an exercise of the mixture
-    /// does not fit into context + 1 bytes, or the mixture is not valid.
-    Batches(const Documents& documents, const Mixture& mixture, ShortDocuments short_documents,
+    /// does not fit into the bytes of a row, or the mixture is not valid.
+    Batches(const Documents& documents, const Mixture& mixture, const Reading& reading,
             int64_t context, int64_t sequences, uint64_t seed, int64_t at_once = 0);
 
     /// The rows of a step, from 0 on. Text: a byte of all documents is drawn, each as likely, and
-    /// its document is cut at a random place where it is longer than the rest of the row.
+    /// its document is cut, at a random place or from its start, where it is longer than the rest
+    /// of the row.
     Sequences at(int64_t step) const { return at(step, 0, sequences_); }
     /// Rows [first, first + count) of it: what one rank of a data-parallel run reads.
     Sequences at(int64_t step, int64_t first, int64_t count) const;
@@ -91,7 +102,7 @@ private:
     const Documents& documents_;
     Documents long_documents_;  // those that are not left out
     Mixture mixture_;
-    ShortDocuments short_documents_;
+    Reading reading_;
     int64_t context_, sequences_;
     uint64_t seed_;
     PackedBatch layout_;  // of the rows of most calls where every row is one sequence

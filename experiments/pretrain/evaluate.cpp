@@ -50,7 +50,7 @@ void evaluate_text(Evaluation& to, const Predict& predict, const Documents& docu
                    const EvaluationOptions& o) {
     for (int64_t first = 0, end = o.first_bucket; first < o.context; first = end, end *= 2)
         to.by_position.push_back({.first = first, .end = std::min(end, o.context)});
-    const Batches batches(documents, {}, o.short_documents, o.context, o.sequences, o.seed);
+    const Batches batches(documents, {}, o.reading, o.context, o.sequences, o.seed);
     const int64_t at_once = std::max<int64_t>(1, o.batch_tokens / o.context);
     if (documents.files().size() > 1)
         for (const std::string& file : documents.files()) to.by_file.push_back({.file = file});
@@ -133,8 +133,9 @@ std::vector<RetrievalScore> evaluate_task(Task task, int64_t length, const Predi
         std::vector<int64_t> exercise_of;  // of each answer
         for (int64_t e = first; e < std::min(first + at_once, o.exercises); ++e) {
             const double depth = (static_cast<double>(e) + 0.5) / static_cast<double>(o.exercises);
-            sequences.add(make_exercise(task, o.task, documents, length + 1, depth,
-                                        mix(o.seed, static_cast<int64_t>(task), length, e)));
+            sequences.add(make_exercise(task, o.task, documents, o.reading.bytes(length), depth,
+                                        mix(o.seed, static_cast<int64_t>(task), length, e)),
+                          o.reading.bos);
             exercise_of.resize(sequences.answers.size(), e);
         }
         sequences.layout = PackedBatch(sequences.cu_seqlens, sequences.cu_seqlens);
@@ -163,9 +164,10 @@ void EvaluationOptions::validate() const {
     require(!lengths.empty(), "no length of exercises is given");
     for (int64_t length : lengths)
         for (Task one : tasks)
-            require(length + 1 >= planted_bytes(one, task), "an exercise of ", name_of(one),
-                    " takes ", planted_bytes(one, task), " bytes without any filler, a length is ",
-                    length, "; --context or --eval-lengths must be longer, or --tasks others");
+            require(reading.bytes(length) >= planted_bytes(one, task), "an exercise of ",
+                    name_of(one), " takes ", planted_bytes(one, task),
+                    " bytes without any filler, a length is ", length,
+                    "; --context or --eval-lengths must be longer, or --tasks others");
 }
 
 Predict predictions_of(train::Model& model, bool sparse) {

@@ -15,7 +15,7 @@
 namespace msa::experiments::pretrain {
 
 struct EvaluationOptions {
-    ShortDocuments short_documents = ShortDocuments::leave_out;
+    Reading reading{};
     int64_t context = 0;        // tokens of a row of text
     int64_t sequences = 0;      // rows of text; 0: no text is evaluated
     int64_t first_bucket = 64;  // positions of the first bucket; the next have twice as many each

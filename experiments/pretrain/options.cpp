@@ -131,9 +131,14 @@ void add_text(OptionTable& table, PretrainOptions& o) {
     table.paths("held-out-text", "FILE", o.held_out_files,
                 "text that is held out, in the place of a share (repeatable); documents that it "
                 "has do not train");
-    table.choice("short-documents", "WHAT", o.short_documents, {"leave-out", "pack"},
+    table.choice("short-documents", "WHAT", o.reading.short_documents, {"leave-out", "pack"},
                  "documents that are no longer than the context: leave-out, or pack several into "
                  "a row");
+    table.choice("begin", "WHERE", o.reading.from_start, {"anywhere", "document"},
+                 "sequences of text begin anywhere in a document, or where it begins");
+    table.choice("bos", "WHETHER", o.reading.bos, {"off", "on"},
+                 "the byte 0, which no text has, stands before every sequence, exercises too: a "
+                 "first token of its own for a sink");
     table.names(
         "tasks", "TASK,...", o.tasks,
         [](const std::string& name) {
@@ -271,7 +276,7 @@ Mixture PretrainOptions::mixture() const {
 }
 
 EvaluationOptions PretrainOptions::evaluation() const {
-    EvaluationOptions e{.short_documents = short_documents,
+    EvaluationOptions e{.reading = reading,
                         .context = context,
                         .sequences = eval_sequences,
                         .task = task,

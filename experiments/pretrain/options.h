@@ -27,7 +27,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     std::vector<std::filesystem::path> files;
     double held_out = 0.05;  // share of the documents
     std::vector<std::filesystem::path> held_out_files;
-    ShortDocuments short_documents = ShortDocuments::leave_out;
+    Reading reading;
 
     train::ModelSizes sizes;
     std::string attention = "msa";  // as --attention has it

@@ -23,7 +23,7 @@ constexpr int64_t kCapturedText = 2;  // which held-out text is captured
 
 /// Held-out text of the model's own sequences, as the capture has it.
 Sequences captured_text(const PretrainOptions& o, const Text& text) {
-    return Batches(text.held_out(), {}, o.short_documents, o.context, o.capture,
+    return Batches(text.held_out(), {}, o.reading, o.context, o.capture,
                    mix(kEvaluationSeed, kCapturedText))
         .at(0);
 }

@@ -57,10 +57,10 @@ int64_t Documents::drawn(uint64_t bits) const {
     return std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin();
 }
 
-std::string_view Documents::cut(int64_t longest, uint64_t bits) const {
+std::string_view Documents::cut(int64_t longest, uint64_t bits, bool from_start) const {
     const std::string_view document = documents_[static_cast<size_t>(drawn(bits))];
     const size_t length = std::min(document.size(), static_cast<size_t>(longest));
-    return document.substr(mix(bits) % (document.size() - length + 1), length);
+    return document.substr(from_start ? 0 : mix(bits) % (document.size() - length + 1), length);
 }
 
 Documents Documents::longer_than(int64_t bytes) const {

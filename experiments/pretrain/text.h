@@ -38,9 +38,9 @@ public:
     uint64_t fingerprint() const { return fingerprint_; }
 
     /// At most `longest` bytes of a document, a function of `bits`: a byte of all documents is
-    /// drawn, each as likely, and its document is cut at a random place where it is longer. There
-    /// must be documents.
-    std::string_view cut(int64_t longest, uint64_t bits) const;
+    /// drawn, each as likely, and its document is cut where it is longer, at a random place or from
+    /// its start. There must be documents.
+    std::string_view cut(int64_t longest, uint64_t bits, bool from_start = false) const;
     /// Number of the document that it is a part of.
     int64_t drawn(uint64_t bits) const;
     /// Stems of the files that the documents are from ("english" of english.txt).

@@ -58,7 +58,7 @@ Batches make_batches(const char* side, const Documents& documents, const Mixture
                      const PretrainOptions& o, int64_t sequences, uint64_t seed,
                      int64_t at_once = 0) {
     try {
-        return {documents, mixture, o.short_documents, o.context, sequences, seed, at_once};
+        return {documents, mixture, o.reading, o.context, sequences, seed, at_once};
     } catch (const InputError& error) {
         throw InputError(text(side, " text: ", error.what()));
     }

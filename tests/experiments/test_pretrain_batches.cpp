@@ -50,7 +50,7 @@ protected:
     Mixture mixture_{.shares = {0.1, 0.1, 0.1, 0.1, 0.1}, .tasks = {.pairs = 2, .questions = 2}};
 
     Batches batches(ShortDocuments short_documents, const Mixture& mixture, uint64_t seed = 1) {
-        return {documents_.all(), mixture, short_documents, kContext, kRows, seed};
+        return {documents_.all(), mixture, {short_documents}, kContext, kRows, seed};
     }
     bool in_a_document(const std::string& bytes, int64_t longer_than) {
         for (int64_t i = 0; i < documents_.all().count(); ++i)
@@ -126,6 +126,63 @@ TEST_F(BatchesTest, PackedRowsHoldDocumentsAsSequencesOfTheirOwn) {
     for (int64_t whole : {39, 149, 200}) EXPECT_TRUE(lengths.contains(whole)) << whole;
 }
 
+TEST_F(BatchesTest, SequencesMayBeginWithTheirDocument) {
+    for (ShortDocuments how : {ShortDocuments::leave_out, ShortDocuments::pack}) {
+        const Batches all(documents_.all(), {}, {.short_documents = how, .from_start = true},
+                          kContext, kRows, 1);
+        for (int64_t step = 0; step < 20; ++step) {
+            const Sequences batch = all.at(step);
+            for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); ++s) {
+                const std::string bytes = bytes_of(batch, s);
+                int64_t starts = 0;
+                for (int64_t i = 0; i < documents_.all().count(); ++i)
+                    starts += documents_.all()[i].starts_with(bytes) ? 1 : 0;
+                EXPECT_EQ(starts, 1) << bytes;
+            }
+        }
+    }
+}
+
+TEST_F(BatchesTest, ABosTokenForetellsTheFirstByte) {
+    for (ShortDocuments how : {ShortDocuments::leave_out, ShortDocuments::pack}) {
+        const Batches all(documents_.all(), mixture_, {.short_documents = how, .bos = true},
+                          kContext, kRows, 1);
+        for (int64_t step = 0; step < 20; ++step) {
+            const Sequences batch = all.at(step);
+            ASSERT_EQ(std::ssize(batch.tokens), kRows * kContext);
+            for (size_t s = 0; s + 1 < batch.cu_seqlens.size(); ++s) {
+                const auto begin = static_cast<size_t>(batch.cu_seqlens[s]);
+                const std::string bytes = bytes_of(batch, s);
+                EXPECT_EQ(bytes[0], kSeparator);
+                EXPECT_EQ(batch.positions[begin], 0);
+                if (batch.files[s] < 0) continue;  // exercises are filled with several documents
+                EXPECT_TRUE(in_a_document(bytes.substr(1), 0));
+            }
+        }
+    }
+    const MadeDocuments one({"ab"});  // context bytes will do
+    EXPECT_EQ(refusal([&] { Batches(one.all(), {}, {.bos = true}, 2, 1, 1); }), "");
+    EXPECT_EQ(refusal([&] { Batches(one.all(), {}, {.bos = true}, 3, 1, 1); }),
+              "the text: the longest document has 2 bytes, must have at least 3: the context, "
+              "unless short documents are packed");
+}
+
+TEST_F(BatchesTest, AnAnswerStaysItsOwnBehindABosToken) {
+    const Exercise e = make_exercise(Task::recall, mixture_.tasks, documents_.all(), 200, {}, 5);
+    Sequences batch;
+    batch.add(e, true);
+    ASSERT_EQ(batch.tokens.size(), 200U);
+    for (size_t a = 0; a < e.answers.size(); ++a)
+        for (int64_t i = batch.answers[a].begin; i < batch.answers[a].end; ++i)
+            EXPECT_EQ(
+                batch.targets[static_cast<size_t>(i)],
+                static_cast<int32_t>(
+                    e.bytes[static_cast<size_t>(e.answers[a].begin + i - batch.answers[a].begin)]));
+    for (const auto& [begin, end] : e.planted)
+        for (int64_t i = begin; i < end; ++i)
+            EXPECT_EQ(batch.targets[static_cast<size_t>(i)], train::Ops::kNoTarget);
+}
+
 TEST_F(BatchesTest, ExercisesComeAtTheirShares) {
     Mixture mixture = mixture_;
     mixture.shares = {0.0, 0.3, 0.2, 0.1, 0.05};
@@ -196,7 +253,7 @@ TEST_F(BatchesTest, AreTheSameOnABackend) {
 
 TEST_F(BatchesTest, RefusalsNameTheValueAndTheRule) {
     const auto of = [&](ShortDocuments how, int64_t context, const Mixture& mixture = {}) {
-        return refusal([&] { Batches(documents_.all(), mixture, how, context, kRows, 1); });
+        return refusal([&] { Batches(documents_.all(), mixture, {how}, context, kRows, 1); });
     };
     EXPECT_EQ(of(ShortDocuments::leave_out, 2999), "");
     EXPECT_EQ(
@@ -209,9 +266,9 @@ TEST_F(BatchesTest, RefusalsNameTheValueAndTheRule) {
               "an exercise of needle takes 29 bytes without any filler, the context is 10; a "
               "longer --context holds it, and --tasks names others");
     const MadeDocuments bytes({"a", "b"});
-    EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, ShortDocuments::pack, 5, 1, 1); }),
+    EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, {ShortDocuments::pack}, 5, 1, 1); }),
               "the text: the longest document has 1 bytes, must have at least 2");
-    EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, ShortDocuments::pack, 5, 0, 1); }),
+    EXPECT_EQ(refusal([&] { Batches(bytes.all(), {}, {ShortDocuments::pack}, 5, 0, 1); }),
               "sequences per batch are 0, must be at least 1");
     Mixture mixture;
     mixture.shares[0] = -0.5;

@@ -74,7 +74,7 @@ Predict predictor(Change change) {
 TEST_F(EvaluateTest, AModelOfZerosNeedsEightBitsAByte) {
     train::Model model = nano(0);
     for (ShortDocuments how : {ShortDocuments::leave_out, ShortDocuments::pack}) {
-        options_.short_documents = how;
+        options_.reading.short_documents = how;
         const Evaluation e = evaluate(model, true, documents_.all(), options_);
         EXPECT_EQ(e.bytes, 700);
         EXPECT_NEAR(e.bits_per_byte, 8, 1e-6);
