@@ -47,7 +47,7 @@ SparseCall sizes_of(const Problem& p, int64_t top_k) {
 }
 
 /// Scratch memory of a SparseWorkspace, kept until its kernels are queued.
-struct Workspace {
+struct AttentionMemory {
     Tensor<UnionBlock, 1> blocks;
     Tensor<int32_t, 1> block_counts, counts, use_ends, slots;
     Tensor<BlockUse, 1> uses;
@@ -58,7 +58,7 @@ struct Workspace {
     Tensor<char, 1> partial_out;
     Tensor<float, 1> partial_lse;
 
-    Workspace(const Call& call, const SparseWorkspaceSize& size, int64_t head_dim)
+    AttentionMemory(const Call& call, const SparseWorkspaceSize& size, int64_t head_dim)
         : blocks(call.scratch<UnionBlock, 1>({size.blocks})),
           block_counts(call.scratch<int32_t, 1>({size.tile_groups})),
           counts(call.scratch<int32_t, 1>({size.counts})),
@@ -234,7 +234,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     SparseSchedule schedule = plan.schedule;
     const Tiles& tiles = call.layout->tiles(schedule.tile_queries, TileOrder::by_query);
     MSA_CHECK(tiles.device.size() == plan.tiles);
-    Workspace work(call, SparseWorkspaceSize(schedule, plan.chunks_at_once), p.head_dim);
+    AttentionMemory work(call, SparseWorkspaceSize(schedule, plan.chunks_at_once), p.head_dim);
     schedule.ids = ids.data();
     schedule.visible = call.visible;
     add_scales(call, in, schedule);

@@ -20,7 +20,7 @@ static_assert(sizeof(GradUse) == kGradUseBytes);
 static_assert(kGradTileQueries % kGradStepQueries == 0);
 
 /// Scratch memory of a GradWorkspace, kept until its kernels are queued.
-struct Workspace {
+struct GradMemory {
     Tensor<float, 1> lse, delta, parts, d_k, d_v;
     Tensor<int32_t, 1> starts, bins;
     Tensor<GradCounts, 1> counts;
@@ -31,7 +31,7 @@ struct Workspace {
     Tensor<uint32_t, 1> largest;
     Tensor<float, 1> unit;
 
-    Workspace(const Call& call, const SparseGradArgs& a)
+    GradMemory(const Call& call, const SparseGradArgs& a)
         : lse(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
           delta(call.scratch<float, 1>({a.queries * a.query_heads + 1})),
           parts(call.scratch<float, 1>(
@@ -181,7 +181,7 @@ void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
     const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
     const auto& blocks = call.layout->key_blocks();
     MSA_CHECK(tiles.size() == args.tile_count && blocks.size() == args.all_blocks);
-    Workspace work(call, args);
+    GradMemory work(call, args);
     args.workspace = work.view();
     args.tiles = tiles.data();
     args.key_blocks = blocks.data();
