@@ -13,24 +13,31 @@ endforeach()
 set(threads_of_test_goldens "-*reference_*")
 set(threads_of_test_parallel "*-*reference*")
 
-# The thread sanitizer leaves out reference, which has one thread, and the long tests of values:
-# ThreadsAndRerunsChangeNoBit takes the same operations through the same cases.
-msa_filter(threads_of_test_backends "-" *reference_* *AttentionGradTest.*Reference*
-    *AttentionGradTest.Keys* *AttentionGradTest.AllBlocks*
-    *AttentionGradTest.IsTheFiniteDifference* *QueriesThatAreNotFinite*
-    *ForeignBlocksThatAreNotFinite* OwnAttention/*MatchesReference*)
+# The thread sanitizer takes every operation of cpu through every case once, beside which reference,
+# with one thread, is but what results are compared with.
+msa_filter(threads_of_test_backends "" *RerunsChangeNoBit* *ThreadsThatShareOut* *CanStart.*
+    *IndexSelect.FollowsTheReference* *IndexLseTest.IndexSelectGives* *E4m3Attention.*
+    *GroupSizes.MatchReference* "*EveryUnionSize.*-*reference_*")
 # The address sanitizer sees reference where the others are compared with it, in every case of every
 # operation, and leaves out what differs from other tests in values alone.
-msa_filter(memory_of_test_backends "-" */reference_f32_* *GroupSizes.QueriesThatAreNotFinite*
-    *GroupSizes.ForeignBlocks* *GroupSizes.RerunsChangeNoBit*)
+msa_filter(memory_of_test_backends "-" */reference_f32_* *RerunsChangeNoBit* *TernaryOperands.*
+    *IndexLists.*ing *IndexLists.*_equal *IndexLists.*_few *IndexLists.*_rare
+    *GroupSizes.QueriesThatAreNotFinite* *GroupSizes.ForeignBlocks*
+    *IsTheFiniteDifference* *KeysThatNobodySees* *HaveNoInfluence*)
 
-# Many runs that have to give the same bytes, under kills or with other workers: each does what the
-# run of another test does, whose memory the address sanitizer sees.
-msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne*
-    *AfterKillsAtManyMoments Resume.AfterInterrupts)
+# Many runs that have to give the same bytes, under kills, with other workers or in other parts: each
+# does what the run of another test does, whose memory the address sanitizer sees. What is left of a
+# run that was interrupted is taken up in FitResume, Resume and Shards, all policies are tried in
+# Compare.HasARowForEverySelector*.
+msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
+    Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
+    Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
+    Elements.ARoundedRunIsTheRunOfARoundedFile FarComparison.OfBlocks*)
+msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
+    *EverySeedIsAsked* *LossOfANanoRunFalls)
 
 # Side by side run the fit's jobs, the threads of selectors and measures, and the progress line.
 msa_filter(threads_of_test_experiments "" Analyze.Threads* AnalyzeMetrics.* Compare.HasARow*
-    Compare.Decode* Far* Fit.JobsChangeNoBit Fit.ThreadsChangeNoBit FitTrainers.OfEvery*
-    FitWorkers.TogetherHave* PrecisionTest.JobsChangeNoByte Reuse.JobsChangeNoByte
-    Shards.JobsChangeNoByte Shards.CompareIs*)
+    Compare.Decode* FarAway.* FarComparison.OfTokens* Fit.JobsChangeNoBit Fit.ThreadsChangeNoBit
+    FitTrainers.OfEvery* FitWorkers.TogetherHave* PrecisionTest.JobsChangeNoByte
+    Reuse.JobsChangeNoByte Shards.JobsChangeNoByte Shards.CompareIs*)

@@ -101,7 +101,7 @@ TEST_F(Pretrain, KilledAndResumedGivesTheSameBits) {
     text_file("a.txt");
     ASSERT_EQ(run("whole").code, 0);
     int killed = 0, code = -1;
-    for (int64_t delay = 30000; code != 0; delay += 8000) {
+    for (int64_t delay = 30000; code != 0; delay += delay / 4) {
         code =
             run_for("msa-pretrain", args("killed", {"--resume"}), std::chrono::microseconds(delay));
         ASSERT_TRUE(code == 0 || code == -1) << code;
@@ -209,7 +209,7 @@ TEST_F(Pretrain, AForkWithTheSameOptionsContinuesItsTrunkBitForBit) {
     Words resumed = fork;
     resumed.emplace_back("--resume");
     int code = -1;
-    for (int64_t delay = 30000; code != 0; delay += 8000)
+    for (int64_t delay = 30000; code != 0; delay += delay / 4)
         code = run_for("msa-pretrain", args("killed", resumed), std::chrono::microseconds(delay));
     EXPECT_TRUE(same_weights("killed", "whole"));
 }

@@ -132,7 +132,7 @@ TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
 TEST_F(Resume, AfterInterrupts) {
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     int interrupted = 0;
-    for (int64_t delay = 10000;; delay += 5000) {
+    for (int64_t delay = 10000;; delay += delay / 4) {
         const int code = run_for("msa-analyze", args("out", {"--resume"}),
                                  std::chrono::microseconds(delay), SIGINT);
         if (code == 0) break;
