@@ -5,6 +5,7 @@
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
+#include "tests/support/softmax.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {
@@ -127,6 +128,47 @@ TEST_P(IndexKlForms, RowsWithoutSupportAreZero) {
     for (int64_t i = 0; i < 2; ++i) {
         EXPECT_EQ(got.kl(i, 0), 0);
         for (int64_t d = 0; d < 16; ++d) EXPECT_EQ(got.d_index_q(i, 0, d), 0.0F);
+    }
+}
+
+/// Half of the queries have an index_q of 0: theirs is the divergence from n equal shares,
+/// sum p log p + log n, and their gradient the teacher's pull away from these.
+TEST_P(IndexKlForms, AnIndexerThatSaysNothingHasEqualShares) {
+    const Case c{"silent", square_problem(100, 16, 2, 64, 64, 32), {.top_k = 2}};
+    const Problem& p = c.problem;
+    Operands o = make_operands(c, GetParam().element);
+    for (int64_t i = 1; i < p.queries(); i += 2)
+        std::fill_n(&o.index_q(i, 0, 0), 2 * p.index_dim, 0.0F);
+    const Tensor<int32_t, 3> ids = reference().index_select(p, c.rule, o);
+    Runner runner(GetParam());
+    const Bounds b = bounds(p, o);
+    for (const View<const int32_t, 3>& support : {kFullSupport, ids.view()}) {
+        const IndexKl got = runner.index_kl(p, o, support);
+        EXPECT_TRUE(matches(got, reference().index_kl(p, o, support), b));
+        for (int64_t i = 1; i < p.queries(); i += 2)
+            for (int64_t r = 0; r < 2; ++r) {
+                std::vector<double> teacher(static_cast<size_t>(i + 1), 0.0);
+                for (int64_t h = 8 * r; h < 8 * r + 8; ++h) {
+                    const std::vector<double> head = softmax(p, o.q, o.k, support, i, h);
+                    for (size_t j = 0; j < head.size(); ++j) teacher[j] += head[j] / 8;
+                }
+                double sum = 0, keys = 0;
+                for (const double share : teacher) {
+                    if (share == 0) continue;
+                    sum += share * std::log(share);
+                    ++keys;
+                }
+                ASSERT_NEAR(got.kl(i, r), sum + std::log(keys), b.kl) << i;
+                for (int64_t d = 0; d < p.index_dim; d += 21) {
+                    double slope = 0;
+                    for (size_t j = 0; j < teacher.size(); ++j)
+                        slope += (teacher[j] == 0 ? 0 : 1 / keys - teacher[j]) *
+                                 double{o.index_k(static_cast<int64_t>(j), d)};
+                    ASSERT_NEAR(got.d_index_q(i, r, d), slope * p.index_scale() / (2 * 100),
+                                b.d_index_q)
+                        << i;
+                }
+            }
     }
 }
 

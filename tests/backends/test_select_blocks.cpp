@@ -156,5 +156,39 @@ TEST_P(TernaryOperands, OrderTokensAndOracleLogitsAlike) {
     }
 }
 
+class SilentIndexer : public SubjectTest {};
+MSA_FOR_ALL_SUBJECTS(SilentIndexer);
+
+/// Queries whose index_q is 0 say nothing: all of their scores are 0, the oldest blocks and the own
+/// one are kept, and each key has the same share. The others are as ever.
+TEST_P(SilentIndexer, KeepsTheOldestBlocksAndItsOwn) {
+    const Case c{"silent", square_problem(200, 16, 2, 64, 64, 32), {.top_k = 3}};
+    const Problem& p = c.problem;
+    Operands o = make_operands(c, GetParam().element);
+    for (int64_t i = 1; i < p.queries(); i += 2)
+        std::fill_n(&o.index_q(i, 0, 0), 2 * p.index_dim, 0.0F);
+    Runner runner(GetParam());
+    const Bounds b = bounds(p, o);
+    const Tensor<float, 3> scores = runner.index_scores(p, o);
+    const Selection got = runner.index_select_lse(p, c.rule, o);
+    EXPECT_TRUE(identical(got.ids, runner.index_select(p, c.rule, o)));
+    EXPECT_TRUE(selection_follows(p, c.rule, reference().index_scores(p, o), got.ids, b.scores));
+    for (int64_t i = 1; i < p.queries(); i += 2)
+        for (int64_t r = 0; r < 2; ++r) {
+            const int64_t own = i / 32;
+            const std::vector<int32_t> want =
+                own < 3 ? std::vector<int32_t>{0, 1, 2}
+                        : std::vector<int32_t>{0, 1, static_cast<int32_t>(own)};
+            const std::span<const int32_t> kept = selected(got.ids, i, r);
+            ASSERT_EQ(
+                std::vector<int32_t>(kept.begin(), kept.end()),
+                std::vector<int32_t>(want.begin(), want.begin() + std::min<int64_t>(3, own + 1)))
+                << i;
+            for (int64_t block = 0; block <= own; ++block) ASSERT_EQ(scores(i, r, block), 0) << i;
+            const int64_t keys = own < 3 ? i + 1 : 64 + i % 32 + 1;
+            ASSERT_NEAR(got.lse(i, r), std::log(static_cast<double>(keys)), b.index_lse) << i;
+        }
+}
+
 }  // namespace
 }  // namespace msa::test
