@@ -25,8 +25,8 @@ public:
                "2408.07092)";
     }
     std::string_view note() const override {
-        return "channels are calibrated on the beginning of the capture itself, in the source on "
-               "other text; the source keeps tokens";
+        return "channels are calibrated on the beginning of all sequences of the capture itself, "
+               "in the source on other text; the source keeps tokens";
     }
     std::vector<PolicyOption> options() override {
         return {{"rank", "label channels; 0: one of 4", &rank_, 0, kMaxHeadDim},

@@ -24,7 +24,8 @@ public:
     }
     std::string_view note() const override {
         return "charged as the dearest of its patterns, its search is offline as the source's; "
-               "groups with vertical-slash or A-shape keep the first block too";
+               "groups with vertical-slash or A-shape keep the first block too; a group has one "
+               "pattern in all sequences";
     }
     std::vector<PolicyOption> options() override {
         return {{"sample", "queries that decide on the patterns", &sample_, 1, 65536}};

@@ -12,6 +12,7 @@ public:
     std::string_view rule() const override {
         return "uniformly random visible blocks, a function of seed, token, group and block alone";
     }
+    std::string_view note() const override { return "tokens are numbered through all sequences"; }
     Family family() const override { return Family::position; }
     PolicyCost cost(const Problem&, int64_t) const override { return {}; }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {

@@ -19,6 +19,7 @@ public:
                "the budget on average: the oracle with an uneven budget (cf. Twilight, arXiv "
                "2502.02770)";
     }
+    std::string_view note() const override { return "p is fitted to all sequences together"; }
     std::vector<PolicyOption> options() override {
         return {{"p", "share to cover, whatever the budget; 0: as much as the budget allows", &p_,
                  0, 1}};

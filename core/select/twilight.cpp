@@ -29,7 +29,7 @@ public:
     }
     std::string_view note() const override {
         return "a budget in place of the source's p = 0.85, which the option p brings back; the "
-               "source prunes single tokens of each head";
+               "source prunes single tokens of each head; p is fitted to all sequences together";
     }
     std::vector<PolicyOption> options() override {
         return {

@@ -31,7 +31,8 @@ public:
     }
     std::string_view note() const override {
         return "a budget in place of the source's threshold, which the option threshold brings "
-               "back; one choice for a whole query block";
+               "back, and which is fitted to all sequences together; one choice for a whole "
+               "query block";
     }
     std::vector<PolicyOption> options() override {
         return {
