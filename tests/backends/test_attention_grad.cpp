@@ -16,36 +16,6 @@ namespace {
 
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// An operation with one of the orders that a subject has for it.
-struct Way {
-    bool sparse = false;
-    LoopOrder order = LoopOrder::automatic;
-};
-std::ostream& operator<<(std::ostream& out, const Way& way) {
-    return out << (way.sparse ? "sparse, " : "dense, ") << to_string(way.order);
-}
-
-std::vector<Way> ways(Runner& runner, const Problem& p, int64_t top_k) {
-    std::vector<Way> all;
-    const Backend& backend = runner.backend();
-    if (backend.supports(p, DenseAttentionGradRequest{.element = runner.element()}).yes)
-        all.push_back({});
-    for (LoopOrder order : kLoopOrders)
-        if (backend
-                .supports(p,
-                          SparseAttentionGradRequest{
-                              .element = runner.element(), .top_k = top_k, .order = order})
-                .yes)
-            all.push_back({true, order});
-    return all;
-}
-
-AttentionGrad run(Runner& runner, const Way& way, const Problem& p, const Operands& o,
-                  View<const int32_t, 3> ids, const Backward& given) {
-    return way.sparse ? runner.sparse_attention_grad(p, o, ids, given, way.order)
-                      : runner.dense_attention_grad(p, o, given);
-}
-
 AttentionGrad truth(bool sparse, const Problem& p, const Operands& o, View<const int32_t, 3> ids,
                     const Backward& given) {
     return sparse ? reference().sparse_attention_grad(p, o, ids, given)
@@ -328,97 +298,6 @@ TEST_P(AttentionGradForms, ANanSpreadsToWhatSeesItAndNoFurther) {
                         EXPECT_EQ(all_nan(t->view()[j][r]), reached) << way << ' ' << j << ' ' << r;
                     }
                 }
-        }
-}
-
-/// Rows that select nothing, a tile of them, all, or a few: they give nothing, get nothing, and
-/// leave all else to the others, as if they were not there.
-TEST_P(AttentionGradForms, RowsWithoutBlocksAreAsIfTheyWereNotThere) {
-    constexpr int64_t kRows = 256, kHeads = 16, kDim = 64;
-    const Case c{"empty", square_problem(kRows, kHeads, 1, kDim, 16, 64), {.top_k = 4}};
-    const Problem& p = c.problem;
-    const auto rows_of = [](const Tensor<float, 3>& all, const std::vector<int64_t>& rows) {
-        Tensor<float, 3> some({std::ssize(rows), kHeads, kDim});
-        for (size_t n = 0; n < rows.size(); ++n)
-            std::copy_n(&all(rows[n], 0, 0), kHeads * kDim,
-                        some.data() + static_cast<int64_t>(n) * kHeads * kDim);
-        return some;
-    };
-    struct Empty {
-        const char* what;
-        int64_t begin, end;
-    };
-    for (const Empty& empty :
-         {Empty{"128 to 255", 128, 256}, Empty{"all", 0, 256}, Empty{"0 to 7", 0, 8}})
-        for (const bool sinks : {false, true}) {
-            SCOPED_TRACE(text("rows ", empty.what, sinks ? ", sinks" : ""));
-            Operands o = make_operands(c, GetParam().element);
-            if (sinks) o.sinks = normal<1>({kHeads}, 12);
-            const Tensor<float, 3> d_out = make_d_out(o.q.shape(), GetParam().element);
-            Tensor<int32_t, 3> ids = all_visible_blocks(p);
-            ASSERT_EQ(ids.extent(2), 4);
-            std::vector<int64_t> full;
-            for (int64_t i = 0; i < kRows; ++i)
-                if (i >= empty.begin && i < empty.end)
-                    std::fill_n(&ids(i, 0, 0), 4, kNoBlock);
-                else
-                    full.push_back(i);
-            const auto lse_of = [&](int64_t h) {
-                return sinks ? o.sinks(h) : -std::numeric_limits<float>::infinity();
-            };
-
-            // The forward pass.
-            for (LoopOrder order : orders_of(runner_, p, 4)) {
-                const Attention got = runner_.sparse_attention(p, o, ids, order);
-                for (int64_t i = empty.begin; i < empty.end; ++i)
-                    for (int64_t h = 0; h < kHeads; ++h) {
-                        ASSERT_EQ(got.lse(i, h), lse_of(h)) << to_string(order) << ' ' << i;
-                        for (int64_t d = 0; d < kDim; ++d) ASSERT_EQ(got.out(i, h, d), 0.0F);
-                    }
-            }
-
-            // The gradient of the other rows alone.
-            const Problem rest = p.with_query_rows(full);
-            Operands of_rest = make_operands(c, GetParam().element);
-            of_rest.q = rows_of(o.q, full);
-            if (sinks) of_rest.sinks = normal<1>({kHeads}, 12);
-            Tensor<int32_t, 3> ids_of_rest({rest.queries(), 1, 4});
-            for (size_t n = 0; n < full.size(); ++n)
-                std::copy_n(&ids(full[n], 0, 0), 4,
-                            ids_of_rest.data() + static_cast<int64_t>(n) * 4);
-            const Tensor<float, 3> d_out_of_rest = rows_of(d_out, full);
-            const AttentionLoss loss_of_rest(rest, of_rest, ids_of_rest.view(), d_out_of_rest);
-            const AttentionGrad alone = reference().sparse_attention_grad(
-                rest, of_rest, ids_of_rest, {loss_of_rest.saved(), rows_of(d_out, full)});
-            AttentionGrad want{Tensor<float, 3>(o.q.shape()), Tensor<float, 3>(o.k.shape()),
-                               Tensor<float, 3>(o.v.shape()),
-                               sinks ? Tensor<float, 1>({kHeads}) : Tensor<float, 1>()};
-            for (size_t n = 0; n < full.size(); ++n)
-                std::copy_n(alone.d_q.data() + static_cast<int64_t>(n) * kHeads * kDim,
-                            kHeads * kDim, &want.d_q(full[n], 0, 0));
-            std::copy_n(alone.d_k.data(), want.d_k.size(), want.d_k.data());
-            std::copy_n(alone.d_v.data(), want.d_v.size(), want.d_v.data());
-            std::copy_n(alone.d_sinks.data(), want.d_sinks.size(), want.d_sinks.data());
-
-            const AttentionLoss loss(p, o, ids.view(), d_out);
-            for (const Way& way : ways(runner_, p, 4)) {
-                if (!way.sparse) continue;
-                const AttentionGrad got =
-                    run(runner_, way, p, o, ids,
-                        {loss.saved(), make_d_out(o.q.shape(), GetParam().element)});
-                EXPECT_TRUE(matches(got, want, loss.sizes())) << way;
-                for (int64_t i = empty.begin; i < empty.end; ++i)
-                    for (int64_t h = 0; h < kHeads; ++h)
-                        for (int64_t d = 0; d < kDim; ++d)
-                            ASSERT_EQ(got.d_q(i, h, d), 0.0F) << way << ' ' << i;
-                if (!full.empty()) continue;
-                for (int64_t n = 0; n < got.d_k.size(); ++n) {
-                    ASSERT_EQ(got.d_k.data()[n], 0.0F) << way;
-                    ASSERT_EQ(got.d_v.data()[n], 0.0F) << way;
-                }
-                for (int64_t h = 0; sinks && h < kHeads; ++h)
-                    ASSERT_EQ(got.d_sinks(h), 0.0F) << way;
-            }
         }
 }
 
