@@ -7,9 +7,12 @@ function(msa_filter variable before)
     set(${variable} "${before}${patterns}" PARENT_SCOPE)
 endfunction()
 
-foreach(program core train analysis)
-    set(threads_of_test_${program} "*")
-endforeach()
+# Of the tests of selectors, these have one thread.
+set(threads_of_test_core "-*EverySelector.*:Hisa*:Qsa*")
+set(threads_of_test_analysis "*")
+# A model that trains for long does what its first steps did.
+set(threads_of_test_train "-*LearnsOneBatchByHeart")
+set(memory_of_test_train "-*LearnsOneBatchByHeart")
 set(threads_of_test_goldens "-*reference_*")
 set(threads_of_test_parallel "*-*reference*")
 
@@ -32,7 +35,9 @@ msa_filter(memory_of_test_backends "-" */reference_f32_* *RerunsChangeNoBit* *Te
 msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
-    Elements.ARoundedRunIsTheRunOfARoundedFile FarComparison.OfBlocks*)
+    Elements.ARoundedRunIsTheRunOfARoundedFile FarComparison.OfBlocks*
+    *EveryBackend.SelectsTheSameOnOneRealFile* *PrecisionOnBackends.KernelsSelectBy*
+    Bench.StructuredNeighbours* Bench.PacksFollow* Bench.EveryIndexElement*)
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 
