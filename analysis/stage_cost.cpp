@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "analysis/bytes.h"
+#include "analysis/cost_model.h"
 #include "core/error.h"
 #include "core/kernel_sizes.h"
 #include "core/problem.h"
@@ -350,6 +351,17 @@ std::vector<Pipeline> paper_decode_pipelines(const LayerSizes& s) {
 double paper_flop_ratio(const LayerSizes& s) {
     return dense_attention(s).cost.flops /
            (index_scores(s).cost.flops + sparse_q_outer(s).cost.flops);
+}
+
+IndexTraining index_training(const LayerSizes& s, bool on_selected) {
+    const Problem p =
+        square_problem(0, s.query_heads, s.kv_heads, s.head_dim, s.index_dim, s.block_size);
+    const auto n = static_cast<double>(s.tokens),
+               kept = static_cast<double>(s.top_k * s.block_size);
+    const double keys = on_selected ? n * kept - kept * kept / 2 : n * n / 2;
+    const double triples = static_cast<double>(s.kv_heads) * keys;
+    const double gradients = index_gradient_flops(p, triples);
+    return {index_scores(s).cost.flops, index_kl_flops(p, triples) - gradients, gradients};
 }
 
 Cost paper_q_outer_cost(const LayerSizes& s) { return sparse_q_outer(s).cost; }

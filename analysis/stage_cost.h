@@ -108,6 +108,17 @@ std::vector<Pipeline> paper_prefill_pipelines(const LayerSizes&);
 std::vector<Pipeline> paper_decode_pipelines(const LayerSizes&);
 /// F_GQA / F_MSA of sec:msa-flops.
 double paper_flop_ratio(const LayerSizes&);
+/// FLOPs of teaching the Index Branch by the KL loss, over one sequence. The selection needs the
+/// scores of all visible keys, P of each group; the loss and the gradients of index_q and index_k
+/// have the keys of their support alone: P, or of the selected blocks S = N k Bk - (k Bk)^2 / 2,
+/// where early queries select all that they see.
+struct IndexTraining {
+    double scores;     // 2 Hkv didx P
+    double loss;       // 2 Hkv (G dh + didx) S: teacher's logits and the index logits, anew
+    double gradients;  // 4 Hkv didx S
+    double total() const { return scores + loss + gradients; }
+};
+IndexTraining index_training(const LayerSizes&, bool on_selected);
 /// The Main Branch alone: Q-outer, and KV-outer with the combine.
 Cost paper_q_outer_cost(const LayerSizes&);
 Cost paper_kv_outer_cost(const LayerSizes&);

@@ -88,6 +88,18 @@ ordered_json pipelines_json(const std::vector<Pipeline>& pipelines, const analys
     return all;
 }
 
+ordered_json training_json(const LayerSizes& sizes) {
+    ordered_json json;
+    for (const bool on_selected : {false, true}) {
+        const analysis::IndexTraining training = index_training(sizes, on_selected);
+        json[on_selected ? "selected" : "full"] = {{"scores", training.scores},
+                                                   {"loss", training.loss},
+                                                   {"gradients", training.gradients},
+                                                   {"total", training.total()}};
+    }
+    return json;
+}
+
 ordered_json context_json(const Model& model, const Context& context,
                           const analysis::Hardware& on) {
     const LayerSizes& sizes = context.sizes;
@@ -95,7 +107,8 @@ ordered_json context_json(const Model& model, const Context& context,
     ordered_json paper{{"flop_ratio", paper_flop_ratio(sizes)},
                        {"q_outer_intensity", paper_q_outer_cost(sizes).intensity()},
                        {"kv_outer_intensity", paper_kv_outer_cost(sizes).intensity()},
-                       {"slot_buffer_bytes", paper_slot_buffer_bytes(sizes)}};
+                       {"slot_buffer_bytes", paper_slot_buffer_bytes(sizes)},
+                       {"index_training_flops", training_json(sizes)}};
     for (const PhaseCost& phase : context.phases) {
         json[phase.name + "_speedup"] = speedup(phase.kernels, on);
         json[phase.name] = pipelines_json(phase.kernels, on);
@@ -193,6 +206,24 @@ void print_paper(const std::vector<Context>& contexts, const analysis::Hardware&
     table.print(out);
 }
 
+/// The scores, which are the same for both supports, and what each support adds.
+void print_training(const std::vector<Context>& contexts, std::ostream& out) {
+    out << "\nTeaching the Index Branch by the KL loss, TFLOP of one layer and sequence:\n\n";
+    Table table({"context", "scores of\nall keys", "full support\nloss", "full support\ngradients",
+                 "selected\nloss", "selected\ngradients", "full /\nselected"});
+    for (const Context& context : contexts) {
+        const analysis::IndexTraining full = index_training(context.sizes, false),
+                                      selected = index_training(context.sizes, true);
+        std::vector<std::string> row{count_text(context.sizes.tokens)};
+        for (const double flops :
+             {full.scores, full.loss, full.gradients, selected.loss, selected.gradients})
+            row.push_back(number_text(flops / kTera));
+        row.push_back(fixed_text(full.total() / selected.total(), 1));
+        table.add(row);
+    }
+    table.print(out);
+}
+
 void print_stages(const Context& context, const analysis::Hardware& on, std::ostream& out) {
     out << "\nStages at " << count_text(context.sizes.tokens)
         << " (--csv and --json have every context):\n\n";
@@ -247,6 +278,7 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
     print_times(contexts, 0, "ms", kMilli, on, out);
     print_times(contexts, 1, "us", kMicro, on, out);
     print_paper(contexts, on, out);
+    print_training(contexts, out);
     print_stages(contexts.back(), on, out);
     out << '\n';
     print_paragraph(

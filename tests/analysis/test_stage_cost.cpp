@@ -20,6 +20,32 @@ TEST(StageCost, ThePapersFlopRatios) {
     EXPECT_NEAR(paper_flop_ratio(paper(kOneM)), 28.44, 0.005);
 }
 
+/// N 64 in blocks of 8, k 2: 64 * 16 - 128 = 896 of 2048 keys. Hq 4, Hkv 2, dh 32, didx 16.
+TEST(StageCost, TeachingTheIndexBranchByHand) {
+    LayerSizes s{64, 4, 2, 32, 16};
+    s.block_size = 8;
+    s.top_k = 2;
+    const IndexTraining full = index_training(s, false), selected = index_training(s, true);
+    EXPECT_EQ(full.scores, 2 * 2 * 16 * 2048);
+    EXPECT_EQ(selected.scores, full.scores) << "a selection needs all scores";
+    EXPECT_EQ(full.loss, 2 * 2 * (2 * 32 + 16) * 2048);
+    EXPECT_EQ(selected.loss, 2 * 2 * (2 * 32 + 16) * 896);
+    EXPECT_EQ(full.gradients, 4 * 2 * 16 * 2048);
+    EXPECT_EQ(selected.gradients, 4 * 2 * 16 * 896);
+    EXPECT_EQ(selected.total(), selected.scores + selected.loss + selected.gradients);
+    s.top_k = 8;  // all blocks
+    EXPECT_EQ(index_training(s, true).total(), full.total());
+}
+
+/// NVIDIA/Megatron-LM pull request 7157: 128K tokens, 2048 kept, gradients of 2 * 0.031 of the
+/// scores where 2 were charged.
+TEST(StageCost, GradientsOfTheSparseLossAreNotThoseOfAllKeys) {
+    const LayerSizes s = paper(kOneM / 8);
+    const IndexTraining full = index_training(s, false), selected = index_training(s, true);
+    EXPECT_EQ(full.gradients / full.scores, 2);
+    EXPECT_NEAR(selected.gradients / selected.scores, 2 * 0.031, 2e-5);
+}
+
 TEST(StageCost, ThePapersIntensities) {
     EXPECT_NEAR(paper_q_outer_cost(paper(kOneM)).intensity(), 15.9, 0.05);   // about G
     EXPECT_NEAR(paper_kv_outer_cost(paper(kOneM)).intensity(), 83.4, 0.05);  // about 2/3 Bk

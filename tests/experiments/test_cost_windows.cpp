@@ -8,6 +8,7 @@ namespace msa::test {
 namespace {
 
 using CostWindows = CliTest;
+using CostOfTraining = CliTest;
 using nlohmann::json;
 
 TEST_F(CostWindows, OfTheModelAreCounted) {
@@ -75,6 +76,20 @@ TEST_F(CostWindows, LayersThatDifferInTheirHeadsAreRefused) {
     // Gemma 4's layers without a window.
     EXPECT_NE(refused(R"("global_head_dim": 128)")
                   .find("config.json: global_head_dim is 128, and not head_dim: it is" + of),
+              std::string::npos);
+}
+
+/// 128K tokens, of which 2048 are kept: the scores of all, the loss and gradients of 0.031 of them.
+TEST_F(CostOfTraining, TeachingTheIndexBranchOnWhatItSelects) {
+    const Outcome outcome = kCost({"--context", "128K", "--json"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json training = json::parse(outcome.out)["contexts"][0]["paper"]["index_training_flops"];
+    const double scores = 2.0 * 4 * 128 * 131072 * 131072 / 2;
+    EXPECT_EQ(training["full"]["scores"], scores);
+    EXPECT_EQ(training["full"]["gradients"], 2 * scores);
+    EXPECT_EQ(training["selected"]["scores"], scores);
+    EXPECT_NEAR(training["selected"]["gradients"].get<double>() / scores, 2 * 0.031, 2e-5);
+    EXPECT_NE(kCost({"--context", "128K"}).out.find("Teaching the Index Branch by the KL loss"),
               std::string::npos);
 }
 
