@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The main function of every program; MSA_PROGRAM is its namespace, MSA_PROGRAM_NAME its name.
+// The main function of every program; MSA_PROGRAM_SPACE is its namespace.
 #include "experiments/driver/program.h"
 #include "experiments/programs.h"
 
 int main(int argc, char** argv) {
-    return msa::experiments::program_main(MSA_PROGRAM_NAME, msa::experiments::MSA_PROGRAM::run,
-                                          argc, argv);
+    namespace program = msa::experiments::MSA_PROGRAM_SPACE;
+    return msa::experiments::program_main(program::kProgram.name, program::run, argc, argv);
 }

@@ -1,76 +1,60 @@
 // SPDX-License-Identifier: MIT
-// The programs, one namespace and folder each: results go to `out`, progress and warnings to `err`.
-// `run` returns the exit code, or throws (driver/program.h turns exceptions into codes). `complete`
-// writes and prints what follows results.h5.
+// The programs of the table programs.def, one namespace and folder each. `run` sends results to
+// `out`, progress and warnings to `err`, and returns the exit code, or throws (driver/program.h
+// turns exceptions into codes). What a row names for msa-merge, its namespace defines, too.
 #pragma once
 
+#include <filesystem>
 #include <iosfwd>
 #include <span>
 #include <string>
+#include <vector>
+
+namespace msa::io {
+class UnitWriter;
+}
 
 namespace msa::experiments {
 
 struct Completed;
 using Arguments = std::span<const std::string>;
 
-/// msa-advise: which setting should I use, per layer, and what does it cost?
-namespace advise {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace advise
-/// msa-analyze: what does MSA select on my activations, and what does it lose?
-namespace analyze {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace analyze
-/// msa-bench: how fast is each stage of MSA on this machine?
-namespace bench {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
-/// msa-cache: what would a KV cache off the GPU see?
-namespace cache {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace cache
-/// msa-compare: which selector keeps most of the attention at an equal budget, and at what cost?
-namespace compare {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace compare
-/// msa-cost: what does MSA cost, and in which loop order?
-namespace cost {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
-/// msa-fit-indexer: how good can an Index Branch get on my model?
-namespace fit {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace fit
-/// msa-inspect: is this file valid, and what is in it?
-namespace inspect {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
-/// msa-merge: the results of shards as those of one run.
-namespace merge {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
-/// msa-precision: which number format may the index operands and the KV cache have?
-namespace precision {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace precision
-/// msa-pretrain: what does a choice of training do to a model with MSA?
-namespace pretrain {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
-/// msa-reuse: which layers may share a selection, and what does it lose?
-namespace reuse {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-void complete(const Completed&);
-}  // namespace reuse
-/// msa-synth: activations of any size with planted attention structure.
-namespace synth {
-int run(Arguments args, std::ostream& out, std::ostream& err);
-}
+/// A program's name and what it answers.
+struct Named {
+    const char* name;
+    const char* question;
+};
+
+#define MSA_PROGRAM(space, name, question, ...)                                           \
+    namespace space {                                                                     \
+    inline constexpr Named kProgram{name, question};                                      \
+    int run(Arguments args, std::ostream& out, std::ostream& err);                        \
+    /** Writes and prints what follows results.h5. */                                     \
+    void complete(const Completed&);                                                      \
+    /** Writes a layer's datasets from the files of its parts, in the order of queries:   \
+        their rows and sums are joined in that order. The activations are not needed. */  \
+    void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to); \
+    }
+#include "experiments/programs.def"
+#undef MSA_PROGRAM
+
+enum class Inputs { not_needed, read_again };
+
+/// How msa-merge makes one run of its shards. Without `complete`, a program's runs have none.
+struct Merge {
+    void (*complete)(const Completed&) = nullptr;
+    void (*join)(const std::vector<std::filesystem::path>&, io::UnitWriter&) = nullptr;
+    Inputs inputs = Inputs::not_needed;
+};
+
+struct Program {
+    const char* name;
+    int (*run)(Arguments args, std::ostream& out, std::ostream& err);
+    Merge merge;
+    const char* question;
+};
+
+/// All of them, in the order of the table.
+std::span<const Program> programs();
 
 }  // namespace msa::experiments

@@ -95,7 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-advise", args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
     job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
@@ -104,7 +104,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const io::ResultsReader results = job.finish();
     const Advice advice = write_advice({results, o.out, o.files, o.json, 0, out});
-    return target_code("msa-advise", nearest_text(advice), err);
+    return target_code(kProgram.name, nearest_text(advice), err);
 }
 
 void complete(const Completed& run) { write_advice(run); }

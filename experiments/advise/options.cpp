@@ -7,13 +7,13 @@
 
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::advise {
 namespace {
 
 const About kAbout{
-    .name = "msa-advise",
-    .question = "Which setting should I use, per layer, and what does it cost?",
+    .program = kProgram,
     .usage = "FILE... --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
     .examples = {"msa-advise data/sample.h5 --out results/advise --keep 0.9 --sample-queries 256",
                  "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "core/select/selector.h"
-#include "experiments/analyze/join.h"
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
@@ -48,7 +47,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-analyze", args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
     job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);
     job.begin(query_units(
         file, o.layers, o.unit_queries,

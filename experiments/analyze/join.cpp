@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/analyze/join.h"
-
 #include <algorithm>
 #include <string>
 
 #include "core/io/dataset_reader.h"
 #include "experiments/analyze/sums.h"
 #include "experiments/driver/parts.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::analyze {
 namespace {

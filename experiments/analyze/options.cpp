@@ -5,15 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/select/selector.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::analyze {
 namespace {
 
 const About kAbout{
-    .name = "msa-analyze",
-    .question =
-        "What does MiniMax Sparse Attention select on my activations, and what does it "
-        "lose?",
+    .program = kProgram,
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-analyze data/sample.h5 --out results/first --block-size 32",
                  "msa-analyze data/sample.h5 --out results/sampled --selectors oracle,window "

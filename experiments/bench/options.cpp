@@ -7,13 +7,13 @@
 #include "core/registry.h"
 #include "experiments/driver/option_table.h"
 #include "experiments/driver/presets.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::bench {
 namespace {
 
 const About kAbout{
-    .name = "msa-bench",
-    .question = "How fast is each stage of MiniMax Sparse Attention, and the whole layer?",
+    .program = kProgram,
     .usage = "[--out FILE] [options]",
     .examples = {"msa-bench --out results/bench.json",
                  "msa-bench --cases square --stages sparse_attention --order union,kv_outer",

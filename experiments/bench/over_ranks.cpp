@@ -16,6 +16,7 @@
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 #include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
 #include "gpu/cuda_parallel.h"
 
 namespace msa::experiments::bench {
@@ -293,7 +294,7 @@ Measured measure_ranks(const RankOperands& c, const OfRank& of_rank) {
 
 ordered_json start_json(const BenchOptions& o, std::span<const std::string> args,
                         const std::string& device) {
-    const io::RunRecord run = start_record("msa-bench", args, {});
+    const io::RunRecord run = start_record(kProgram.name, args, {});
     const analysis::LayerSizes& s = o.sizes;
     return {{"format", "msa-bench-ranks"},
             {"format_version", 1},

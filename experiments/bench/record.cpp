@@ -9,6 +9,7 @@
 #include "experiments/driver/units.h"
 #include "experiments/driver/version.h"
 #include "experiments/driver/write_text.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -46,7 +47,7 @@ Record::Record(const BenchOptions& o, std::span<const std::string> args, const B
                Ceilings ceilings)
     : options_(o), ceilings_(std::move(ceilings)) {
     const io::RunRecord run =
-        start_record("msa-bench", args,
+        start_record(kProgram.name, args,
                      o.captured ? o.captured->inputs() : std::vector<std::filesystem::path>());
     json_ = {{"format", "msa-bench"},
              {"format_version", kRecordVersion},

@@ -11,6 +11,7 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/selected_blocks.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cache {
@@ -85,6 +86,7 @@ Report write_report(const Completed& run) {
     std::ostringstream page;
     print_report(report, page);
     print_captures(run.results.run(), page);
+    write_text(run.out / "rows.csv", cache_rows_csv(report));
     write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
     return report;
 }
@@ -98,7 +100,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ResultsReader results(o.results);
     const std::vector<LayerSteps> layers = resolve(o, results);
 
-    UnitRun job("msa-cache", args, o, {o.results}, {"summary.json", "cache.txt"}, err);
+    UnitRun job(kProgram.name, args, o, {o.results}, {"summary.json", "rows.csv", "cache.txt"},
+                err);
     const ComputeOptions on_host;
     const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
     job.describe(option_table(o), cache_definitions(), backend->device());
@@ -112,7 +115,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!job.work(on_host, *backend, OnError::stop)) return 0;
     const io::ResultsReader written = job.finish();
     const Report report = write_report({written, o.out, {o.results}, o.json, 0, out});
-    return target_code("msa-cache", nearest_text(report), err);
+    return target_code(kProgram.name, nearest_text(report), err);
 }
 
 void complete(const Completed& run) { write_report(run); }

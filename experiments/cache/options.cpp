@@ -4,19 +4,21 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/programs.h"
+
 namespace msa::experiments::cache {
 namespace {
 
 const About kAbout{
-    .name = "msa-cache",
-    .question = "What would a KV cache off the GPU see?",
+    .program = kProgram,
     .usage = "FILE --out DIR [--link GB/s] [--time-per-token US] [options]",
     .examples = {"msa-cache results/first/results.h5 --out results/cache",
                  "msa-cache results/first/results.h5 --out results/cache-pcie4 --link 32 "
                  "--time-per-token 5000 --element bf16 --selectors oracle,quest"},
     .writes =
-        "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json and\n"
-        "DIR/cache.txt (what is printed). Where no cache keeps the link within its time, the "
+        "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json,\n"
+        "DIR/rows.csv and DIR/cache.txt (what is printed). Where no cache keeps the link within "
+        "its time, the "
         "nearest\n"
         "one is named, and the exit code is 2.",
 };

@@ -64,7 +64,7 @@ auto misses_at(std::vector<int64_t> Seen::*policy, size_t size) {
 
 Point point_of(const Arm& arm, int64_t blocks, const std::vector<int64_t>& sizes) {
     const Report& report = *arm.report;
-    Point point{.blocks = blocks};
+    Point point{.selector = arm.layers.front()->selector, .blocks = blocks};
     point.share_of_context = real(blocks) / real(report.context_blocks);
     for (const LayerReport* layer : arm.layers)
         point.cache_bytes += real(blocks * layer->groups * layer->block_bytes) * arm.scale;

@@ -26,6 +26,7 @@ struct LayerReport {
 /// A least-recently-used cache of `blocks` blocks for each layer and group. Per token: of all
 /// layers of the model and all groups.
 struct Point {
+    std::string selector{};
     int64_t blocks = 0;
     double share_of_context = 0;
     double cache_bytes = 0;

@@ -5,8 +5,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <span>
 
 #include "analysis/metrics.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
@@ -21,23 +23,34 @@ double share(int64_t part, int64_t whole) {
     return static_cast<double>(part) / static_cast<double>(whole);
 }
 
-template <typename T>
-ordered_json or_null(const std::optional<T>& value) {
-    return value ? ordered_json(*value) : ordered_json();
+/// Of the points: the table by size, the objects of JSON and the lines of rows.csv.
+const std::vector<ColumnOf<Point>> kPointColumns{
+    {{"selector", "selector"}, &Point::selector},
+    {{"blocks", "blocks"}, &Point::blocks},
+    {{"share_of_context", "% of\ncontext", kPercent}, &Point::share_of_context},
+    {{"cache_bytes", "cache\nMiB", {.decimals = -4, .per = kMebi}}, &Point::cache_bytes},
+    {{"hit_rate", "LRU\nhits %", kPercent}, &Point::hit_rate},
+    {{"hit_rate_lfu", "LFU\nhits %", kPercent}, &Point::lfu},
+    {{"hit_rate_belady", "Belady\nhits %", kPercent}, &Point::belady},
+    {{"misses_per_token", "misses\n/ token", {.decimals = -4}}, &Point::misses},
+    {{"bytes_per_token", "MB\n/ token", {.decimals = -4, .per = kMega}}, &Point::bytes},
+    {{"link_seconds_per_token", "link us\n/ token", {.decimals = -4, .per = kMicro}},
+     &Point::link_seconds},
+    {{"late_misses_per_token"}, &Point::late},
+    {{"in_vain_per_token"}, &Point::late_in_vain},
+};
+
+std::vector<Point> tried_points(const Report& report) {
+    std::vector<Point> all;
+    for (const SelectorReport& of : report.selectors)
+        std::ranges::copy(of.points, std::back_inserter(all));
+    return all;
 }
 
 ordered_json json_of(const Point& point) {
-    return {{"blocks", point.blocks},
-            {"share_of_context", point.share_of_context},
-            {"cache_bytes", point.cache_bytes},
-            {"hit_rate", point.hit_rate},
-            {"hit_rate_lfu", or_null(point.lfu)},
-            {"hit_rate_belady", or_null(point.belady)},
-            {"misses_per_token", point.misses},
-            {"bytes_per_token", point.bytes},
-            {"link_seconds_per_token", point.link_seconds},
-            {"late_misses_per_token", or_null(point.late)},
-            {"in_vain_per_token", or_null(point.late_in_vain)}};
+    ordered_json json = Rows(kPointColumns, std::span(&point, 1)).json(0);
+    json.erase("selector");
+    return json;
 }
 
 ordered_json json_of(const SelectorReport& of) {
@@ -46,8 +59,8 @@ ordered_json json_of(const SelectorReport& of) {
                       {"layers_guessed", of.layers_guessed},
                       {"recommended", nullptr},
                       {"whole_context", json_of(of.whole)},
-                      {"blocks_lfu", or_null(of.lfu)},
-                      {"blocks_belady", or_null(of.belady)},
+                      {"blocks_lfu", value_json(of.lfu)},
+                      {"blocks_belady", value_json(of.belady)},
                       {"written_bytes_per_token", of.written_bytes},
                       {"points", ordered_json::array()}};
     if (of.recommended) json["recommended"] = json_of(*of.recommended);
@@ -79,96 +92,88 @@ ordered_json json_of(const LayerReport& of) {
                       {"previous_layer_note", of.note}};
     if (of.seen.by_layer) {
         json["previous_layer"] = json_of(*of.seen.by_layer, reuse.uses, of.smallest_cache);
-        json["previous_layer"]["layer"] = or_null(of.previous);
+        json["previous_layer"]["layer"] = value_json(of.previous);
     }
     return json;
 }
-
-std::string percent(double part, int decimals = 1) { return fixed_text(100 * part, decimals); }
-
-std::string percent(const std::optional<double>& part) { return part ? percent(*part) : "-"; }
 
 std::string blocks_text(const std::optional<int64_t>& blocks) {
     return blocks ? std::to_string(*blocks) : "none";
 }
 
-std::vector<std::string> cells(const std::string& selector, const Point& point) {
-    return {selector,
-            std::to_string(point.blocks),
-            percent(point.share_of_context),
-            number_text(point.cache_bytes / kMebi),
-            percent(point.hit_rate),
-            number_text(point.misses),
-            number_text(point.bytes / kMega),
-            number_text(point.link_seconds / kMicro)};
-}
-
-const std::vector<std::string> kHeader{"selector",    "blocks",          "% of\ncontext",
-                                       "cache\nMiB",  "LRU\nhits %",     "misses\n/ token",
-                                       "MB\n/ token", "link us\n/ token"};
-
 void print_recommended(const Report& report, std::ostream& out) {
     out << "recommended, the smallest cache for the link, least recently used first out:\n\n";
-    std::vector<std::string> header = kHeader;
-    header.insert(header.end(), {"LFU\nblocks", "Belady\nblocks"});
-    Table table(header);
+    std::vector<ColumnOf<Point>> columns = kPointColumns;
+    for (ColumnOf<Point>& one : columns)  // of these policies, the size that would do
+        if (one.column.heading.starts_with("LFU") || one.column.heading.starts_with("Belady"))
+            one.column.heading.clear();
+    const auto report_of = [&](const Point& point) -> const SelectorReport& {
+        return *std::ranges::find(report.selectors, point.selector, &SelectorReport::selector);
+    };
+    columns.push_back({{"", "LFU\nblocks"},
+                       [&](const Point& point) { return blocks_text(report_of(point).lfu); }});
+    columns.push_back({{"", "Belady\nblocks"},
+                       [&](const Point& point) { return blocks_text(report_of(point).belady); }});
+    std::vector<Point> found;
     std::vector<std::string> none;
-    for (const SelectorReport& of : report.selectors) {
-        if (!of.recommended) {
+    for (const SelectorReport& of : report.selectors)
+        if (of.recommended)
+            found.push_back(*of.recommended);
+        else
             none.push_back(of.selector);
-            continue;
-        }
-        std::vector<std::string> row = cells(of.selector, *of.recommended);
-        row.insert(row.end(), {blocks_text(of.lfu), blocks_text(of.belady)});
-        table.add(row);
-    }
-    if (!table.empty()) table.print(out);
+    Rows(columns, found).print(out);
     if (!none.empty()) out << "no cache is enough: " << join(none) << '\n';
 }
 
-void print_sizes(const Report& report, std::ostream& out) {
-    out << "\nby the size of the cache:\n\n";
-    std::vector<std::string> header = kHeader;
-    header.insert(header.begin() + 5, {"LFU\nhits %", "Belady\nhits %"});
-    Table table(header);
-    for (const SelectorReport& of : report.selectors)
-        for (const Point& point : of.points) {
-            std::vector<std::string> row = cells(of.selector, point);
-            row.insert(row.begin() + 5, {percent(point.lfu), percent(point.belady)});
-            table.add(row);
-        }
-    table.print(out);
-}
-
-/// The distance that half of the reuses do not exceed; -1 where there are none.
-int64_t median_distance(const StackDistances& distances) {
+/// The distance that half of the reuses do not exceed; nothing where there are none.
+std::optional<int64_t> median_distance(const StackDistances& distances) {
     const int64_t reuses = distances.misses(0) - distances.cold;
     int64_t sum = 0;
     for (size_t d = 0; d < distances.reuses.size(); ++d) {
         sum += distances.reuses[d];
         if (reuses > 0 && 2 * sum >= reuses) return static_cast<int64_t>(d);
     }
-    return -1;
+    return std::nullopt;
 }
+
+constexpr Form kFigures{.decimals = -4};
+
+std::optional<double> share_if(const LayerReport& of, int64_t Prefetch::*part) {
+    if (!of.seen.by_layer) return std::nullopt;
+    return share((*of.seen.by_layer).*part, of.seen.reuse.uses);
+}
+
+/// Misses per step of a cache of k blocks.
+std::optional<double> misses_if(const LayerReport& of, StackDistances Prefetch::*part) {
+    if (!of.seen.by_layer) return std::nullopt;
+    return share(((*of.seen.by_layer).*part).misses(of.smallest_cache), of.steps);
+}
+
+const std::vector<ColumnOf<LayerReport>> kLayerColumns{
+    {{"", "layer"}, &LayerReport::layer},
+    {{"", "selector"}, &LayerReport::selector},
+    {{"", "k"}, &LayerReport::smallest_cache},
+    {{"", "cold\n%", kPercent},
+     [](const auto& of) { return share(of.seen.reuse.distances.cold, of.seen.reuse.uses); }},
+    {{"", "median\ndistance"},
+     [](const auto& of) { return median_distance(of.seen.reuse.distances); }},
+    {{"", "previous\nstep %", kPercent},
+     [](const auto& of) { return share(of.seen.by_step.hits, of.seen.reuse.uses); }},
+    {{"", "previous\nlayer %", kPercent},
+     [](const auto& of) { return share_if(of, &Prefetch::hits); }},
+    {{"", "misses\n/ token", kFigures},
+     [](const auto& of) {
+         return share(of.seen.reuse.distances.misses(of.smallest_cache), of.steps);
+     }},
+    {{"", "left\n/ token", kFigures},
+     [](const auto& of) { return misses_if(of, &Prefetch::left); }},
+    {{"", "in vain\n/ token", kFigures},
+     [](const auto& of) { return misses_if(of, &Prefetch::in_vain); }},
+};
 
 void print_layers(const Report& report, std::ostream& out) {
     out << "\nby layer, all groups together, with a cache of k blocks per token:\n\n";
-    Table table({"layer", "selector", "k", "cold\n%", "median\ndistance", "previous\nstep %",
-                 "previous\nlayer %", "misses\n/ token", "left\n/ token", "in vain\n/ token"});
-    for (const LayerReport& of : report.layers) {
-        const analysis::Reuse& reuse = of.seen.reuse;
-        const int64_t k = of.smallest_cache, median = median_distance(reuse.distances);
-        const std::optional<Prefetch>& guessed = of.seen.by_layer;
-        table.add({std::to_string(of.layer), of.selector, std::to_string(k),
-                   percent(share(reuse.distances.cold, reuse.uses)),
-                   median < 0 ? "-" : std::to_string(median),
-                   percent(share(of.seen.by_step.hits, reuse.uses)),
-                   guessed ? percent(share(guessed->hits, reuse.uses)) : "-",
-                   number_text(share(reuse.distances.misses(k), of.steps)),
-                   guessed ? number_text(share(guessed->left.misses(k), of.steps)) : "-",
-                   guessed ? number_text(share(guessed->in_vain.misses(k), of.steps)) : "-"});
-    }
-    table.print(out);
+    Rows(kLayerColumns, report.layers).print(out);
     int64_t last = -1;
     for (const LayerReport& of : report.layers) {
         if (of.layer == last || of.note.empty()) continue;
@@ -238,6 +243,10 @@ std::string cache_definitions() {
     return definitions.dump();
 }
 
+std::string cache_rows_csv(const Report& report) {
+    return Rows(kPointColumns, tried_points(report)).csv();
+}
+
 std::string cache_summary(const Report& report, const io::RunRecord& run) {
     ordered_json json = begin_summary("msa-cache-summary", run);
     json.update(
@@ -274,7 +283,8 @@ void print_report(const Report& report, std::ostream& out) {
                               "link, too\n\n"
                             : "\n");
     print_recommended(report, out);
-    print_sizes(report, out);
+    out << "\nby the size of the cache:\n\n";
+    Rows(kPointColumns, tried_points(report)).print(out);
     print_layers(report, out);
     out << '\n';
     print_words(report, out);

@@ -16,6 +16,9 @@ std::string cache_definitions();
 /// "selectors": [{"recommended", "points", ...}], "layers": [...]}.
 std::string cache_summary(const Report&, const io::RunRecord&);
 
+/// rows.csv: the points of all selectors.
+std::string cache_rows_csv(const Report&);
+
 /// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
 void print_report(const Report&, std::ostream& out);
 

@@ -6,7 +6,6 @@
 
 #include "core/cu_seqlens.h"
 #include "core/select/token_selector.h"
-#include "experiments/compare/join.h"
 #include "experiments/compare/layer.h"
 #include "experiments/compare/plan.h"
 #include "experiments/compare/summary.h"
@@ -104,7 +103,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-compare", args, o, inputs_of(o, o),
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
     job.describe(option_table(o), compare_definitions(), *backend, file, o.element);
     const auto queries = [&](const io::LayerInfo& layer) {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/join.h"
-
 #include <string>
 
 #include "core/io/dataset_reader.h"
 #include "experiments/compare/sums.h"
 #include "experiments/driver/parts.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::compare {
 namespace {

@@ -7,13 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/select/token_selector.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 const About kAbout{
-    .name = "msa-compare",
-    .question = "Which selector keeps most of the attention at an equal budget, and at what cost?",
+    .program = kProgram,
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-compare data/sample.h5 --out results/compare --budgets 256,512 --block-size "
                  "64 --sample-queries 256",

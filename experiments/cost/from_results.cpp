@@ -2,12 +2,12 @@
 #include "experiments/cost/from_results.h"
 
 #include <algorithm>
-#include <iomanip>
 #include <ostream>
 
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
 #include "experiments/cost/chip.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/selected_blocks.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
@@ -96,24 +96,49 @@ ordered_json arm_json(const Arm& arm) {
     return json;
 }
 
-/// The orders of an arm with the accounting that they belong to.
-std::vector<std::pair<const char*, const OrderCost*>> all_orders(const Arm& arm) {
-    std::vector<std::pair<const char*, const OrderCost*>> orders;
-    for (const OrderCost& order : arm.cost.orders) orders.emplace_back("kernels", &order);
-    for (const OrderCost& order : arm.cost.paper_orders) orders.emplace_back("paper", &order);
-    return orders;
+/// An order of an arm, with the accounting that it belongs to.
+struct OrderRow {
+    const Arm* arm = nullptr;
+    const OrderCost* order = nullptr;
+    std::string accounting;
+};
+
+/// Of the orders: the table and the lines of CSV.
+const std::vector<ColumnOf<OrderRow>>& order_columns() {
+    using Of = const OrderRow&;
+    constexpr Form kGflop{.decimals = -4, .per = kGiga}, kMb{.decimals = -4, .per = kMega};
+    static const std::vector<ColumnOf<OrderRow>> columns{
+        {{"layer", "layer"}, [](Of row) { return row.arm->layer; }},
+        {{"selector", "selector"}, [](Of row) { return row.arm->selector; }},
+        {{"order", "order"}, [](Of row) { return row.order->name; }},
+        {{"accounting", "accounting"}, &OrderRow::accounting},
+        {{"useful_flops", "useful\nGFLOP", kGflop},
+         [](Of row) { return row.arm->cost.useful_flops; }},
+        {{"executed_flops", "executed\nGFLOP", kGflop},
+         [](Of row) { return row.order->executed_flops; }},
+        {{"memory_bytes", "memory\nMB", kMb}, [](Of row) { return row.order->memory_bytes; }},
+        {{"cache_bytes", "cache\nMB", kMb}, [](Of row) { return row.order->cache_bytes; }},
+        {{"seconds", "us", {.decimals = -4, .per = kMicro}},
+         [](Of row) { return row.order->seconds; }},
+        {{"", "fastest"},
+         [](Of row) { return std::string(row.order == &row.arm->fastest() ? "yes" : ""); }},
+        {{"", "break-even\nunion"},
+         [](Of row) {
+             const bool is_union = row.order == &row.arm->cost.orders[1];
+             return is_union ? fixed_text(row.arm->cost.break_even_union, 1) : std::string();
+         }},
+    };
+    return columns;
 }
 
-void print_csv(const std::vector<Arm>& arms, std::ostream& out) {
-    out << std::setprecision(9)
-        << "layer,selector,accounting,order,useful_flops,executed_flops,memory_bytes,cache_bytes,"
-           "seconds\n";
-    for (const Arm& arm : arms)
-        for (const auto& [accounting, order] : all_orders(arm))
-            out << arm.layer << ',' << arm.selector << ',' << accounting << ',' << order->name
-                << ',' << arm.cost.useful_flops << ',' << order->executed_flops << ','
-                << order->memory_bytes << ',' << order->cache_bytes << ',' << order->seconds
-                << '\n';
+Rows order_rows(const std::vector<Arm>& arms) {
+    std::vector<OrderRow> rows;
+    for (const Arm& arm : arms) {
+        for (const OrderCost& order : arm.cost.orders) rows.push_back({&arm, &order, "kernels"});
+        for (const OrderCost& order : arm.cost.paper_orders)
+            rows.push_back({&arm, &order, "paper"});
+    }
+    return {order_columns(), rows};
 }
 
 void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
@@ -138,24 +163,6 @@ void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
     table.print(out);
 }
 
-void print_orders(const std::vector<Arm>& arms, std::ostream& out) {
-    Table table({"layer", "selector", "order", "accounting", "useful\nGFLOP", "executed\nGFLOP",
-                 "memory\nMB", "cache\nMB", "us", "fastest", "break-even\nunion"});
-    for (const Arm& arm : arms)
-        for (const auto& [accounting, order] : all_orders(arm)) {
-            const bool fastest = order == &arm.fastest();
-            const bool is_union = order == &arm.cost.orders[1];
-            table.add({std::to_string(arm.layer), arm.selector, order->name, accounting,
-                       number_text(arm.cost.useful_flops / kGiga),
-                       number_text(order->executed_flops / kGiga),
-                       number_text(order->memory_bytes / kMega),
-                       number_text(order->cache_bytes / kMega),
-                       number_text(order->seconds / kMicro), fastest ? "yes" : "",
-                       is_union ? fixed_text(arm.cost.break_even_union, 1) : ""});
-        }
-    table.print(out);
-}
-
 void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const analysis::Hardware& on,
                   std::ostream& out) {
     const Arm& arm = arms.front();
@@ -164,7 +171,7 @@ void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const anal
         << hardware_text(on, o.ceilings, {o.element}) << "\n\n";
     print_selections(arms, out);
     out << '\n';
-    print_orders(arms, out);
+    order_rows(arms).print(out);
     out << '\n';
     print_paragraph(out,
                     "Slots used: selected blocks of all k per query and group. Queries / block: "
@@ -193,7 +200,7 @@ void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const anal
 
 void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
     const std::vector<Arm> arms = read_arms(o, on);
-    if (o.format == Format::csv) print_csv(arms, out);
+    if (o.format == Format::csv) out << order_rows(arms).csv();
     if (o.format == Format::table) print_tables(o, arms, on, out);
     if (o.format != Format::json) return;
     ordered_json json{{"format", "msa-cost-measured"},

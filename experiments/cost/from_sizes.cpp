@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <array>
-#include <iomanip>
+#include <iterator>
 #include <optional>
 #include <ostream>
 #include <span>
 
 #include "analysis/stage_cost.h"
 #include "experiments/cost/chip.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 
@@ -65,25 +66,53 @@ ordered_json sizes_json(const LayerSizes& s) {
     return json;
 }
 
+constexpr std::ptrdiff_t kPlaces = 4;  // first columns of a stage: where it stands
+
+/// A stage of a pipeline at a context, by the kernels' accounting or the paper's.
+struct StageRow {
+    int64_t tokens = 0;
+    std::string phase, accounting, pipeline;
+    const Stage* stage = nullptr;
+};
+
+/// Of the stages: the table, the objects of JSON and the lines of CSV.
+std::vector<ColumnOf<StageRow>> stage_columns(const analysis::Hardware& on) {
+    using Of = const StageRow&;
+    const auto bytes = [&](Of row) { return row.stage->memory_bytes(on); };
+    return {
+        {{"context"}, &StageRow::tokens},
+        {{"phase", "phase"}, &StageRow::phase},
+        {{"accounting", "accounting"}, &StageRow::accounting},
+        {{"pipeline", "pipeline"}, &StageRow::pipeline},
+        {{"stage", "stage"}, [](Of row) { return row.stage->name; }},
+        {{"flops", "TFLOP", {.decimals = -4, .per = kTera}},
+         [](Of row) { return row.stage->cost.flops; }},
+        {{"bytes", "GB", {.decimals = -4, .per = kGiga}}, bytes},
+        {{"", "FLOP/byte", {.decimals = -3}},
+         [bytes](Of row) { return row.stage->cost.flops / bytes(row); }},
+        {{"cache_bytes"}, [](Of row) { return row.stage->cache_bytes(); }},
+        {{"", "limit"}, [&](Of row) { return std::string(row.stage->limit(on)); }},
+        {{"seconds", "ms", {.decimals = -4, .per = kMilli}},
+         [&](Of row) { return row.stage->seconds(on); }},
+        {{"bound"}, [&](Of row) { return std::string(row.stage->limit(on)); }},
+        {{"flops_formula", "FLOPs"}, [](Of row) { return row.stage->flops_formula; }},
+        {{"bytes_formula", "bytes"}, [](Of row) { return row.stage->bytes_formula; }},
+    };
+}
+
 ordered_json pipelines_json(const std::vector<Pipeline>& pipelines, const analysis::Hardware& on) {
+    const std::vector<ColumnOf<StageRow>> columns = stage_columns(on);
     ordered_json all = ordered_json::array();
     for (const Pipeline& pipeline : pipelines) {
         const analysis::Cost total = pipeline.total(on);
-        ordered_json json{{"pipeline", pipeline.name},
-                          {"flops", total.flops},
-                          {"bytes", total.bytes},
-                          {"seconds", pipeline.seconds(on)},
-                          {"stages", ordered_json::array()}};
-        for (const Stage& stage : pipeline.stages)
-            json["stages"].push_back({{"stage", stage.name},
-                                      {"flops", stage.cost.flops},
-                                      {"bytes", stage.memory_bytes(on)},
-                                      {"cache_bytes", stage.cache_bytes()},
-                                      {"seconds", stage.seconds(on)},
-                                      {"bound", stage.limit(on)},
-                                      {"flops_formula", stage.flops_formula},
-                                      {"bytes_formula", stage.bytes_formula}});
-        all.push_back(json);
+        std::vector<StageRow> stages;
+        for (const Stage& stage : pipeline.stages) stages.push_back({.stage = &stage});
+        const std::vector<ColumnOf<StageRow>> of_stage(columns.begin() + kPlaces, columns.end());
+        all.push_back({{"pipeline", pipeline.name},
+                       {"flops", total.flops},
+                       {"bytes", total.bytes},
+                       {"seconds", pipeline.seconds(on)},
+                       {"stages", Rows(of_stage, stages).json()}});
     }
     return all;
 }
@@ -139,30 +168,24 @@ void print_json(const CostOptions& o, const Model& model, const std::vector<Cont
     out << json.dump(2) << '\n';
 }
 
-/// visit(phase, accounting, pipeline, stage)
-template <typename Visit>
-void for_each_stage(const Context& context, Visit&& visit) {
+std::vector<StageRow> stage_rows(const Context& context) {
+    std::vector<StageRow> rows;
     for (const char* accounting : {"kernels", "paper"})
         for (const PhaseCost& phase : context.phases)
             for (const Pipeline& pipeline :
                  accounting == std::string("paper") ? phase.paper : phase.kernels)
                 for (const Stage& stage : pipeline.stages)
-                    visit(phase.name, accounting, pipeline.name, stage);
+                    rows.push_back(
+                        {context.sizes.tokens, phase.name, accounting, pipeline.name, &stage});
+    return rows;
 }
 
 void print_csv(const std::vector<Context>& contexts, const analysis::Hardware& on,
                std::ostream& out) {
-    out << std::setprecision(9)
-        << "context,phase,accounting,pipeline,stage,flops,bytes,cache_bytes,seconds,bound,"
-           "flops_formula,bytes_formula\n";
+    std::vector<StageRow> rows;
     for (const Context& context : contexts)
-        for_each_stage(context, [&](const std::string& phase, const char* accounting,
-                                    const std::string& pipeline, const Stage& stage) {
-            out << context.sizes.tokens << ',' << phase << ',' << accounting << ',' << pipeline
-                << ",\"" << stage.name << "\"," << stage.cost.flops << ',' << stage.memory_bytes(on)
-                << ',' << stage.cache_bytes() << ',' << stage.seconds(on) << ',' << stage.limit(on)
-                << ",\"" << stage.flops_formula << "\",\"" << stage.bytes_formula << "\"\n";
-        });
+        std::ranges::copy(stage_rows(context), std::back_inserter(rows));
+    out << Rows(stage_columns(on), rows).csv();
 }
 
 /// One row per context: seconds of every pipeline and the speed-up over dense.
@@ -227,17 +250,7 @@ void print_training(const std::vector<Context>& contexts, std::ostream& out) {
 void print_stages(const Context& context, const analysis::Hardware& on, std::ostream& out) {
     out << "\nStages at " << count_text(context.sizes.tokens)
         << " (--csv and --json have every context):\n\n";
-    Table table({"phase", "accounting", "pipeline", "stage", "TFLOP", "GB", "FLOP/byte", "limit",
-                 "ms", "FLOPs", "bytes"});
-    for_each_stage(context, [&](const std::string& phase, const char* accounting,
-                                const std::string& pipeline, const Stage& stage) {
-        const double bytes = stage.memory_bytes(on);
-        table.add({phase, accounting, pipeline, stage.name, number_text(stage.cost.flops / kTera),
-                   number_text(bytes / kGiga), number_text(stage.cost.flops / bytes, 3),
-                   stage.limit(on), number_text(stage.seconds(on) / kMilli), stage.flops_formula,
-                   stage.bytes_formula});
-    });
-    table.print(out);
+    Rows(stage_columns(on), stage_rows(context)).print(out);
 }
 
 std::string assumed_text(const Model& model) {

@@ -4,13 +4,13 @@
 #include <cmath>
 
 #include "experiments/driver/option_table.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::cost {
 namespace {
 
 const About kAbout{
-    .name = "msa-cost",
-    .question = "What does MiniMax Sparse Attention cost, and in which loop order?",
+    .program = kProgram,
     .usage = "[--preset NAME|FILE] [--context N,...] | --results FILE [options]",
     .examples = {"msa-cost --preset paper --context 32K,128K,512K,1M --hardware h100",
                  "msa-cost --preset qwen3-235b-a22b --context 1M --index-element e4m3 --json",

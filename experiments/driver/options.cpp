@@ -26,9 +26,14 @@ std::optional<int64_t> parse_count(std::string_view word) {
     return value * (int64_t{1} << shift);
 }
 
+std::string question(const About& about) {
+    return about.does.empty() ? about.program.question
+                              : text(about.program.question, ' ', about.does);
+}
+
 void print_help(const About& about, const po::options_description& options, std::ostream& out) {
-    out << about.name << ": " << about.question << "\n\nusage: " << about.name << ' ' << about.usage
-        << "\n\n"
+    out << about.program.name << ": " << question(about) << "\n\nusage: " << about.program.name
+        << ' ' << about.usage << "\n\n"
         << options << "\nCounts take the suffixes K = 2^10 and M = 2^20. Ranges are half open.\n";
     if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
     out << "\nExamples:\n";
@@ -36,8 +41,8 @@ void print_help(const About& about, const po::options_description& options, std:
 }
 
 void print_markdown(const About& about, const po::options_description& options, std::ostream& out) {
-    out << "## " << about.name << "\n\n"
-        << about.question << "\n\n    " << about.name << ' ' << about.usage
+    out << "## " << about.program.name << "\n\n"
+        << question(about) << "\n\n    " << about.program.name << ' ' << about.usage
         << "\n\n| option | meaning |\n|---|---|\n";
     for (const auto& option : options.options()) {
         std::string parameter = option->format_parameter();
@@ -173,9 +178,9 @@ bool parse_command_line(const About& about, const po::options_description& optio
     try {
         po::store(parser().run(), values);
         if (values.contains("help")) print_help(about, visible, out);
-        if (values.contains("help-markdown")) print_markdown(about, visible, out);
+        if (values.contains("help-markdown")) print_markdown(about, options, out);
         if (values.contains("version"))
-            out << about.name << ' ' << kVersion << " (" << kCommit << ")\n";
+            out << about.program.name << ' ' << kVersion << " (" << kCommit << ")\n";
         if (values.contains("help") || values.contains("help-markdown") ||
             values.contains("version"))
             return false;
@@ -185,7 +190,8 @@ bool parse_command_line(const About& about, const po::options_description& optio
         const auto* known =
             visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
         const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
-        throw InputError(text(error.what(), form, "; ", about.name, " --help lists the options"));
+        throw InputError(
+            text(error.what(), form, "; ", about.program.name, " --help lists the options"));
     } catch (const po::unknown_option& error) {
         const std::string asked = error.get_option_name();
         std::string meant;
@@ -193,14 +199,15 @@ bool parse_command_line(const About& about, const po::options_description& optio
             if (("--" + option->long_name()).starts_with(asked))
                 meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
         throw InputError(text(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
-                              about.name, " --help lists the options"));
+                              about.program.name, " --help lists the options"));
     } catch (const po::multiple_occurrences& error) {
         const bool names_files = error.get_option_name() == "--" + positional;
-        throw InputError(text(names_files ? about.name + " reads one input, several are named"
-                                          : std::string(error.what()),
-                              "; ", about.name, " --help lists the options"));
+        throw InputError(text(names_files
+                                  ? text(about.program.name, " reads one input, several are named")
+                                  : std::string(error.what()),
+                              "; ", about.program.name, " --help lists the options"));
     } catch (const po::error& error) {
-        throw InputError(text(error.what(), "; ", about.name, " --help lists the options"));
+        throw InputError(text(error.what(), "; ", about.program.name, " --help lists the options"));
     }
     return true;
 }

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments {
 
@@ -21,8 +22,8 @@ namespace po = boost::program_options;
 
 /// What a program says of itself in its help.
 struct About {
-    std::string name;                   // "msa-analyze"
-    std::string question;               // one sentence
+    Named program;                      // its row in programs.def
+    std::string does{};                 // more than its question says; may be empty
     std::string usage;                  // "FILE --out DIR [options]"
     std::vector<std::string> examples;  // complete command lines that run
     std::string writes;                 // files and HDF5 groups it writes; may be empty

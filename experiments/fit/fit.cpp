@@ -9,6 +9,7 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/workers.h"
+#include "experiments/driver/write_text.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
@@ -105,9 +106,9 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
           const parallel::Group& workers, std::ostream& out, std::ostream& err) {
     const FitOptions& o = p.o;
     const FitRun run{o, p.file, p.split};
-    std::vector<std::string> outputs{"summary.json", "indexer.h5"};
+    std::vector<std::string> outputs{"summary.json", "rows.csv", "indexer.h5"};
     for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
-    UnitRun job("msa-fit-indexer", args, o, o.files, outputs, err,
+    UnitRun job(kProgram.name, args, o, o.files, outputs, err,
                 o.together ? Ranks::alone() : Ranks::world());
     describe(job, p, workers, backend);
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
@@ -181,6 +182,7 @@ void complete(const Completed& run) {
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
     write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
+    write_text(run.out / "rows.csv", fit_rows_csv(run.results));
     std::ostringstream table;
     print_fit_table(run.results, table);
     write_summary(run, fit_summary_json(run.results), table.str());

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "experiments/programs.h"
+
 namespace msa::experiments::fit {
 namespace {
 
 const About kAbout{
-    .name = "msa-fit-indexer",
-    .question =
-        "How good can an Index Branch get on my model? Trains one per layer with the KL loss, from "
-        "activations alone.",
+    .program = kProgram,
+    .does = "Trains one per layer with the KL loss, from activations alone.",
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-fit-indexer data/sample.h5 --out results/fit --block-size 32 --top-k 8 "
                  "--steps 200",
@@ -21,7 +21,8 @@ const About kAbout{
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
         "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors\n"
         "index, dsa or seerattention) and\n"
-        "DIR/summary.json; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
+        "DIR/summary.json, DIR/rows.csv; while it runs, DIR/checkpoint-L.h5 for --resume. See "
+        "data/FORMAT.md.",
 };
 
 const std::vector<std::string> kTeachers{"mean", "max"};

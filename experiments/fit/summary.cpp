@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/summary.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
-#include "experiments/driver/run.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/fit/state.h"
@@ -118,7 +117,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
                                 : "."));
 }
 
-constexpr const char* kCosts[] = {"index_flops", "index_bytes"};  // not in older files
+constexpr const char* kCosts[] = {"index_flops", "index_bytes"};
 
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
@@ -127,17 +126,42 @@ std::string architecture_text(const io::ResultsReader& results, const std::strin
     const char* which = form.is_gate()      ? ", one of each group, with pooled keys of each group"
                         : form.head_weights ? " with learned weights, one choice for all groups"
                                             : ", one of each group";
-    std::string what =
-        text(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which);
     const std::string group = group_of(layer);
-    if (!results.has(group, kCosts[0])) return what;
-    return text(what, "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
+    return text(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which,
+                "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
                 " kFLOP per query and read ",
                 number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",
                                    "rows_counted", "dead_heads"};
+
+/// An evaluation with its layer.
+struct Evaluated : Evaluation {
+    std::string layer;
+};
+
+/// Of each layer the evaluation before the first step, then the last one.
+Rows evaluation_rows(const io::ResultsReader& results) {
+    using Of = const Evaluated&;
+    std::vector<ColumnOf<Evaluated>> columns{
+        {{"layer", "layer"}, [](Of e) { return int64_t{std::stoll(e.layer)}; }},
+        {{"steps", "steps"}, &Evaluated::step}};
+    for (const Measure& measure : kMeasures)
+        columns.push_back({metric_column(measure.metric), measure.value});
+    columns.push_back({{"split"}, [&](Of e) { return results.text(group_of(e.layer), "split"); }});
+    for (const char* name : kCounts)
+        columns.push_back({{name}, [&, name](Of e) { return size_of(results, e.layer, name); }});
+    for (const char* name : kCosts)
+        columns.push_back(
+            {{name}, [&, name](Of e) { return results.number(group_of(e.layer), name); }});
+    std::vector<Evaluated> evaluated;
+    for (const std::string& layer : results.list("/fit")) {
+        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
+        for (const Evaluation& one : {all.front(), all.back()}) evaluated.push_back({one, layer});
+    }
+    return {columns, evaluated};
+}
 
 }  // namespace
 
@@ -164,20 +188,18 @@ std::string fit_definitions(const std::string& note) {
     return definitions.dump();
 }
 
+std::string fit_rows_csv(const io::ResultsReader& results) {
+    return evaluation_rows(results).csv();
+}
+
 std::string fit_summary_json(const io::ResultsReader& results) {
     ordered_json summary = begin_summary("msa-summary", results.run());
     summary["rows"] = ordered_json::array();
-    for (const std::string& layer : results.list("/fit")) {
-        const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
-        ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
-        for (const Measure& measure : kMeasures)
-            row[measure.metric] = json_number(last.*measure.value);
-        row["split"] = results.text(group_of(layer), "split");
-        for (const char* name : kCounts) row[name] = size_of(results, layer, name);
-        for (const char* name : kCosts)
-            if (results.has(group_of(layer), name))
-                row[name] = results.number(group_of(layer), name);
-        for (const Sure& of : sure_measures(results, layer)) {
+    const Rows rows = evaluation_rows(results);
+    const std::vector<std::string> layers = results.list("/fit");
+    for (size_t l = 0; l < layers.size(); ++l) {
+        ordered_json row = rows.json(2 * l + 1);
+        for (const Sure& of : sure_measures(results, layers[l])) {
             row["intervals"][of.metric->name] = measure::interval_json(of.last);
             if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
         }
@@ -187,40 +209,19 @@ std::string fit_summary_json(const io::ResultsReader& results) {
 }
 
 void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
-    std::vector<std::string> header{"layer", "steps"};
-    for (const Measure& measure : kMeasures) {
-        header.emplace_back(analysis::metric(measure.metric).heading);
-        std::replace(header.back().begin(), header.back().end(), ' ', '\n');
-    }
-    Table table(header), definitions({"column", "definition"});
-    int64_t counted = 0;
-    for (const std::string& layer : results.list("/fit")) {
-        if (table.empty()) {
-            const ordered_json options = ordered_json::parse(results.run().options);
-            out << size_of(results, layer, "tokens") << " tokens in blocks of "
-                << options["block_size"] << "; k = " << options["top_k"] << " of "
-                << size_of(results, layer, "blocks") << " blocks per query and group; "
-                << results.text(group_of(layer), "split") << "\n"
-                << architecture_text(results, layer) << "\n\n";
-        }
-        counted = size_of(results, layer, "rows_counted");
-        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
-        for (const Evaluation* e : {&all.front(), &all.back()}) {
-            std::vector<std::string> cells{layer, std::to_string(e->step)};
-            for (const Measure& measure : kMeasures)
-                cells.push_back(fixed_text(e->*measure.value, kDecimals));
-            table.add(cells);
-        }
-    }
-    for (const Measure& measure : kMeasures) {
-        const analysis::Metric& of = analysis::metric(measure.metric);
-        definitions.add({of.heading, of.definition});
-    }
-    table.print(out);
+    const std::string first = results.list("/fit").front(), last = results.list("/fit").back();
+    const ordered_json options = ordered_json::parse(results.run().options);
+    out << size_of(results, first, "tokens") << " tokens in blocks of " << options["block_size"]
+        << "; k = " << options["top_k"] << " of " << size_of(results, first, "blocks")
+        << " blocks per query and group; " << results.text(group_of(first), "split") << "\n"
+        << architecture_text(results, first) << "\n\n";
+    const Rows rows = evaluation_rows(results);
+    rows.print(out);
     out << '\n';
-    definitions.print(out);
+    rows.print_definitions(out);
     print_intervals(results, out);
-    out << "\nHeld-out queries counted, those with more visible blocks than k: " << counted << ".\n"
+    out << "\nHeld-out queries counted, those with more visible blocks than k: "
+        << size_of(results, last, "rows_counted") << ".\n"
         << elements_text(results.run()) << '\n';
     print_captures(results.run(), out);
 }

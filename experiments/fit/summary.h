@@ -16,7 +16,10 @@ std::string fit_definitions(const std::string& note);
 /// the last evaluation, with the split that it was made on. A number without a counted row is null.
 std::string fit_summary_json(const io::ResultsReader&);
 
-/// The first and the last evaluation of every layer as a table, with the split and definitions.
+/// rows.csv: the first and the last evaluation of every layer, and what they are of.
+std::string fit_rows_csv(const io::ResultsReader&);
+
+/// The same as a table, with definitions.
 void print_fit_table(const io::ResultsReader&, std::ostream& out);
 
 }  // namespace msa::experiments::fit

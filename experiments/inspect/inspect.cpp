@@ -28,11 +28,10 @@ using nlohmann::ordered_json;
 constexpr int64_t kWindowTokens = 1024;
 
 const About kAbout{
-    .name = "msa-inspect",
-    .question =
-        "Is this file valid, and what is in it? For activations and results. Files of other "
-        "formats become activations, and these become safetensors, by msalab convert "
-        "(python/README.md).",
+    .program = kProgram,
+    .does =
+        "For activations and results. Files of other formats become activations, and these become "
+        "safetensors, by msalab convert (python/README.md).",
     .usage = "FILE... [options]",
     .examples = {"msa-inspect data/sample.h5 --stats",
                  "msa-inspect results/demo/results.h5 --json"},

@@ -4,8 +4,6 @@
 #include <set>
 
 #include "core/io/results.h"
-#include "experiments/analyze/join.h"
-#include "experiments/compare/join.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/option_table.h"
 #include "experiments/driver/run.h"
@@ -18,8 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const About kAbout{
-    .name = "msa-merge",
-    .question = "What is the result of the shards of a run?",
+    .program = kProgram,
     .usage = "DIR... --out DIR [options]",
     .examples = {"msa-merge results/shard-0 results/shard-1 --out results/merged"},
     .writes =
@@ -48,25 +45,9 @@ OptionTable option_table(MergeOptions& o) {
     return table;
 }
 
-struct MergedProgram {
-    const char* name;
-    void (*complete)(const Completed&);
-    bool reads_inputs = false;                                              // to complete a run
-    void (*join)(const std::vector<fs::path>&, io::UnitWriter&) = nullptr;  // units of parts
-};
-constexpr MergedProgram kPrograms[] = {
-    {"msa-advise", advise::complete},
-    {"msa-analyze", analyze::complete, false, analyze::join_layer},
-    {"msa-cache", cache::complete},
-    {"msa-compare", compare::complete, false, compare::join_layer},
-    {"msa-fit-indexer", fit::complete, true},
-    {"msa-precision", precision::complete},
-    {"msa-reuse", reuse::complete},
-};
-
-MergedProgram program_of(std::string_view shard, std::string_view name) {
-    for (const MergedProgram& program : kPrograms)
-        if (program.name == name) return program;
+const Merge& merge_of(std::string_view shard, std::string_view name) {
+    for (const Program& program : programs())
+        if (program.name == name && program.merge.complete != nullptr) return program.merge;
     throw InputError(text(shard, ": is of ", name, ", whose runs have no shards"));
 }
 
@@ -144,10 +125,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     check_folder("out", o.out);
     const std::vector<io::UnitFolder> shards = open_shards(o);
     io::RunRecord record = shards.front().record;
-    const MergedProgram program = program_of(o.shards.front().string(), record.program);
+    const Merge& merge = merge_of(o.shards.front().string(), record.program);
     check_units(shards);
     const std::vector<fs::path> inputs =
-        program.reads_inputs ? find_inputs(record) : std::vector<fs::path>();
+        merge.inputs == Inputs::read_again ? find_inputs(record) : std::vector<fs::path>();
 
     fs::create_directories(o.out);
     record.shard.clear();
@@ -157,8 +138,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         for (const auto& [unit, file] : shard.units) to.add(file);
     warn_of_devices(to.notes(), err);
     io::RunRecord about = start_record(record.program, args, {});
-    about.argv.insert(about.argv.begin(), kAbout.name);
-    program.complete({finish_run(to, o.out, about, program.join), o.out, inputs, o.json, 0, out});
+    about.argv.insert(about.argv.begin(), kProgram.name);
+    merge.complete({finish_run(to, o.out, about, merge.join), o.out, inputs, o.json, 0, out});
     return 0;
 }
 

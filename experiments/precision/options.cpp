@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/programs.h"
+
 namespace msa::experiments::precision {
 namespace {
 
 const About kAbout{
-    .name = "msa-precision",
-    .question = "Which number format may the index operands and the KV cache have?",
+    .program = kProgram,
     .usage = "FILE... --out DIR [--keep SHARE] [--error E] [options]",
     .examples = {"msa-precision data/sample.h5 --out results/precision --block-size 32 --top-k 8",
                  "msa-precision data/sample.h5 --out results/precision-4bit --block-size 32 "

@@ -92,7 +92,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-precision", args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
     job.describe(option_table(o), precision_definitions(), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
@@ -102,7 +102,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    return target_code("msa-precision", nearest_text(findings), err);
+    return target_code(kProgram.name, nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }

@@ -6,6 +6,7 @@
 
 #include "core/io/activations.h"
 #include "experiments/pretrain/probe.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -48,7 +49,7 @@ io::LayerInfo layer_info(train::Model& model, int64_t layer) {
 void write_capture(const std::filesystem::path& path, train::Model& model, const Sequences& text,
                    bool sparse, const std::string& model_config) {
     io::ActivationsInfo info;
-    info.model_id = info.producer = "msa-pretrain";
+    info.model_id = info.producer = kProgram.name;
     info.model_config = model_config;
     info.cu_seqlens = text.cu_seqlens;
     info.has_tokens = true;

@@ -5,15 +5,14 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/pretrain/presets.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::pretrain {
 namespace {
 
 const About kAbout{
-    .name = "msa-pretrain",
-    .question =
-        "What does a choice of training do to a model with MiniMax Sparse Attention? Trains a "
-        "small transformer on text, bytes as tokens.",
+    .program = kProgram,
+    .does = "Trains a small transformer on text, bytes as tokens.",
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-pretrain core/*.cpp core/cpu/*.cpp --out results/nano",
                  "msa-pretrain core/*.cpp core/cpu/*.cpp --out results/window --attention window "

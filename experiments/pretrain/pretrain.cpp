@@ -53,7 +53,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
           std::unique_ptr<train::Ops> ops, const parallel::Group& workers, std::ostream& out,
           std::ostream& err) {
     train::Model model = make_model(o, std::move(ops));
-    UnitRun job("msa-pretrain", args, o, o.inputs(),
+    UnitRun job(kProgram.name, args, o, o.inputs(),
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
                 Ranks::alone());
     job.describe(option_table(o), pretrain_definitions(), model.ops().device());

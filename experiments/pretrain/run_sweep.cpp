@@ -19,6 +19,7 @@
 #include "experiments/driver/table.h"
 #include "experiments/driver/write_text.h"
 #include "experiments/pretrain/training.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -111,7 +112,7 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
             work_on(runs, chains, own, train, queue, nullptr);
         });
     }
-    queue.end("msa-pretrain");
+    queue.end(kProgram.name);
 }
 
 /// Those of this process's part.
@@ -132,7 +133,7 @@ int64_t count_missing(const std::vector<SweepRun>& runs) {
 /// Nobody has done it with other options, inputs or another program. `like`: a run before it.
 void check_record(const SweepRun& run, PretrainOptions own, std::optional<io::RunRecord>& like) {
     const io::ResultsReader results(run.folder / "results.h5");
-    io::RunRecord wanted = start_record("msa-pretrain", {}, own.inputs());
+    io::RunRecord wanted = start_record(kProgram.name, {}, own.inputs());
     wanted.options = option_table(own).record();
     wanted.seed = run.seed;
     if (!like) like = results.run();

@@ -4,14 +4,14 @@
 #include <cmath>
 
 #include "core/select/selector.h"
+#include "experiments/programs.h"
 #include "experiments/reuse/pattern.h"
 
 namespace msa::experiments::reuse {
 namespace {
 
 const About kAbout{
-    .name = "msa-reuse",
-    .question = "Which layers may share a selection, and what does it lose?",
+    .program = kProgram,
     .usage = "FILE... --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
     .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --layers 6",
                  "msa-reuse /tmp/layers.h5 --out results/reuse --block-size 64 --top-k 8",

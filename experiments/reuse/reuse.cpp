@@ -95,7 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job("msa-reuse", args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
     job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);
     OwnIds own(o, file, queries.tokens);
     job.begin(layer_units(
@@ -104,7 +104,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         }));
     if (!job.work(o, *backend, OnError::stop)) return 0;
     const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    return target_code("msa-reuse", nearest_text(findings), err);
+    return target_code(kProgram.name, nearest_text(findings), err);
 }
 
 void complete(const Completed& run) { write_findings(run); }

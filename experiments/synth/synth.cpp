@@ -17,8 +17,7 @@ namespace msa::experiments::synth {
 namespace {
 
 const About kAbout{
-    .name = "msa-synth",
-    .question = "How do selectors and kernels behave on attention whose structure I know?",
+    .program = kProgram,
     .usage = "--out FILE [options]",
     .examples = {"msa-synth --out /tmp/synth.h5 --tokens 4K",
                  "msa-synth --out /tmp/long.h5 --tokens 128K --query-heads 8 --kv-heads 2 "
@@ -71,12 +70,10 @@ OptionTable option_table(SynthOptions& o) {
     add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
     table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group")
         .between(0, 256);
-    add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
     table
         .count("needles", "N", pattern.needles,
                "single far tokens per sequence that few queries need")
         .between(0, 4096);
-    add_real(table, "needle", "NATS", pattern.needle, "gain of a needle");
     add_real(table, "index-noise", "FACTOR", pattern.index_noise,
              "noise of the index branch relative to the main branch");
     table.choice("element", "TYPE", o.element, elements, "storage: f16, bf16 or f32");
@@ -126,7 +123,7 @@ io::ActivationsInfo info_of(const SynthOptions& o) {
     for (int64_t s = 1; s <= o.sequences; ++s)
         info.cu_seqlens.push_back(o.tokens * s / o.sequences);
     for (layer.layer = 0; layer.layer < o.layers; ++layer.layer) info.layers.push_back(layer);
-    info.model_id = "msa-synth";
+    info.model_id = kProgram.name;
     info.producer = text("msa-synth ", kVersion, " (", kCommit, ")");
     info.model_config = nlohmann::ordered_json{
         {"num_query_heads", layer.query_heads},
@@ -154,7 +151,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ActivationsInfo info = info_of(o);
     const Synthesizer synthesizer(info, o.pattern);
     io::ActivationsWriter writer(o.out, info, o.overwrite);
-    Progress progress(err, "msa-synth", info.tokens() * static_cast<int64_t>(info.layers.size()),
+    Progress progress(err, kProgram.name, info.tokens() * static_cast<int64_t>(info.layers.size()),
                       "tokens");
     for (const io::LayerInfo& layer : info.layers)
         for (int64_t begin = 0; begin < info.tokens(); begin += kTokensPerStep) {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "core/io/results.h"
@@ -19,25 +20,20 @@
 
 namespace msa::test {
 
-const Program kAdvise{"msa-advise", experiments::advise::run};
-const Program kAnalyze{"msa-analyze", experiments::analyze::run};
-const Program kBench{"msa-bench", experiments::bench::run};
-const Program kCache{"msa-cache", experiments::cache::run};
-const Program kCompare{"msa-compare", experiments::compare::run};
-const Program kCost{"msa-cost", experiments::cost::run};
-const Program kFit{"msa-fit-indexer", experiments::fit::run};
-const Program kInspect{"msa-inspect", experiments::inspect::run};
-const Program kMerge{"msa-merge", experiments::merge::run};
-const Program kPrecision{"msa-precision", experiments::precision::run};
-const Program kPretrain{"msa-pretrain", experiments::pretrain::run};
-const Program kReuse{"msa-reuse", experiments::reuse::run};
-const Program kSynth{"msa-synth", experiments::synth::run};
-
 const std::vector<Program>& programs() {
-    static const std::vector<Program> all{kAdvise,   kAnalyze, kBench,   kCache, kCompare,
-                                          kCost,     kFit,     kInspect, kMerge, kPrecision,
-                                          kPretrain, kReuse,   kSynth};
+    static const std::vector<Program> all = [] {
+        std::vector<Program> named;
+        for (const experiments::Program& one : experiments::programs())
+            named.push_back({one.name, one.run});
+        return named;
+    }();
     return all;
+}
+
+const Program& program(const std::string& name) {
+    for (const Program& one : programs())
+        if (one.name == name) return one;
+    throw std::invalid_argument(name + ": no program of that name");
 }
 
 Outcome Program::operator()(const std::vector<std::string>& args) const {

@@ -31,10 +31,18 @@ struct Program {
 };
 /// For the names of tests.
 inline void PrintTo(const Program& program, std::ostream* to) { *to << program.name; }
-/// Every program there is, in the order of experiments/CLI.md.
+/// Every program there is, in the order of experiments/programs.def.
 const std::vector<Program>& programs();
-extern const Program kAdvise, kAnalyze, kBench, kCache, kCompare, kCost, kFit, kInspect, kMerge,
-    kPrecision, kPretrain, kReuse, kSynth;
+/// The one of that name.
+const Program& program(const std::string& name);
+/// Those that tests of several files run.
+inline const Program kAdvise = program("msa-advise"), kAnalyze = program("msa-analyze"),
+                     kBench = program("msa-bench"), kCache = program("msa-cache"),
+                     kCompare = program("msa-compare"), kCost = program("msa-cost"),
+                     kFit = program("msa-fit-indexer"), kInspect = program("msa-inspect"),
+                     kMerge = program("msa-merge"), kPrecision = program("msa-precision"),
+                     kPretrain = program("msa-pretrain"), kReuse = program("msa-reuse"),
+                     kSynth = program("msa-synth");
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {

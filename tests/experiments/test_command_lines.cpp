@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <random>
 #include <regex>
@@ -89,7 +90,7 @@ struct Flag {
 
 /// Every option of a program, from its own help.
 std::vector<Flag> flags_of(const Program& program) {
-    std::vector<Flag> flags;
+    std::vector<Flag> flags{{"--help", false}, {"--help-markdown", false}, {"--version", false}};
     std::istringstream help(program({"--help-markdown"}).out);
     const std::regex row("\\| `(--[a-z-]+)( [^(`]+)?[^`]*` \\|.*");
     std::smatch found;
@@ -161,6 +162,32 @@ const Words kStrange{"",
                      std::string(5000, 'a'),
                      std::string(5000, '9')};
 
+/// A sound command line of every program: short work, its input first.
+const std::map<std::string, Words> kSound = [] {
+    std::map<std::string, Words> lines;
+    std::istringstream text(R"(
+msa-advise a.h5 --out out --block-sizes 8 --top-ks 2 --context 1K --keep 0.05 --selectors window
+msa-analyze a.h5 --out out --block-size 8 --top-k 4
+msa-bench --out bench.json --backend cpu --cases square --tokens 256 --samples 1 --stages index_select --preset pilot
+msa-cache made-by-msa-analyze/results.h5 --out out
+msa-compare a.h5 --out out --block-size 8 --budgets 32
+msa-cost --context 4K
+msa-fit-indexer a.h5 --out out --block-size 8 --steps 3 --index-dim 16 --top-k 4
+msa-inspect a.h5
+msa-merge shard --out out
+msa-precision a.h5 --out out --block-size 8 --top-k 4 --formats int8
+msa-pretrain words.txt --out out --context 64 --held-out 0.3 --steps 3 --warmup-steps 1 --lr-warmup 1 --pairs 2 --questions 2 --top-k 2
+msa-reuse layers.h5 --out out --block-size 8 --top-k 4 --layers 0,3
+msa-synth --out synth.h5 --tokens 256)");
+    for (std::string line; std::getline(text, line);) {
+        std::istringstream words(line);
+        std::string program;
+        words >> program;
+        for (std::string word; words >> word;) lines[program].push_back(word);
+    }
+    return lines;
+}();
+
 class CommandLines : public Fit, public testing::WithParamInterface<Program> {
 protected:
     CommandLines() : generator_(seed()) {
@@ -211,65 +238,9 @@ protected:
 
     /// What a user would write, with his own input or with `other`; short work.
     Words sound(const std::string& program, const std::optional<std::string>& other = {}) {
-        if (program == "msa-bench")
-            return {"--out",    "bench.json",   "--backend", "cpu",       "--cases",
-                    "square",   "--tokens",     "256",       "--samples", "1",
-                    "--stages", "index_select", "--preset",  "pilot"};
-        if (program == "msa-cache")
-            return {other.value_or("made-by-msa-analyze/results.h5"), "--out", "out"};
-        if (program == "msa-cost")
-            return other ? Words{"--results", *other} : Words{"--context", "4K"};
-        if (program == "msa-merge") return {other.value_or("shard"), "--out", "out"};
-        if (program == "msa-inspect") return {other.value_or("a.h5")};
-        if (program == "msa-pretrain")
-            return {other.value_or("words.txt"),
-                    "--out",
-                    "out",
-                    "--context",
-                    "64",
-                    "--held-out",
-                    "0.3",
-                    "--steps",
-                    "3",
-                    "--warmup-steps",
-                    "1",
-                    "--lr-warmup",
-                    "1",
-                    "--pairs",
-                    "2",
-                    "--questions",
-                    "2",
-                    "--top-k",
-                    "2"};
-        if (program == "msa-synth") return {"--out", "synth.h5", "--tokens", "256"};
-        if (program == "msa-advise")
-            return {"a.h5",      "--out", "out",    "--block-sizes", "8",           "--top-ks", "2",
-                    "--context", "1K",    "--keep", "0.05",          "--selectors", "window"};
-        if (program == "msa-reuse")
-            return {other.value_or("layers.h5"),
-                    "--out",
-                    "out",
-                    "--block-size",
-                    "8",
-                    "--top-k",
-                    "4",
-                    "--layers",
-                    "0,3"};
-        if (program == "msa-precision")
-            return {other.value_or("a.h5"),
-                    "--out",
-                    "out",
-                    "--block-size",
-                    "8",
-                    "--top-k",
-                    "4",
-                    "--formats",
-                    "int8"};
-        Words words{other.value_or("a.h5"), "--out", "out", "--block-size", "8"};
-        if (program == "msa-compare") words.insert(words.end(), {"--budgets", "32"});
-        if (program == "msa-analyze") words.insert(words.end(), {"--top-k", "4"});
-        if (program == "msa-fit-indexer")
-            words.insert(words.end(), {"--steps", "3", "--index-dim", "16", "--top-k", "4"});
+        if (program == "msa-cost" && other) return {"--results", *other};
+        Words words = kSound.at(program);
+        if (other && words.front().front() != '-') words.front() = *other;
         return words;
     }
 
@@ -305,6 +276,7 @@ TEST_P(CommandLines, AreAnsweredOrRefused) {
     const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 20 : 80;
     const std::vector<Flag> flags = flags_of(GetParam());
     ASSERT_GT(flags.size(), 5U);
+    ASSERT_TRUE(kSound.contains(GetParam().name)) << "needs a line in kSound";
     const std::string input = file_text(path("a.h5"));
     int done = 0, refused = 0;
     for (int n = 0; n < count && !HasFailure(); ++n) {

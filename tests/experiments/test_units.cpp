@@ -2,10 +2,10 @@
 // A layer that is cut into units of some queries: the same bytes for any number of workers, and the
 // numbers of the layer.
 #include "core/io/results.h"
-#include "experiments/compare/join.h"
 #include "experiments/compare/layer.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/sample.h"
+#include "experiments/programs.h"
 #include "tests/experiments/shards_test.h"
 
 namespace msa::test {

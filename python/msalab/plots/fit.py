@@ -28,9 +28,8 @@ class FitResults(ResultsFile):
     """One results file of msa-fit-indexer, open for reading; use it in a `with` statement."""
 
     group = "fit"
-    elsewhere = {program: "--fit takes results of msa-fit-indexer"
-                 for program in ("msa-advise", "msa-analyze", "msa-cache", "msa-compare",
-                                 "msa-precision", "msa-reuse")}
+    program = "msa-fit-indexer"
+    otherwise = "--fit takes results of msa-fit-indexer"
 
     @property
     def start(self) -> str:

@@ -104,7 +104,9 @@ class ResultsFile:
     """A file of the format, open for reading; use it in a `with` statement."""
 
     group = ""  # of the layers
+    program = ""  # whose results these are
     elsewhere = {}  # other programs whose results have this format: where theirs belong
+    otherwise = ""  # the same of all that `elsewhere` does not name
     text = staticmethod(_text)
 
     def __init__(self, path):
@@ -130,8 +132,9 @@ class ResultsFile:
         if version != VERSION:
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
         program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
-        if program in self.elsewhere:
-            raise ResultsError(f"{self.path}: was written by {program}; {self.elsewhere[program]}")
+        if program.startswith("msa-") and program != self.program:
+            raise ResultsError(f"{self.path}: was written by {program}; "
+                               f"{self.elsewhere.get(program, self.otherwise)}")
         if not self.layers:
             raise ResultsError(f"{self.path}: /{self.group} is empty; at least one layer is needed")
 
@@ -259,14 +262,12 @@ class Results(ResultsFile):
     """One results file of msa-analyze."""
 
     group = "layers"
-    elsewhere = {"msa-advise": "msalab plot draws its summary.json",
-                 "msa-cache": "msalab plot draws its summary.json",
-                 "msa-compare": "--compare draws its summary.json",
+    program = "msa-analyze"
+    elsewhere = {"msa-compare": "--compare draws its summary.json",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
-                 "msa-precision": "msalab plot draws its summary.json",
-                 "msa-reuse": "msalab plot draws its summary.json",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}
+    otherwise = "msalab plot draws its summary.json"
 
     # What there is
 

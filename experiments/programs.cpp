@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/programs.h"
+
+namespace msa::experiments {
+
+std::span<const Program> programs() {
+    static constexpr Program kAll[] = {
+#define MSA_PROGRAM(space, name, question, ...) {name, space::run, {__VA_ARGS__}, question},
+#include "experiments/programs.def"
+#undef MSA_PROGRAM
+    };
+    return kAll;
+}
+
+}  // namespace msa::experiments
