@@ -23,17 +23,14 @@ std::vector<BackendOptions> shares_of(const ComputeOptions& o, int64_t workers,
 }
 
 WorkQueue::WorkQueue(const Ranks& ranks, int64_t total, OnError on_error, std::ostream& err)
-    : ranks_(ranks),
-      on_error_(on_error),
-      err_(ranks.is_first() ? err : std::cerr),
-      handout_(ranks, total) {}
+    : ranks_(ranks), on_error_(on_error), err_(ranks.is_first() ? err : std::cerr), total_(total) {}
 
 void WorkQueue::show_bar(int64_t total, const std::string& unit) {
     ticker_ = std::jthread([this, total, unit](const std::stop_token& end) {
         constexpr auto kTick = std::chrono::milliseconds(50);
         Progress progress(err_, unit, total, unit);
         for (int64_t shown = 0; !end.stop_requested(); std::this_thread::sleep_for(kTick)) {
-            const int64_t done = handout_.done();
+            const int64_t done = done_.load();
             progress.advance(done - shown);
             shown = done;
         }
@@ -56,11 +53,8 @@ void WorkQueue::spread(const std::vector<BackendOptions>& shares,
 int64_t WorkQueue::take() {
     const std::lock_guard lock(turn_);
     const bool stop = on_error_ == OnError::stop || stop_requested();
-    if (stop && !failures_.empty()) {
-        handout_.stop();
-        return -1;
-    }
-    return handout_.next();
+    if ((stop && !failures_.empty()) || taken_ == total_) return -1;
+    return taken_++;
 }
 
 void WorkQueue::fail(const std::string& message) {
@@ -71,7 +65,7 @@ void WorkQueue::fail(const std::string& message) {
 void WorkQueue::count_done(const std::string& said) {
     const std::lock_guard lock(turn_);
     err_ << said;
-    handout_.count_done();
+    ++done_;
 }
 
 void WorkQueue::end(const std::string& program) {
@@ -79,6 +73,7 @@ void WorkQueue::end(const std::string& program) {
     if (!failures_.empty()) error = failures_.front().error;
     for (size_t n = 1; n < failures_.size(); ++n)
         err_ << program << ": " << failures_[n].message << '\n';
+    if (error && on_error_ == OnError::stop) std::rethrow_exception(error);
     ranks_.barrier(error);
 }
 

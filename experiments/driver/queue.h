@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Work that the workers of all ranks take from one place, number by number: what went wrong, who
-// may have more, and one progress bar.
+// Work that the threads of a process take from one place, number by number: what went wrong, who
+// may have more, and one progress bar. Processes have parts of their own (shard.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -26,7 +27,7 @@ std::vector<BackendOptions> shares_of(const ComputeOptions&, int64_t workers, co
 /// Numbers from 0 to total - 1, each to one worker. Its functions may be called by several threads.
 class WorkQueue {
 public:
-    /// What is said goes to `err`, of ranks but the first to the standard error. Collective.
+    /// What is said goes to `err`, of ranks but the first to the standard error.
     WorkQueue(const Ranks&, int64_t total, OnError, std::ostream& err);
 
     /// One bar for what all workers have done of `total`, until the queue ends.
@@ -40,7 +41,8 @@ public:
     void fail(const std::string& message);
     /// One more is done, or given up; says what was said of it.
     void count_done(const std::string& said);
-    /// Collective, after all work: throws the first error and prints further ones, as `program`.
+    /// After all work: throws the first error and prints further ones, as `program`. Collective,
+    /// but where a failure ends the rest: then this rank ends the others (Ranks::end).
     void end(const std::string& program);
 
 private:
@@ -51,9 +53,10 @@ private:
     const Ranks& ranks_;
     OnError on_error_;
     std::ostream& err_;
+    int64_t total_, taken_ = 0;
+    std::atomic<int64_t> done_ = 0;
     std::mutex turn_;
     std::vector<Failure> failures_;
-    Handout handout_;
     std::jthread ticker_;
 };
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -45,19 +46,9 @@ int Ranks::threads() const {
     return std::clamp(launched_.processors_of_host / launched_.of_host, 1, all);
 }
 
-int64_t Handout::take() {
-    if (stopped_) return -1;
-    const int64_t number = taken_++;
-    return number < total_ ? number : -1;
-}
-
 #ifdef MSA_MPI
 
 namespace {
-
-constexpr int kAsk = 1, kAnswer = 2;  // tags
-constexpr int64_t kStop = -1;  // a rank asks with what it has done since, or for nobody to go on
-constexpr auto kServerNap = std::chrono::milliseconds(1);
 
 /// Those that any of the ranks of `host` may run on: a launcher may have bound each to its own.
 int processors(MPI_Comm host) {
@@ -150,53 +141,6 @@ void Ranks::end(int exit_code) const {
     MPI_Finalize();
 }
 
-Handout::Handout(const Ranks& ranks, int64_t total) : ranks_(ranks), total_(total) {
-    if (ranks_.size() > 1 && ranks_.is_first()) server_ = std::jthread([this] { serve(); });
-}
-
-// A thread of its own, so that nobody waits for the first rank's unit; it sleeps between looks.
-void Handout::serve() {
-    for (int others = ranks_.size() - 1; others > 0;) {
-        int is_there = 0;
-        MPI_Status from;
-        MPI_Iprobe(MPI_ANY_SOURCE, kAsk, MPI_COMM_WORLD, &is_there, &from);
-        if (is_there == 0) {
-            std::this_thread::sleep_for(kServerNap);
-            continue;
-        }
-        int64_t asked = 0;
-        MPI_Recv(&asked, 1, MPI_INT64_T, from.MPI_SOURCE, kAsk, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        if (asked == kStop)
-            stopped_ = true;
-        else
-            done_ += asked;
-        const int64_t number = take();
-        if (number < 0) --others;
-        MPI_Send(&number, 1, MPI_INT64_T, from.MPI_SOURCE, kAnswer, MPI_COMM_WORLD);
-    }
-}
-
-int64_t Handout::next() {
-    if (ended_) return -1;
-    int64_t number = -1;
-    if (ranks_.is_first()) {
-        number = take();
-    } else {
-        const int64_t asked = stopped_ ? kStop : done_.exchange(0);
-        MPI_Send(&asked, 1, MPI_INT64_T, 0, kAsk, MPI_COMM_WORLD);
-        MPI_Recv(&number, 1, MPI_INT64_T, 0, kAnswer, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    ended_ = number < 0;
-    return number;
-}
-
-Handout::~Handout() {
-    if (!ranks_.is_first() && !ended_) {
-        stopped_ = true;
-        next();
-    }
-}
-
 #else
 
 Ranks::Launched Ranks::join_launched() {
@@ -213,13 +157,7 @@ void Ranks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all
     Group::all_gather(mine, all);
 }
 void Ranks::end(int) const {}
-Handout::Handout(const Ranks& ranks, int64_t total) : ranks_(ranks), total_(total) {}
-void Handout::serve() {}
-int64_t Handout::next() { return take(); }
-Handout::~Handout() = default;
 
 #endif
-
-void Handout::stop() { stopped_ = true; }
 
 }  // namespace msa::experiments

@@ -2,12 +2,9 @@
 // The processes that do one run together: ranks of MPI, as mpirun or srun start them.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
-#include <thread>
 
 #include "core/parallel/group.h"
 
@@ -42,36 +39,6 @@ private:
         : Group(launched.rank, launched.count), launched_(launched) {}
 
     Launched launched_;
-};
-
-/// Numbers from 0 to total - 1, each to one rank and thread that asks, in order. The first rank
-/// hands them out while it works itself; its destructor waits until every rank has been told that
-/// there are no more. Collective.
-class Handout {
-public:
-    Handout(const Ranks&, int64_t total);
-    ~Handout();
-    Handout(const Handout&) = delete;
-    Handout& operator=(const Handout&) = delete;
-
-    /// The next number, -1 after the last or after stop(). One thread of a rank at a time.
-    int64_t next();
-    /// No rank gets another number.
-    void stop();
-    /// What a number stood for is done. Like next(), by one thread at a time.
-    void count_done() { ++done_; }
-    /// How many are done, as far as the first rank knows: the others tell when they ask.
-    int64_t done() const { return done_; }
-
-private:
-    int64_t take();
-    void serve();
-
-    const Ranks& ranks_;
-    int64_t total_;
-    std::atomic<int64_t> taken_ = 0, done_ = 0;
-    std::atomic<bool> stopped_ = false, ended_ = false;
-    std::jthread server_;
 };
 
 }  // namespace msa::experiments

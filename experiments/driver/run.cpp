@@ -189,7 +189,12 @@ std::vector<const Unit*> UnitRun::waiting() const {
             if (ranks_.is_first()) unit.done();
         }
     }
-    return units;
+    ranks_.barrier();  // all have the same list: nothing in it has been done since by another rank
+    std::vector<const Unit*> mine;
+    for (size_t n = static_cast<size_t>(ranks_.rank()); n < units.size();
+         n += static_cast<size_t>(ranks_.size()))
+        mine.push_back(units[n]);
+    return mine;
 }
 
 void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string& device) const {
@@ -234,7 +239,6 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
         compute, std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices()),
         ranks_);
     const bool alone = shares.size() == 1 && ranks_.size() == 1;
-    ranks_.barrier();  // all are ready: nothing is found done that another rank has just done
     WorkQueue queue(ranks_, std::ssize(units), on_error, err_);
     const bool counted = !alone || !record.joined.empty();
     if (counted && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");

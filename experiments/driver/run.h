@@ -85,16 +85,16 @@ public:
     bool is_done() const;
     /// Does the units of this process that are not done, `jobs` at once on each of its devices,
     /// each with a backend of its own beyond the first and its share of the threads: those of
-    /// --shard, or what the ranks of the run (driver/ranks.h) share among them. The first error is
-    /// thrown at the end, further ones are printed. Throws Interrupted where a unit does. True
-    /// where this process completes the run; else its part is done, and said.
+    /// --shard, or this rank's of the run (driver/ranks.h): those that are not done, in turns. The
+    /// first error is thrown at the end, further ones are printed. Throws Interrupted where a unit
+    /// does. True where this process completes the run; else its part is done, and said.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
     /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
     /// programs write last. `join`: what makes a unit of its parts, where there are any.
     io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});
 
 private:
-    std::vector<const Unit*> waiting() const;
+    std::vector<const Unit*> waiting() const;  // for this process
     void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
                    bool counted, WorkQueue& queue) const;
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;

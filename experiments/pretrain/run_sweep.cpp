@@ -115,9 +115,9 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
     queue.end(kProgram.name);
 }
 
-/// Those of this process's part.
-Chains part_of(const Chains& chains, const PretrainOptions& o) {
-    const Shard part = o.shard.value_or(Shard{});
+/// Those of this process's part; all, where the ranks train each model together.
+Chains part_of(const Chains& chains, const PretrainOptions& o, const Ranks& ranks) {
+    const Shard part = o.shard.value_or(o.together ? Shard{} : Shard{ranks.rank(), ranks.size()});
     Chains mine;
     for (auto n = static_cast<size_t>(part.index); n < chains.size();
          n += static_cast<size_t>(part.count))
@@ -181,7 +181,7 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, cons
     const Ranks& ranks = Ranks::world();
     check_shard(o, ranks);
     const std::vector<SweepRun> runs = runs_of(read_sweep(o.sweep), o, args);
-    const Chains mine = part_of(chains_of(runs), o);
+    const Chains mine = part_of(chains_of(runs), o, ranks);
     const fs::path path = o.out / "sweep.json";
     if (ranks.is_first() && count_missing(runs) > 0) fs::remove(path);
     if (o.together) {
