@@ -12,7 +12,7 @@ std::vector<RowKind> row_kinds(const Problem& p, int64_t top_k, bool all_rows) {
     std::vector<RowKind> kinds;
     for (const KeyRange& seen : visible_keys(p)) {
         if (seen.count == 0)
-            kinds.push_back(RowKind::blind);
+            kinds.push_back(RowKind::without_keys);
         else if (!all_rows && visible_blocks(seen.count, p.block_size) <= top_k)
             kinds.push_back(RowKind::trivial);
         else
@@ -24,7 +24,7 @@ std::vector<RowKind> row_kinds(const Problem& p, int64_t top_k, bool all_rows) {
 std::vector<RowKind> rows_beyond(const Problem& p, int64_t tokens) {
     std::vector<RowKind> kinds;
     for (const KeyRange& seen : visible_keys(p))
-        kinds.push_back(seen.count == 0       ? RowKind::blind
+        kinds.push_back(seen.count == 0       ? RowKind::without_keys
                         : seen.count > tokens ? RowKind::counted
                                               : RowKind::trivial);
     return kinds;

@@ -14,8 +14,8 @@ namespace msa::analysis {
 
 enum class RowKind : uint8_t {
     counted,
-    trivial,  // all visible blocks fit into k: every selector keeps everything
-    blind,    // no visible key: nothing to select
+    trivial,       // all visible blocks fit into k: every selector keeps everything
+    without_keys,  // no visible key: nothing to select
 };
 
 /// [Nq]: the kind of each query. `all_rows` counts the trivial ones.

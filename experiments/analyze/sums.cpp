@@ -72,7 +72,7 @@ void RowCounts::join(const State& state) {
 
 void FirstBlockMass::add(std::span<const RowKind> kinds, View<const float, 3> mass) {
     for (int64_t i = 0; i < mass.extent(0); ++i)
-        if (kinds[static_cast<size_t>(i)] != RowKind::blind)
+        if (kinds[static_cast<size_t>(i)] != RowKind::without_keys)
             for (int64_t r = 0; r < mass.extent(1); ++r)
                 means[static_cast<size_t>(r)].add(mass(i, r, 0));
 }

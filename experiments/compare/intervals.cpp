@@ -39,13 +39,13 @@ std::vector<Draws> draw_all(const io::ResultsReader& results, const std::vector<
     return all;
 }
 
-/// By race, the row of the highest mass kept of those that compete.
+/// By setting, the candidate of the highest mass kept.
 std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
                                         const std::vector<Row>& rows) {
     std::map<std::string, size_t> best;
     for (size_t n = 0; n < rows.size(); ++n) {
-        if (!rows[n].competes(results)) continue;
-        const auto [at, is_new] = best.try_emplace(rows[n].race(), n);
+        if (!rows[n].is_candidate(results)) continue;
+        const auto [at, is_new] = best.try_emplace(rows[n].compared_setting(), n);
         if (!is_new &&
             rows[n].value(results, "mass_kept") > rows[at->second].value(results, "mass_kept"))
             at->second = n;
@@ -67,8 +67,8 @@ std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::
                                                  draws[n].error),
                 .best = "",
                 .behind = {kNone, kNone, kNone},
-                .competes = rows[n].competes(results)};
-        if (const auto at = best.find(rows[n].race()); at != best.end()) {
+                .is_candidate = rows[n].is_candidate(results)};
+        if (const auto at = best.find(rows[n].compared_setting()); at != best.end()) {
             of.best = rows[at->second].selector;
             of.behind = analysis::with_interval(
                 rows[at->second].value(results, "mass_kept") - mass,

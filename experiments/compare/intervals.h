@@ -13,15 +13,15 @@
 namespace msa::experiments::compare {
 
 /// One config on one layer. `best`: the selector of the highest mass_kept at this setting among
-/// those that compete (Row::competes); empty where none does.
+/// the candidates (Row::is_candidate); empty where none does.
 struct Sure {
     analysis::Estimate mass, error;  // values over all counted queries
     std::string best;
     analysis::Estimate behind;  // mass_kept of `best` less the config's
-    bool competes = false;
+    bool is_candidate = false;
 
-    /// Does it compete, and does the interval of the difference hold 0?
-    bool like_the_best() const { return competes && behind.low <= 0 && behind.high >= 0; }
+    /// Is it a candidate, and does the interval of the difference hold 0?
+    bool like_the_best() const { return is_candidate && behind.low <= 0 && behind.high >= 0; }
 };
 
 /// Of each of `rows`, which are all of one layer. Intervals are NaN where less than two blocks of

@@ -44,14 +44,14 @@ struct Row {
     bool over_budget(const io::ResultsReader& results) const {
         return value(results, "tokens_read") > static_cast<double>(size(results, "tokens_allowed"));
     }
-    /// The setting of those that it competes with: a window of equal budget stands beside the
-    /// selectors of that budget.
-    std::string race() const {
+    /// The setting under which it is compared: a window of equal budget stands beside the selectors
+    /// of that budget.
+    std::string compared_setting() const {
         return variant() == "equal=budget" ? setting.substr(0, setting.find(',')) : setting;
     }
-    /// Can it be the best of its race? Not an oracle, nor what reads more than its budget or has
-    /// one of its own, nor what no query was counted of.
-    bool competes(const io::ResultsReader& results) const {
+    /// Can it be the best of its setting? Excluded: oracles, rows over budget, rows with their own
+    /// budget, rows without counted queries.
+    bool is_candidate(const io::ResultsReader& results) const {
         return results.text(group(), "family") != "oracle" && !over_budget(results) &&
                variant() != "equal=FLOPs" && !std::isnan(value(results, "mass_kept"));
     }

@@ -22,9 +22,9 @@ std::string interval_text(const analysis::Estimate& of) {
                : "[" + fixed_text(of.low, kDecimals) + ", " + fixed_text(of.high, kDecimals) + "]";
 }
 
-/// "=" where a selector that competes is not distinguishable from the best of its setting.
+/// "=" where a candidate is not distinguishable from the best of its setting.
 std::string beside_the_best(const Row& row, const Sure& sure) {
-    if (sure.competes && row.selector == sure.best) return "best";
+    if (sure.is_candidate && row.selector == sure.best) return "best";
     return sure.like_the_best() ? "=" : "";
 }
 

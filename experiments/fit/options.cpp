@@ -75,7 +75,7 @@ void add_training(OptionTable& table, FitOptions& o) {
                "held-out queries to evaluate, evenly spread; 0: all")
         .at_least(0);
     table
-        .real("lr", "RATE", o.rate,
+        .real("lr", "RATE", o.learning_rate,
               "learning rate of AdamW at the start; falls to 0 along a cosine")
         .at_least(0);
     table.real("weight-decay", "RATE", o.weight_decay, "decoupled weight decay of AdamW")

@@ -36,7 +36,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     int64_t queries_per_step = 512;
     SplitBy split = SplitBy::position;
     std::vector<Range> train, held_out;
-    double rate = 1e-4;
+    double learning_rate = 1e-4;
     double weight_decay = 0.01;
     Start start = Start::from_qk;
     std::optional<Teacher> teacher;  // default: mean, of seerattention max

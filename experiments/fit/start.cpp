@@ -32,10 +32,10 @@ IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
     for (View<float, 2> to : {w.w_q(), w.w_k(), w.w_h()}) {
         ++stream;
         if (!to) continue;
-        const double deviation = 1 / std::sqrt(static_cast<double>(to.extent(1)));
+        const double standard_deviation = 1 / std::sqrt(static_cast<double>(to.extent(1)));
         for (int64_t n = 0; n < to.size(); ++n)
             to.data()[n] = static_cast<float>(
-                deviation * random_normal(mix(seed, static_cast<int64_t>(stream), n)));
+                standard_deviation * random_normal(mix(seed, static_cast<int64_t>(stream), n)));
     }
     return w;
 }

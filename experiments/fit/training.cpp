@@ -139,8 +139,9 @@ bool Trainer::advance(FitState& state) const {
     const IndexWeights gradient = this->gradient(state.weights, queries, std::move(d), part);
     AdamW adamw;
     adamw.weight_decay = o_.weight_decay;
-    adamw.update(state.step + 1, cosine_rate(o_.rate, state.step, o_.steps), state.weights.values(),
-                 gradient.values(), state.first.values(), state.second.values());
+    adamw.update(state.step + 1, cosine_rate(o_.learning_rate, state.step, o_.steps),
+                 state.weights.values(), gradient.values(), state.first.values(),
+                 state.second.values());
     state.kl.push_back(loss);
     ++state.step;
     workers_.require_same(norm(state.weights.values()),

@@ -74,7 +74,7 @@ private:
     std::string kept() const;  // which weights
     [[noreturn]] void diverged(int64_t step, const std::string& what) const;
 
-    enum Which : size_t { kTrain, kProbe, kEvaluation };
+    enum CurveNumber : size_t { kTrain, kProbe, kEvaluation };
 
     const PretrainOptions& o_;
     train::Model& model_;

@@ -69,7 +69,7 @@ TEST(OutputError, WithoutRowsOrWithoutDenseOutputIsNaN) {
     const auto zero = tensor<float, 3>({1, 2, 1}, {0, 0});
     const auto off = tensor<float, 3>({1, 2, 1}, {0, 1});
     OutputError error(2);
-    error.add(std::vector{RowKind::blind}, off, zero);
+    error.add(std::vector{RowKind::without_keys}, off, zero);
     EXPECT_TRUE(std::isnan(error.relative()[1]));
     error.add(std::vector{RowKind::counted}, off, zero);
     EXPECT_TRUE(std::isnan(error.relative()[0]));

@@ -75,7 +75,7 @@ TEST(Recall, RowsThatDoNotCountChangeNothing) {
     const auto oracle = tensor<int32_t, 3>({3, 1, 1}, {3, 1, 3});
     const auto mass =
         tensor<float, 3>({3, 1, 4}, {NAN, NAN, NAN, NAN, 0.25F, 0.5F, 0, 0.25F, 1, 1, 1, 1});
-    const std::vector<RowKind> kinds{RowKind::blind, RowKind::counted, RowKind::trivial};
+    const std::vector<RowKind> kinds{RowKind::without_keys, RowKind::counted, RowKind::trivial};
     Recall recall(1, {});
     recall.add(p, kinds, ids, oracle, mass);
     EXPECT_EQ(recall.block_recall()[0], 1);

@@ -30,10 +30,10 @@ TEST(RowKinds, AllRowsCountsTheTrivialButNotTheBlind) {
     Problem p = square_problem(0, 2, 1, 16, 0, 8);
     p.batch =
         PackedBatch({0, 3, 7}, {0, 0, 2});  // no keys at all; two queries before the first key
-    const std::vector<int64_t> blind{0, 1, 2, 3, 4}, seeing{5, 6};
+    const std::vector<int64_t> without_keys{0, 1, 2, 3, 4}, seeing{5, 6};
     for (bool all_rows : {false, true}) {
         const std::vector<RowKind> kinds = row_kinds(p, 1, all_rows);
-        EXPECT_EQ(rows_of(kinds, RowKind::blind), blind);
+        EXPECT_EQ(rows_of(kinds, RowKind::without_keys), without_keys);
         EXPECT_EQ(rows_of(kinds, all_rows ? RowKind::counted : RowKind::trivial), seeing);
     }
 }
