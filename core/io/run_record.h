@@ -11,9 +11,9 @@ namespace msa::io {
 /// What a run must remember of itself. What decides the numbers becomes the attributes of /run, so
 /// that two runs of the same give the same bytes; who made them, where and when, does not.
 struct RunRecord {
-    std::string program;      // "msa-analyze"
-    std::string options;      // resolved, JSON text
-    std::string definitions;  // name -> text of each metric, JSON text
+    std::string program;             // "msa-analyze"
+    std::string options = "{}";      // resolved, JSON text
+    std::string definitions = "{}";  // name -> text of each metric, JSON text
     std::string commit, compiler;
     /// The types that operands have and are computed in, where there are any: attributes element,
     /// index_element and computed_in.

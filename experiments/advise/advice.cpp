@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "experiments/measure/drawn.h"
@@ -13,36 +12,13 @@
 namespace msa::experiments::advise {
 namespace {
 
-using nlohmann::ordered_json;
-
-Asked asked_of(const io::RunRecord& run) {
-    const ordered_json o = ordered_json::parse(run.options);
-    Asked asked;
-    if (!o["keep"].is_null()) asked.keep = o["keep"].get<double>();
-    if (!o["error"].is_null()) asked.error = o["error"].get<double>();
-    if (!o["budget"].is_null()) asked.budget = o["budget"].get<int64_t>();
-    asked.context = o["context"];
-    for (const auto& [name, to] : {std::pair{"phase", &asked.phase},
-                                   {"hardware", &asked.hardware},
-                                   {"ceilings", &asked.ceilings}})
-        *to = o[name].get<std::string>();
-    return asked;
-}
-
-std::vector<Setting> read_settings(const io::ResultsReader& results, const std::string& layer) {
-    const std::string dataset = "/advise/" + layer + "/settings";
-    const Tensor<int64_t, 2> table = results.read<int64_t, 2>(dataset);
-    const std::string joined = results.text(dataset, "selectors");
-    std::vector<std::string> names{""};
-    for (const char c : joined) {
-        if (c == ',')
-            names.emplace_back();
-        else if (c != ' ')
-            names.back() += c;
-    }
+/// `selectors`: those of the run, which a setting names by number.
+std::vector<Setting> read_settings(const io::ResultsReader& results, const std::string& layer,
+                                   const std::vector<std::string>& selectors) {
+    const auto table = results.read<int64_t, 2>("/advise/" + layer + "/settings");
     std::vector<Setting> settings;
     for (int64_t s = 0; s < table.extent(0); ++s)
-        settings.push_back({names.at(static_cast<size_t>(table(s, 0))),
+        settings.push_back({selectors.at(static_cast<size_t>(table(s, 0))),
                             table(s, 1),
                             {table(s, 2), table(s, 4), table(s, 3)}});
     return settings;
@@ -60,7 +36,7 @@ Measured measure_setting(const io::ResultsReader& results, const std::string& la
             measure::error_draws(results, over, group + "/group_output_error")};
 }
 
-bool reaches(const Asked& asked, const Setting& setting, double mass, double error) {
+bool reaches(const AdviseOptions& asked, const Setting& setting, double mass, double error) {
     if (asked.keep) return mass >= *asked.keep;
     if (asked.error) return error <= *asked.error;
     return setting.tokens() <= *asked.budget;
@@ -154,13 +130,13 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
 }
 
 /// What is to be low: 1 - mass kept, or the output error under --error; NaN is worst.
-double loss(const Asked& asked, const Kept& kept) {
+double loss(const AdviseOptions& asked, const Kept& kept) {
     const double lost = asked.error ? kept.error.value : 1 - kept.mass.value;
     return std::isnan(lost) ? std::numeric_limits<double>::infinity() : lost;
 }
 
 /// The better one first: by cost and then by loss; under --budget by loss and then by cost.
-bool better(const Asked& asked, const Kept& a, const Kept& b) {
+bool better(const AdviseOptions& asked, const Kept& a, const Kept& b) {
     const std::pair by_cost{a.cost.seconds, loss(asked, a)}, other{b.cost.seconds, loss(asked, b)};
     if (!asked.budget) return by_cost < other;
     return std::pair(by_cost.second, by_cost.first) < std::pair(other.second, other.first);
@@ -184,7 +160,7 @@ std::vector<size_t> pareto_front(const Advice& advice, std::vector<size_t> candi
 
 /// Of the candidates, the one for all layers that comes nearest to the target, and why none is it.
 void find_nearest(const std::vector<size_t>& candidates, Advice& advice) {
-    const Asked& asked = advice.asked;
+    const AdviseOptions& asked = advice.asked;
     const auto everywhere = [](const LayerAdvice&) { return true; };
     bool any_enough = false;
     for (const LayerAdvice& layer : advice.layers)
@@ -221,18 +197,18 @@ void find_bound(Advice& advice) {
 
 }  // namespace
 
-std::string Asked::text() const {
-    if (keep) return msa::text("mass kept of at least ", *keep);
-    if (error) return msa::text("group output error of at most ", *error);
-    return msa::text("budget of at most ", *budget, " tokens");
+std::string target_text(const AdviseOptions& asked) {
+    if (asked.keep) return text("mass kept of at least ", *asked.keep);
+    if (asked.error) return text("group output error of at most ", *asked.error);
+    return text("budget of at most ", *asked.budget, " tokens");
 }
 
 Advice make_advice(const io::ResultsReader& results) {
     Advice advice;
-    advice.asked = asked_of(results.run());
+    advice.asked = recorded_options<AdviseOptions>(results.run().options);
     advice.seed = results.run().seed;
     const std::vector<std::string> layers = results.list("/advise");
-    advice.settings = read_settings(results, layers.front());
+    advice.settings = read_settings(results, layers.front(), advice.asked.selectors);
     for (const std::string& name : layers) {
         advice.layers.push_back(read_layer(results, name, advice));
         advice.dense = advice.dense + advice.layers.back().dense;

@@ -13,16 +13,8 @@
 
 namespace msa::experiments::advise {
 
-/// The target and what else the run was asked for.
-struct Asked {
-    std::optional<double> keep, error;
-    std::optional<int64_t> budget;
-    int64_t context = 0;
-    std::string phase, hardware, ceilings;
-
-    /// "mass kept of at least 0.95"
-    std::string text() const;
-};
+/// The target: "mass kept of at least 0.95"
+std::string target_text(const AdviseOptions&);
 
 /// A setting on a layer, or on several together: mean over the layers, costs summed.
 struct Kept {
@@ -53,7 +45,7 @@ struct Choice {
 };
 
 struct Advice {
-    Asked asked;
+    AdviseOptions asked;
     uint64_t seed = 0;
     std::vector<Setting> settings;
     std::vector<LayerAdvice> layers;

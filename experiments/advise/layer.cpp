@@ -213,25 +213,22 @@ private:
     std::vector<int64_t> tile_blocks_;  // [settings]
 };
 
-void write_settings(const std::vector<Setting>& settings, const std::string& group,
-                    io::UnitWriter& to) {
-    std::vector<std::string> names;
+void write_settings(const AdviseOptions& o, const std::vector<Setting>& settings,
+                    const std::string& group, io::UnitWriter& to) {
     Tensor<int64_t, 2> table({std::ssize(settings), 5});
     for (int64_t s = 0; s < table.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];
-        const auto known = std::find(names.begin(), names.end(), setting.selector);
-        table(s, 0) = known - names.begin();
-        if (known == names.end()) names.push_back(setting.selector);
+        table(s, 0) = std::ranges::find(o.selectors, setting.selector) - o.selectors.begin();
         table(s, 1) = setting.block_size;
         table(s, 2) = setting.rule.top_k;
         table(s, 3) = setting.rule.forced_first;
         table(s, 4) = setting.rule.forced_local;
     }
-    to.write<int64_t, 2>(group + "/settings", table.view(),
-                         {"setting,column", "",
-                          "columns: number in the attribute selectors, block size, k, oldest and "
-                          "newest blocks always kept"});
-    to.attribute(group + "/settings", "selectors", join(names));
+    to.write<int64_t, 2>(
+        group + "/settings", table.view(),
+        {"setting,column", "",
+         "columns: number in the option selectors of /run, block size, k, oldest and "
+         "newest blocks always kept"});
 }
 
 void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
@@ -316,7 +313,7 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
                  {"tile_queries", tiles.size},
                  {"largest_budget", largest}});
     measure::write_tokens(to, "/queries/" + name, tokens);
-    write_settings(settings, group, to);
+    write_settings(o, settings, group, to);
     measurement.write(name, to);
     write_prices(o, layer, settings, measurement, on, group, to);
 }

@@ -63,7 +63,7 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
 }
 
 /// What a target of mass leaves out.
-std::string loss_text(const Asked& asked) {
+std::string loss_text(const AdviseOptions& asked) {
     if (asked.error)
         return "The error is that of the attention's output in each layer, not of the model's: "
                "msalab evaluate finds what the model loses under a setting.";
@@ -74,7 +74,7 @@ std::string loss_text(const Asked& asked) {
 }
 
 /// The number that the target is about has its interval; for both a line would be too long.
-std::vector<std::string> cells(const Asked& asked, const Setting& s, const Kept& kept,
+std::vector<std::string> cells(const AdviseOptions& asked, const Setting& s, const Kept& kept,
                                const Cost& dense) {
     constexpr int kDecimals = 4;
     return {s.selector,
@@ -189,11 +189,12 @@ std::string advise_definitions() {
 }
 
 std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
-    const ordered_json options = ordered_json::parse(run.options);
+    const AdviseOptions& asked = advice.asked;
     ordered_json target, front = ordered_json::array(), layers = ordered_json::array(),
                          settings = ordered_json::array();
-    for (const char* name : {"keep", "error", "budget"})
-        if (!options[name].is_null()) target[name] = options[name];
+    if (asked.keep) target["keep"] = *asked.keep;
+    if (asked.error) target["error"] = *asked.error;
+    if (asked.budget) target["budget"] = *asked.budget;
     for (size_t s : advice.front)
         front.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
     for (const LayerAdvice& layer : advice.layers) layers.push_back(json_of(advice, layer));
@@ -228,7 +229,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
 std::string nearest_text(const Advice& advice) {
     if (advice.recommended) return "";
     const Choice& nearest = advice.nearest;
-    return text("target: ", advice.asked.text(), ": ", advice.why_none, "; the nearest is ",
+    return text("target: ", target_text(advice.asked), ": ", advice.why_none, "; the nearest is ",
                 setting_text(advice.settings[nearest.setting]), ", with mass kept ",
                 text_of(nearest.kept.mass), ", group output error ", text_of(nearest.kept.error),
                 ", ", time_text(nearest.kept.cost.seconds), " (dense attention ",
@@ -236,9 +237,8 @@ std::string nearest_text(const Advice& advice) {
 }
 
 void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& out) {
-    const Asked& asked = advice.asked;
-    out << "target: " << asked.text() << "; " << asked.phase << " of " << count_text(asked.context)
-        << " tokens on " << asked.hardware << " (" << asked.ceilings << " rates), "
+    const AdviseOptions& asked = advice.asked;
+    out << "target: " << target_text(asked) << "; " << pricing_text(asked) << ", "
         << advice.layers.size() << (advice.layers.size() == 1 ? " layer" : " layers") << "\n\n";
     if (advice.recommended) {
         out << "recommended:\n";

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/summary.h"
 
-#include <algorithm>
-#include <cmath>
-#include <iomanip>
 #include <nlohmann/json.hpp>
 #include <ostream>
-#include <sstream>
+#include <stdexcept>
 
 #include "analysis/metrics.h"
 #include "analysis/recall.h"
 #include "core/error.h"
+#include "experiments/analyze/options.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
@@ -25,15 +24,14 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// A column of the summary: its metric, and where that is not of the selector, the dataset of dense
+/// A number of the summary: its metric, and where that is not of the selector, the dataset of dense
 /// attention that has it.
-struct Column {
+struct Measure {
     const char* key;
     const char* of_dense = nullptr;
-    const analysis::Metric& metric() const { return analysis::metric(key); }
 };
 
-constexpr Column kColumns[] = {
+constexpr Measure kMeasures[] = {
     {"block_recall"},     {"score_recall"},
     {"mass_kept"},        {"oracle_mass"},
     {"output_error"},     {"sink_mass_dense", "sink_mass"},
@@ -41,6 +39,10 @@ constexpr Column kColumns[] = {
     {"entropy_sparse"},
 };
 constexpr const char* kCounts[] = {"rows_counted", "rows_trivial", "dead_heads"};
+
+AnalyzeOptions options_of(const io::ResultsReader& results) {
+    return recorded_options<AnalyzeOptions>(results.run().options);
+}
 
 struct Row {
     std::string layer, selector;
@@ -60,9 +62,9 @@ std::string metrics_group(const Row& row, bool dense) {
     return "/metrics/" + (dense ? "dense" : row.selector) + "/" + row.layer;
 }
 
-double value(const io::ResultsReader& results, const Row& row, const Column& column) {
-    const bool dense = column.of_dense != nullptr;
-    return results.number(metrics_group(row, dense), dense ? column.of_dense : column.key);
+double value(const io::ResultsReader& results, const Row& row, const Measure& of) {
+    const bool dense = of.of_dense != nullptr;
+    return results.number(metrics_group(row, dense), dense ? of.of_dense : of.key);
 }
 
 /// What all numbers of the table hang on.
@@ -70,9 +72,8 @@ void print_sizes(const io::ResultsReader& results, const std::string& layer, std
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(results.number("/layers/" + layer, name));
     };
-    const ordered_json options = ordered_json::parse(results.run().options);
     out << size("tokens") << " tokens in blocks of " << size("block_size")
-        << "; k = " << options["top_k"] << " of " << size("blocks")
+        << "; k = " << options_of(results).rule.top_k << " of " << size("blocks")
         << " blocks per query and group\n\n";
 }
 
@@ -96,26 +97,44 @@ measure::DrawnBlocks blocks_of(const io::ResultsReader& results, const Row& row)
     return {results, "/query_blocks/" + row.layer};
 }
 
+const std::vector<ColumnOf<Row>> kNames{
+    {{"layer", "layer"}, [](const Row& row) { return int64_t{std::stoll(row.layer)}; }},
+    {{"selector", "selector"}, &Row::selector}};
+
+/// The table, with the counts that stand in files alone.
+Rows measured(const io::ResultsReader& results) {
+    std::vector<ColumnOf<Row>> columns = kNames;
+    for (const Measure& of : kMeasures)
+        columns.push_back(
+            {metric_column(of.key), [&](const Row& row) { return value(results, row, of); }});
+    for (const char* name : kCounts)
+        columns.push_back(
+            {{name}, [&, name](const Row& row) { return count(results, row, name); }});
+    return {columns, rows(results)};
+}
+
 /// How sure the recalls and masses are; nothing where no layer has two blocks of queries.
-void print_intervals(const io::ResultsReader& results, const std::vector<Row>& all,
-                     std::ostream& out) {
-    std::vector<std::string> header{"layer", "selector"};
+void print_intervals(const io::ResultsReader& results, std::ostream& out) {
+    std::vector<Column> columns;
+    for (const ColumnOf<Row>& one : kNames) columns.push_back(one.column);
     for (const char* name : analysis::Recall::kColumns)
-        header.push_back(std::string(analysis::metric(name).heading) + "\n95 % interval");
-    Table table(header);
+        columns.push_back({"",
+                           text(analysis::metric(name).heading, "\n95 % interval"),
+                           {.shown = Shown::interval}});
+    Rows sure(columns);
     std::string drawn;
-    for (const Row& row : all) {
+    for (const Row& row : rows(results)) {
         const measure::DrawnBlocks blocks = blocks_of(results, row);
         if (!blocks.can_draw()) continue;
         drawn = blocks.text(results.run().seed);
-        std::vector<std::string> cells{row.layer, row.selector};
-        for (const analysis::Estimate& estimate : recalls(results, row, blocks))
-            cells.push_back(text_of(estimate));
-        table.add(cells);
+        std::vector<Value> values;
+        for (const ColumnOf<Row>& one : kNames) values.push_back(one.value(row));
+        for (const analysis::Estimate& of : recalls(results, row, blocks)) values.emplace_back(of);
+        sure.add(values);
     }
-    if (table.empty()) return;
+    if (sure.empty()) return;
     out << '\n';
-    table.print(out);
+    sure.print(out);
     print_paragraph(out, drawn);
 }
 
@@ -123,22 +142,22 @@ ordered_json sinks_that_are_dropped(const io::ResultsReader& results) {
     ordered_json all = ordered_json::array();
     for (const Row& row : rows(results)) {
         all.push_back({{"layer", std::stoll(row.layer)}, {"selector", row.selector}});
-        for (const Column& column : {Column{"sink_mass_dense", "sink_mass"}, {"sink_mass_sparse"}})
-            all.back()[column.key] = json_number(value(results, row, column));
+        for (const Measure& of : {Measure{"sink_mass_dense", "sink_mass"}, {"sink_mass_sparse"}})
+            all.back()[of.key] = json_number(value(results, row, of));
     }
     return dropped_sinks(all);
 }
 
 /// The choices that stand behind every number.
 void print_choices(const io::ResultsReader& results, std::ostream& out) {
-    const ordered_json o = ordered_json::parse(results.run().options);
+    const AnalyzeOptions o = options_of(results);
     out << '\n';
     print_paragraph(
-        out, text("Blocks of ", o["block_size"], " tokens, k = ", o["top_k"], " with the newest ",
-                  o["forced_local"], " and the oldest ", o["forced_first"],
-                  " forced. I*: the blocks of highest ",
-                  o["oracle"] == "mass" ? "mass" : "maximum logit", ", the query's own block ",
-                  o["oracle_local"].get<std::string>(), '.'));
+        out,
+        text("Blocks of ", o.block_size, " tokens, k = ", o.rule.top_k, " with the newest ",
+             o.rule.forced_local, " and the oldest ", o.rule.forced_first,
+             " forced. I*: the blocks of highest ", o.oracle_by_logit ? "maximum logit" : "mass",
+             ", the query's own block ", o.oracle_without_local ? "excluded" : "included", '.'));
     print_paragraph(out, elements_text(results.run()));
     print_captures(results.run(), out);
 }
@@ -147,7 +166,7 @@ void print_choices(const io::ResultsReader& results, std::ostream& out) {
 
 std::string metric_definitions(const std::string& note) {
     ordered_json definitions;
-    for (const Column& column : kColumns) definitions[column.key] = column.metric().definition;
+    for (const Measure& of : kMeasures) definitions[of.key] = analysis::metric(of.key).definition;
     definitions["dead_heads"] = analysis::metric("dead_heads").definition;
     definitions["rows_counted"] =
         "queries in the averages of recall, mass and output error; averages go over queries, then "
@@ -161,24 +180,21 @@ std::string metric_definitions(const std::string& note) {
 
 std::string summary_json(const io::ResultsReader& results) {
     ordered_json summary = begin_summary("msa-summary", results.run());
-    summary["rows"] = ordered_json::array();
-    for (const Row& row : rows(results)) {
-        ordered_json entry{{"layer", std::stoll(row.layer)}, {"selector", row.selector}};
-        for (const Column& column : kColumns)
-            entry[column.key] = json_number(value(results, row, column));
-        for (const char* name : kCounts) entry[name] = count(results, row, name);
-        const std::vector<analysis::Estimate> sure = recalls(results, row, blocks_of(results, row));
+    summary["rows"] = measured(results).json();
+    const std::vector<Row> all = rows(results);
+    for (size_t r = 0; r < all.size(); ++r) {
+        const std::vector<analysis::Estimate> sure =
+            recalls(results, all[r], blocks_of(results, all[r]));
         for (size_t n = 0; n < sure.size(); ++n)
-            entry["intervals"][analysis::Recall::kColumns[n]] = measure::interval_json(sure[n]);
-        summary["rows"].push_back(entry);
+            summary["rows"][r]["intervals"][analysis::Recall::kColumns[n]] =
+                measure::interval_json(sure[n]);
     }
     summary["dropped_sinks"] = sinks_that_are_dropped(results);
     return summary.dump(2) + "\n";
 }
 
 std::string metrics_csv(const io::ResultsReader& results) {
-    std::ostringstream csv;
-    csv << std::setprecision(9) << "layer,selector,metric,axis,index,value\n";
+    Rows lines({{"layer"}, {"selector"}, {"metric"}, {"axis"}, {"index"}, {"value"}});
     for (const std::string& layer : results.list("/layers"))
         for (const std::string& selector : results.list("/metrics")) {
             const std::string group = "/metrics/" + selector + "/" + layer;
@@ -186,39 +202,22 @@ std::string metrics_csv(const io::ResultsReader& results) {
             for (const std::string& metric : results.list(group)) {
                 const std::string dataset = group + "/" + metric;
                 const Tensor<double, 1> values = results.read<double, 1>(dataset);
-                for (int64_t n = 0; n < values.size(); ++n) {
-                    csv << layer << ',' << selector << ',' << metric << ','
-                        << results.text(dataset, "axes") << ',' << n << ',';
-                    if (!std::isnan(values(n))) csv << values(n);
-                    csv << '\n';
-                }
+                for (int64_t n = 0; n < values.size(); ++n)
+                    lines.add(
+                        {layer, selector, metric, results.text(dataset, "axes"), n, values(n)});
             }
         }
-    return csv.str();
+    return lines.csv();
 }
 
 void print_table(const io::ResultsReader& results, std::ostream& out) {
-    constexpr int kDecimals = 4;
-    std::vector<std::string> header{"layer", "selector"};
-    for (const Column& column : kColumns) {
-        header.emplace_back(column.metric().heading);
-        std::replace(header.back().begin(), header.back().end(), ' ', '\n');
-    }
-    Table table(header), definitions({"column", "definition"});
     const std::vector<Row> all = rows(results);
     if (!all.empty()) print_sizes(results, all.front().layer, out);
-    for (const Row& row : all) {
-        std::vector<std::string> cells{row.layer, row.selector};
-        for (const Column& column : kColumns)
-            cells.push_back(fixed_text(value(results, row, column), kDecimals));
-        table.add(cells);
-    }
-    for (const Column& column : kColumns)
-        definitions.add({column.metric().heading, column.metric().definition});
+    const Rows table = measured(results);
     table.print(out);
     out << '\n';
-    definitions.print(out);
-    print_intervals(results, all, out);
+    table.print_definitions(out);
+    print_intervals(results, out);
     print_choices(results, out);
     print_dropped_sinks(sinks_that_are_dropped(results), out);
     if (!all.empty()) {
@@ -234,7 +233,7 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
 }
 
 void check_mass_bounds(const io::ResultsReader& results) {
-    const bool by_mass = ordered_json::parse(results.run().options)["oracle"] == "mass";
+    const bool by_mass = !options_of(results).oracle_by_logit;
     for (const Row& row : rows(results)) {
         const std::string group = metrics_group(row, false);
         const double kept = results.number(group, "mass_kept");

@@ -2,15 +2,12 @@
 #include "experiments/cache/report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "experiments/driver/units.h"
 
 namespace msa::experiments::cache {
 namespace {
-
-using nlohmann::ordered_json;
 
 double real(int64_t count) { return static_cast<double>(count); }
 
@@ -178,16 +175,15 @@ bool Report::reached() const {
 
 Report make_report(const io::ResultsReader& results) {
     const io::RunRecord& run = results.run();
-    const ordered_json options = ordered_json::parse(run.options);
-    Report report{.file = run.inputs.begin()->first, .element = options["element"]};
-    report.model_layers = options["model_layers"];
-    report.prefetch = options["prefetch"] == kByLayer;
-    report.link = options["link"].get<double>() * kGiga;
-    report.seconds_per_token = options["time_per_token"].get<double>() * kMicro;
+    const auto options = recorded_options<CacheOptions>(run.options);
+    Report report{.file = run.inputs.begin()->first, .element = to_string(options.element.value())};
+    report.model_layers = options.model_layers.value();
+    report.prefetch = options.prefetch;
+    report.link = options.link * kGiga;
+    report.seconds_per_token = options.time_per_token * kMicro;
     read_layers(results, report);
-    const auto sizes = options["sizes"].get<std::vector<int64_t>>();
     for (const std::string& selector : results.list("/cache"))
-        report.selectors.push_back(report_selector(report, selector, sizes));
+        report.selectors.push_back(report_selector(report, selector, options.sizes));
     return report;
 }
 

@@ -54,6 +54,15 @@ Json or_null(const std::optional<T>& value) {
     return value ? Json(*value) : Json();
 }
 
+/// A recorded value as the words that its option takes.
+std::vector<std::string> words_of(const OptionRow& row, const Json& value) {
+    if (row.is_switch) return {""};
+    std::vector<std::string> words;
+    for (const Json& one : value.is_array() ? value : Json::array({value}))
+        words.push_back(one.is_string() ? one.get<std::string>() : one.dump());
+    return row.repeatable ? words : std::vector<std::string>{join(words, ",")};
+}
+
 /// Throws what the command line's own parser says of a value of the wrong form.
 [[noreturn]] void refuse(const std::string& flag, const std::string& value,
                          const std::string& form) {
@@ -337,6 +346,16 @@ std::string OptionTable::record() const {
     for (const OptionRow& row : rows_)
         if (!row.key.empty()) all[row.key] = row.value();
     return all.dump();
+}
+
+void OptionTable::restore(const std::string& record) {
+    const Json all = Json::parse(record);
+    for (OptionRow& row : rows_) {
+        if (row.key.empty() || !all.contains(row.key)) continue;
+        const Json& value = all[row.key];
+        if (value == row.value()) continue;
+        for (const std::string& word : words_of(row, value)) row.take(word);
+    }
 }
 
 }  // namespace msa::experiments

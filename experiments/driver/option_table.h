@@ -108,6 +108,9 @@ public:
     bool parse(std::span<const std::string> args, std::ostream& out);
     /// The recorded values as they stand, JSON text.
     std::string record() const;
+    /// Takes the values of a record. An option that it does not have keeps its value; of a path,
+    /// only the file name is recorded.
+    void restore(const std::string& record);
 
 private:
     OptionRow& add(OptionRow row);
@@ -118,5 +121,14 @@ private:
     About about_;
     std::list<OptionRow> rows_;  // in order; references to rows stay valid
 };
+
+/// The options of a program as a run has recorded them (RunRecord::options): the same table that
+/// wrote the record reads it.
+template <typename Options>
+Options recorded_options(const std::string& record) {
+    Options o;
+    option_table(o).restore(record);
+    return o;
+}
 
 }  // namespace msa::experiments

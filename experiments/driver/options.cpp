@@ -122,9 +122,9 @@ bool given(std::span<const std::string> args, const std::string& option) {
     });
 }
 
-std::string join(const std::vector<std::string>& words) {
+std::string join(const std::vector<std::string>& words, const char* between) {
     std::string joined;
-    for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
+    for (const std::string& word : words) joined += (joined.empty() ? "" : between) + word;
     return joined;
 }
 

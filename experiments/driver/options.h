@@ -52,7 +52,7 @@ std::vector<std::string> split_list(const std::string& option, const std::string
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
 
 /// "mass, max-logit"
-std::string join(const std::vector<std::string>& words);
+std::string join(const std::vector<std::string>& words, const char* between = ", ");
 /// The index of `value` among `known`; InputError naming them all when it is none.
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known);

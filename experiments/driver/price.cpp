@@ -18,6 +18,7 @@ namespace {
 using analysis::Pipeline, analysis::real;
 
 constexpr int64_t kMostContext = int64_t{1} << 24;
+const std::vector<std::string> kPhases{"prefill", "decode"}, kCeilings{"peak", "measured"};
 
 Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware& on) {
     return {pipeline.total(on), pipeline.seconds(on), order};
@@ -28,12 +29,17 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
     table.count("context", "N", o.context, "tokens of the sequence that costs are of" + beside)
         .between(1, static_cast<double>(kMostContext));
-    table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
+    table.choice("phase", "PHASE", o.decode, kPhases,
                  "what costs are of: prefill of the context, or one token decoded behind it");
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
-    table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
+    table.choice("ceilings", "WHICH", o.ceilings, kCeilings,
                  "of the roofline: peak (published) or measured");
+}
+
+std::string pricing_text(const PricingOptions& o) {
+    return text(kPhases[o.decode ? 1 : 0], " of ", count_text(o.context), " tokens on ", o.hardware,
+                " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates)");
 }
 
 analysis::Hardware read_hardware(const PricingOptions& o) {

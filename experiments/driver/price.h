@@ -26,6 +26,8 @@ struct PricingOptions {
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;
 };
+/// "prefill of 128K tokens on h100 (peak rates)"
+std::string pricing_text(const PricingOptions&);
 /// --context, --phase, --hardware, --ceilings. `beside`: what is not of the context, as in "; mass
 /// is that of FILE".
 void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");

@@ -10,6 +10,7 @@
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
+#include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 #include "experiments/measure/drawn.h"
 
@@ -210,9 +211,9 @@ std::string fit_summary_json(const io::ResultsReader& results) {
 
 void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     const std::string first = results.list("/fit").front(), last = results.list("/fit").back();
-    const ordered_json options = ordered_json::parse(results.run().options);
-    out << size_of(results, first, "tokens") << " tokens in blocks of " << options["block_size"]
-        << "; k = " << options["top_k"] << " of " << size_of(results, first, "blocks")
+    const auto options = recorded_options<FitOptions>(results.run().options);
+    out << size_of(results, first, "tokens") << " tokens in blocks of " << options.block_size
+        << "; k = " << options.rule.top_k << " of " << size_of(results, first, "blocks")
         << " blocks per query and group; " << results.text(group_of(first), "split") << "\n"
         << architecture_text(results, first) << "\n\n";
     const Rows rows = evaluation_rows(results);

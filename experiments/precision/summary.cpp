@@ -3,22 +3,21 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <ostream>
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr int kDecimals = 4;
 
 ordered_json json_of(const Part& part, const Kept& kept) {
     ordered_json json;
@@ -27,29 +26,51 @@ ordered_json json_of(const Part& part, const Kept& kept) {
     return json;
 }
 
-ordered_json json_of(const Part& part, const Row& row) {
-    ordered_json json{{"name", to_string(row.precision)},
-                      {"format", to_string(row.precision.format)},
-                      {"scale", to_string(row.precision.unit)},
-                      {"rotated", row.precision.rotated},
-                      {"asked", row.asked},
-                      {"bits_per_token", row.bits},
-                      {"bits_per_value", row.bits_per_value},
-                      {"computed_in", row.computed_in}};
-    json.update(json_of(part, row.mean));
-    json["worst_layer"] = json_number(part.worst_layer(row));
-    json["reaches"] = row.reaches;
-    json["layers"] = ordered_json::array();
-    for (size_t l = 0; l < part.layers.size(); ++l) {
-        json["layers"].push_back({{"layer", part.layers[l]}});
-        json["layers"].back().update(json_of(part, row.layers[l]));
+/// A measure as a column of a part's table: its heading, and which end of the interval stands
+/// beside the mean, if any: the one that a target is held against.
+struct Heading {
+    const char *measure, *words;
+    Shown shown = Shown::value;
+};
+
+/// The rows of a part: in files with all measures, in the table with those that have a heading.
+Rows rows_of(const Part& part, const std::vector<Heading>& headings = {}) {
+    using Of = const Row&;
+    std::vector<ColumnOf<Row>> columns{
+        {{"name"}, [](Of row) { return to_string(row.precision); }},
+        {{"format", "format"}, [](Of row) { return to_string(row.precision.format); }},
+        {{"scale", "scale"}, [](Of row) { return to_string(row.precision.unit); }},
+        {{"rotated"}, [](Of row) { return row.precision.rotated; }},
+        {{"", "rotation"},
+         [](Of row) { return std::string(row.precision.rotated ? kHadamard : "none"); }},
+        {{"asked"}, &Row::asked},
+        {{"bits_per_token", "bits\nper\ntoken", {.decimals = -6}}, &Row::bits},
+        {{"bits_per_value"}, &Row::bits_per_value},
+        {{"computed_in"}, &Row::computed_in}};
+    const auto mean = [](size_t m) { return [m](Of row) { return row.mean.measures[m]; }; };
+    for (size_t m = 0; m < part.measures.size(); ++m)
+        columns.push_back({{part.measures[m]}, mean(m)});
+    for (const Heading& of : headings) {
+        const auto found = std::ranges::find(part.measures, of.measure);
+        if (found != part.measures.end())
+            columns.push_back({{"", of.words, {.shown = of.shown}},
+                               mean(static_cast<size_t>(found - part.measures.begin()))});
     }
-    return json;
+    columns.push_back(
+        {{"worst_layer", "worst\nlayer"}, [&](Of row) { return part.worst_layer(row); }});
+    columns.push_back({{"reaches", "within\ntarget"}, &Row::reaches});
+    return {columns, part.rows};
 }
 
 ordered_json json_of(const Part& part) {
-    ordered_json rows = ordered_json::array();
-    for (const Row& row : part.rows) rows.push_back(json_of(part, row));
+    ordered_json rows = rows_of(part).json();
+    for (size_t r = 0; r < rows.size(); ++r) {
+        rows[r]["layers"] = ordered_json::array();
+        for (size_t l = 0; l < part.layers.size(); ++l) {
+            rows[r]["layers"].push_back({{"layer", part.layers[l]}});
+            rows[r]["layers"].back().update(json_of(part, part.rows[r].layers[l]));
+        }
+    }
     return {{"layers", part.layers},
             {"measures", part.measures},
             {"rows", rows},
@@ -57,50 +78,8 @@ ordered_json json_of(const Part& part) {
             {"nearest", part.nearest}};
 }
 
-std::vector<std::string> first_cells(const Row& row) {
-    return {to_string(row.precision.format), to_string(row.precision.unit),
-            row.precision.rotated ? "hadamard" : "none", number_text(row.bits, 6)};
-}
-
-const std::vector<std::string> kFirstColumns{"format", "scale", "rotation", "bits\nper\ntoken"};
-
-/// Which end of the interval stands beside the mean, if any: the one that a target is held against.
-enum class End : uint8_t { none, low, high };
-
-struct Column {
-    const char *measure, *heading;
-    End end;
-};
-
-std::string cell_text(const analysis::Estimate& of, End end) {
-    std::string mean = fixed_text(of.value, kDecimals);
-    if (end == End::none) return mean;
-    return mean + " (" + fixed_text(end == End::low ? of.low : of.high, kDecimals) + ")";
-}
-
-/// Its number in the part; nothing where the part lacks it.
-std::optional<size_t> measure_of(const Part& part, const Column& column) {
-    const auto found = std::find(part.measures.begin(), part.measures.end(), column.measure);
-    if (found == part.measures.end()) return std::nullopt;
-    return static_cast<size_t>(found - part.measures.begin());
-}
-
-void print_part(const Part& part, const std::vector<Column>& columns, std::ostream& out) {
-    std::vector<std::string> header = kFirstColumns;
-    for (const Column& column : columns)
-        if (measure_of(part, column)) header.emplace_back(column.heading);
-    header.insert(header.end(), {"worst\nlayer", "within\ntarget"});
-    Table table(header);
-    for (const Row& row : part.rows) {
-        std::vector<std::string> cells = first_cells(row);
-        for (const Column& column : columns)
-            if (const std::optional<size_t> m = measure_of(part, column))
-                cells.push_back(cell_text(row.mean.measures[*m], column.end));
-        cells.push_back(fixed_text(part.worst_layer(row), kDecimals));
-        cells.emplace_back(row.reaches ? "yes" : "no");
-        table.add(cells);
-    }
-    table.print(out);
+void print_part(const Part& part, const std::vector<Heading>& headings, std::ostream& out) {
+    rows_of(part, headings).print(out);
     out << '\n';
 }
 
@@ -212,8 +191,8 @@ std::string nearest_text(const Findings& findings) {
 }
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
-    const ordered_json o = ordered_json::parse(run.options);
-    out << "Bk " << o["block_size"] << ", k " << o["top_k"] << "; mean over "
+    const auto o = recorded_options<PrecisionOptions>(run.options);
+    out << "Bk " << o.block_size << ", k " << o.rule.top_k << "; mean over "
         << layers_text(findings.cache.layers) << "\n\n";
     if (findings.index) {
         out << "index operands: index_q and index_k in the format, bits of index_k";
@@ -221,17 +200,17 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             out << "; " << layers_text(findings.index->layers);
         out << "\n\n";
         print_part(*findings.index,
-                   {{"precision_recall", "recall\nof f32\nids", End::none},
-                    {"recall_share", "recall of\noracle / f32\n(at least)", End::low},
-                    {"mass_share", "mass kept / f32\n(at least)", End::low},
-                    {"output_error", "output\nerror", End::none}},
+                   {{"precision_recall", "recall\nof f32\nids", Shown::value},
+                    {"recall_share", "recall of\noracle / f32\n(at least)", Shown::low},
+                    {"mass_share", "mass kept / f32\n(at least)", Shown::low},
+                    {"output_error", "output\nerror", Shown::value}},
                    out);
     }
     out << "KV cache: K and V in the format\n\n";
     print_part(findings.cache,
-               {{"dense_error", "dense error\n(at most)", End::high},
-                {"sparse_error", "sparse error\n(at most)", End::high},
-                {"mass_share", "mass of\noracle / f32", End::none}},
+               {{"dense_error", "dense error\n(at most)", Shown::high},
+                {"sparse_error", "sparse error\n(at most)", Shown::high},
+                {"mass_share", "mass of\noracle / f32", Shown::value}},
                out);
     print_paragraph(out,
                     "In brackets: the far end of the 95 % interval, which is held against the "
@@ -241,7 +220,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             out,
             "No layer has an Index Branch: its operands are not measured, nor is sparse "
             "attention. msa-fit-indexer makes them.");
-    print_simulated(findings, o["backend"], out);
+    print_simulated(findings, o.backend, out);
     print_paragraph(
         out, text("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
                   kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "core/select/selector.h"
@@ -15,25 +14,13 @@
 namespace msa::experiments::reuse {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr size_t at(Measure m) { return static_cast<size_t>(m); }
 
-Asked asked_of(const io::RunRecord& run) {
-    const ordered_json o = ordered_json::parse(run.options);
-    Asked asked;
-    if (!o["keep"].is_null()) asked.keep = o["keep"].get<double>();
-    if (!o["lose"].is_null()) asked.lose = o["lose"].get<double>();
-    if (!o["error"].is_null()) asked.error = o["error"].get<double>();
-    asked.context = o["context"];
-    for (const auto& [name, to] : {std::pair{"selector", &asked.selector},
-                                   {"phase", &asked.phase},
-                                   {"hardware", &asked.hardware},
-                                   {"ceilings", &asked.ceilings}})
-        *to = o[name].get<std::string>();
-    asked.every = o["every"].get<std::vector<int64_t>>();
-    asked.groups = o["groups"].get<std::vector<std::string>>();
-    return asked;
+/// With the far end of the interval.
+bool reaches(const ReuseOptions& asked, const Kept& kept) {
+    if (asked.keep) return kept[Measure::mass_kept].low >= *asked.keep;
+    if (asked.error) return kept[Measure::output_error].high <= *asked.error;
+    return kept[Measure::mass_lost].high <= *asked.lose;
 }
 
 void take_intervals(const std::array<double, kMeasures>& values, Kept& kept) {
@@ -133,7 +120,7 @@ Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
     shared.most_lost = -std::numeric_limits<double>::infinity();
     for (size_t t = 0; t < pattern.size(); ++t) {
         kept.push_back(&pair_of(findings, from[t], t).kept);
-        shared.each &= findings.asked.reached(*kept.back());
+        shared.each &= reaches(findings.asked, *kept.back());
         shared.most_lost = std::max(shared.most_lost, (*kept.back())[Measure::mass_lost].value);
         const LayerCosts& layer = costs[t];
         shared.cost = shared.cost + (pattern[t] ? layer.own : layer.reused);
@@ -141,7 +128,7 @@ Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
         shared.selection = shared.selection + (layer.own - layer.reused);
     }
     shared.kept = mean_of(kept);
-    shared.mean = findings.asked.reached(shared.kept);
+    shared.mean = reaches(findings.asked, shared.kept);
     return shared;
 }
 
@@ -182,7 +169,7 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
         findings.front.push_back(as_shared(text("best of ", computing(*pattern)), *pattern));
         if (!findings.mean && findings.front.back().mean) findings.mean = findings.front.back();
     }
-    const auto reached = [&](const Kept& kept) { return findings.asked.reached(kept); };
+    const auto reached = [&](const Kept& kept) { return reaches(findings.asked, kept); };
     for (const auto& pattern : least_loss(losses(findings, reached).view())) {
         if (!pattern) continue;
         findings.each = as_shared("each layer", *pattern);
@@ -192,16 +179,10 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
 
 }  // namespace
 
-std::string Asked::text() const {
-    if (keep) return msa::text("mass kept of at least ", *keep);
-    if (error) return msa::text("output error of at most ", *error);
-    return msa::text("mass lost of at most ", *lose);
-}
-
-bool Asked::reached(const Kept& kept) const {
-    if (keep) return kept[Measure::mass_kept].low >= *keep;
-    if (error) return kept[Measure::output_error].high <= *error;
-    return kept[Measure::mass_lost].high <= *lose;
+std::string target_text(const ReuseOptions& asked) {
+    if (asked.keep) return text("mass kept of at least ", *asked.keep);
+    if (asked.error) return text("output error of at most ", *asked.error);
+    return text("mass lost of at most ", *asked.lose);
 }
 
 const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
@@ -210,7 +191,7 @@ const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
 
 Findings make_findings(const io::ResultsReader& results) {
     Findings findings;
-    findings.asked = asked_of(results.run());
+    findings.asked = recorded_options<ReuseOptions>(results.run().options);
     findings.seed = results.run().seed;
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;

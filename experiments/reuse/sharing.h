@@ -9,7 +9,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/driver/price.h"
+#include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
 
 namespace msa::experiments::reuse {
@@ -59,22 +59,11 @@ struct Shared {
     bool each = false, mean = false;  // every layer, the mean over layers reaches the target
 };
 
-/// The target, and what else the run was asked for.
-struct Asked {
-    std::optional<double> keep, lose, error;
-    int64_t context = 0;
-    std::string selector, phase, hardware, ceilings;
-    std::vector<int64_t> every;
-    std::vector<std::string> groups;
-
-    /// "mass lost of at most 0.01"
-    std::string text() const;
-    /// With the far end of the interval.
-    bool reached(const Kept&) const;
-};
+/// The target: "mass lost of at most 0.01"
+std::string target_text(const ReuseOptions&);
 
 struct Findings {
-    Asked asked;
+    ReuseOptions asked;
     uint64_t seed = 0;
     bool is_bound = false;        // the selector needs the attention that it is to spare
     std::vector<int64_t> layers;  // measured

@@ -202,7 +202,7 @@ std::string nearest_text(const Findings& findings) {
             const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
             return a.kept[of].value < b.kept[of].value;
         });
-    return text("target: ", findings.asked.text(), ": no pattern reaches it; the nearest is ",
+    return text("target: ", target_text(findings.asked), ": no pattern reaches it; the nearest is ",
                 nearest->name, ", layers ", list_text(computing_layers(findings, nearest->pattern)),
                 ", with mass kept ", text_of(nearest->kept[Measure::mass_kept]),
                 " and output error ", text_of(nearest->kept[Measure::output_error]),
@@ -210,10 +210,10 @@ std::string nearest_text(const Findings& findings) {
 }
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
-    const ordered_json o = ordered_json::parse(run.options);
-    const Asked& asked = findings.asked;
-    out << "target: " << asked.text() << "; ids of " << asked.selector << ", Bk " << o["block_size"]
-        << ", k " << o["top_k"] << "; layers " << list_text(findings.layers) << "\n\n";
+    const ReuseOptions& asked = findings.asked;
+    out << "target: " << target_text(asked) << "; ids of " << asked.selector << ", Bk "
+        << asked.block_size << ", k " << asked.rule.top_k << "; layers "
+        << list_text(findings.layers) << "\n\n";
     print_distances(findings, out);
     print_patterns(findings, out);
     out << "\nfewest layers that compute ids, within the target:\n";
@@ -234,9 +234,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                          kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
                          findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
                          ", seed ", findings.seed, "."));
-    print_paragraph(
-        out, text("Costs: ", asked.phase, " of ", count_text(asked.context), " tokens on ",
-                  asked.hardware, " (", asked.ceilings, " rates), bf16. ", elements_text(run)));
+    print_paragraph(out, text("Costs: ", pricing_text(asked), ", bf16. ", elements_text(run)));
     print_captures(run, out);
 }
 

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/io/results.h"
+#include "experiments/advise/options.h"
 #include "experiments/driver/table.h"
 #include "tests/experiments/cli.h"
 #include "tests/support/random.h"
@@ -327,6 +328,42 @@ TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
             EXPECT_TRUE(file_text(path(text("whole/", name))) ==
                         file_text(path(text(other, "/", name))))
                 << other << "/" << name;
+}
+
+TEST_F(Advise, OptionsComeBackFromTheirRecord) {
+    using experiments::advise::AdviseOptions;
+    const std::vector<std::string> words{"a.h5",
+                                         "--out",
+                                         "out",
+                                         "--error",
+                                         "0.25",
+                                         "--layers",
+                                         "3,5",
+                                         "--phase",
+                                         "decode",
+                                         "--block-sizes",
+                                         "16,32",
+                                         "--context",
+                                         "4K",
+                                         "--queries",
+                                         "0:8,16:32",
+                                         "--element",
+                                         "bf16",
+                                         "--ceilings",
+                                         "measured",
+                                         "--selectors",
+                                         "window,quest-pages:page=4"};
+    std::ostringstream out;
+    std::optional<AdviseOptions> o = experiments::advise::parse_advise_options(words, out);
+    ASSERT_TRUE(o.has_value());
+    const std::string record = option_table(*o).record();
+    auto back = experiments::recorded_options<AdviseOptions>(record);
+    EXPECT_EQ(option_table(back).record(), record);
+    EXPECT_EQ(back.error, 0.25);
+    EXPECT_FALSE(back.keep.has_value());
+    EXPECT_TRUE(back.decode);
+    EXPECT_EQ(back.selectors, o->selectors);
+    EXPECT_EQ(back.block_sizes, (std::vector<int64_t>{16, 32}));
 }
 
 TEST_F(Advise, RefusesBadInput) {

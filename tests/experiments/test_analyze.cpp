@@ -235,9 +235,7 @@ std::string in_chunks(const std::string& file, const std::string& to, int64_t ch
     o.dump = {"outputs", "mass", "scores"};
     const io::ActivationsReader reader(file);
     const auto backend = make_backend(threads == 0 ? "reference" : "cpu", {.threads = threads});
-    io::RunRecord record;
-    record.options = record.definitions = "{}";
-    io::ResultsWriter writer(to, record, io::IfExists::refuse);
+    io::ResultsWriter writer(to, {}, io::IfExists::refuse);
     std::ostringstream err;
     io::UnitWriter unit = writer.begin("layer 3");
     experiments::analyze::analyze_part(o, reader, {reader.layer(3), {0, kTokens}, true},

@@ -271,7 +271,6 @@ TEST_F(CompareUnits, StoredIdsAreThoseOfTheLayer) {
     const auto queries = compare::compared_queries(o, reader, reader.layer(3), {"random"});
     const auto ids = [&](const std::string& name, const std::vector<int64_t>& cuts) {
         io::RunRecord record;
-        record.options = record.definitions = "{}";
         for (size_t n = 0; n + 1 < cuts.size(); ++n) record.units.push_back(text("part ", n));
         record.joined["layer 3"] = record.units;
         io::ResultsWriter writer(path(name), record, io::IfExists::refuse);
