@@ -70,10 +70,12 @@ OptionTable option_table(SynthOptions& o) {
     add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
     table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group")
         .between(0, 256);
+    add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
     table
         .count("needles", "N", pattern.needles,
                "single far tokens per sequence that few queries need")
         .between(0, 4096);
+    add_real(table, "needle", "NATS", pattern.needle, "gain of a needle");
     add_real(table, "index-noise", "FACTOR", pattern.index_noise,
              "noise of the index branch relative to the main branch");
     table.choice("element", "TYPE", o.element, elements, "storage: f16, bf16 or f32");

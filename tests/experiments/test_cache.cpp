@@ -249,7 +249,7 @@ TEST_F(Cache, WorkersAndShardsChangeNoByte) {
     const Outcome merged = kMerge({path("part0"), path("part1"), "--out", path("merged")});
     ASSERT_EQ(merged.code, 0) << merged.err;
     for (const char* other : {"jobs", "merged"})
-        for (const char* name : {"results.h5", "summary.json", "cache.txt"})
+        for (const char* name : {"results.h5", "summary.json", "rows.csv", "cache.txt"})
             EXPECT_TRUE(file_text(path(text("whole/", name))) ==
                         file_text(path(text(other, "/", name))))
                 << other << "/" << name;

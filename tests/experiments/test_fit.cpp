@@ -55,8 +55,8 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(path("out")))
         files.insert(entry.path().filename().string());
-    EXPECT_EQ(files,
-              (std::set<std::string>{"results.h5", "indexer.h5", "summary.json", "run.json"}));
+    EXPECT_EQ(files, (std::set<std::string>{"results.h5", "indexer.h5", "summary.json", "rows.csv",
+                                            "run.json"}));
     EXPECT_NE(run({file}, "table").out.find("trained on positions 0:144"), std::string::npos);
 }
 
