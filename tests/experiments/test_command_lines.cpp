@@ -172,7 +172,6 @@ msa-bench --out bench.json --backend cpu --cases square --tokens 256 --samples 1
 msa-cache made-by-msa-analyze/results.h5 --out out
 msa-compare a.h5 --out out --block-size 8 --budgets 32
 msa-cost --context 4K
-msa-count --context 4K
 msa-fit-indexer a.h5 --out out --block-size 8 --steps 3 --index-dim 16 --top-k 4
 msa-inspect a.h5
 msa-merge shard --out out
