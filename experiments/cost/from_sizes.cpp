@@ -71,7 +71,7 @@ constexpr std::ptrdiff_t kPlaces = 4;  // first columns of a stage: where it sta
 /// A stage of a pipeline at a context, by the kernels' accounting or the paper's.
 struct StageRow {
     int64_t tokens = 0;
-    std::string phase, accounting, pipeline;
+    std::string phase{}, accounting{}, pipeline{};
     const Stage* stage = nullptr;
 };
 
