@@ -239,7 +239,7 @@ void check_mass_bounds(const io::ResultsReader& results) {
         const double kept = results.number(group, "mass_kept");
         const double oracle = results.number(group, "oracle_mass");
         // Both are means of sums over the same float masses; the oracle's blocks are the largest.
-        const double rounding = 2 * results.number("/layers/" + row.layer, "mass_bound");
+        const double rounding = results.number("/checks/" + row.layer, "largest_mass_bound");
         if ((by_mass && kept > oracle + rounding) || kept > 1 + rounding)
             throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " keeps ", kept,
                                         " of the mass, the oracle ", oracle));
