@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 
@@ -232,6 +233,13 @@ Advice make_advice(const io::ResultsReader& results) {
             advice.recommended = choice;
     }
     if (!advice.recommended) find_nearest(candidates, advice);
+    const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
+    ordered_json sinks = ordered_json::array();
+    for (int64_t layer : shown.sparse)
+        sinks.push_back(measure::sink_row(results, std::to_string(layer),
+                                          std::to_string(shown.setting),
+                                          advice.settings[shown.setting].selector));
+    advice.dropped_sinks = dropped_sinks(sinks);
     for (LayerAdvice& layer : advice.layers) {
         layer.sparse = advice.recommended && is_sparse(layer, advice.recommended->setting);
         for (size_t s : candidates) {

@@ -26,6 +26,8 @@ void write_config(const Tally& tally, const LayerAbout& about, const std::string
     Metrics(to, group).add_with_mean("group_output_error", error.relative(), error.mean());
     to.attribute(group, "dead_groups", error.dead_heads());
     tally.total(key + "/reading", Reading(about.groups)).write(to, group, about.views);
+    const auto sink = tally.total("dense/sink", analysis::SinkMass(about.heads, 1));
+    to.attribute(group, "sink_mass_dense", analysis::average(sink.first_token()));
 }
 
 void write_blocks(const Tally& tally, const LayerAbout& about, const std::string& key,
@@ -55,7 +57,7 @@ void write_tokens(const Tally& tally, const LayerAbout& about, const std::string
     Metrics(to, group).add(
         "mass_kept",
         analysis::values(tally.total(key + "/mass", measure::KeptMass(about.groups)).means));
-    for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
+    for (const char* name : {"oracle_mass", "score_recall", "block_recall", "sink_mass_sparse"})
         to.attribute(group, name, std::nan(""));
 }
 
@@ -114,9 +116,6 @@ void write_configs(const Tally& tally, const std::string& layer, io::UnitWriter&
         write_config(tally, about, key, group(key), to);
         write_tokens(tally, about, key, group(key), to);
     }
-    to.attribute("/layers/" + layer, "sink_mass_dense",
-                 analysis::average(
-                     tally.total("dense/sink", analysis::SinkMass(about.heads, 1)).first_token()));
 }
 
 }  // namespace msa::experiments::compare

@@ -8,8 +8,10 @@
 #include <set>
 
 #include "analysis/recall.h"
+#include "analysis/sink.h"
 #include "core/error.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::measure {
 namespace {
@@ -127,6 +129,29 @@ std::vector<double> recall_draws(const io::ResultsReader& results, const DrawnBl
 std::vector<double> error_draws(const io::ResultsReader& results, const DrawnBlocks& blocks,
                                 const std::string& group) {
     return blocks.errors(results.read<double, 2>(group + "/sums").view());
+}
+
+nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::string& layer,
+                                const std::string& name, const std::string& selector) {
+    const auto mean = [&](const std::string& of) {
+        const std::string group = sums_group(layer, of + "/sink");
+        const auto sums = results.read<double, 2>(group + "/sums");
+        const auto counts = results.read<int64_t, 2>(group + "/counts");
+        analysis::State all{std::vector<double>(static_cast<size_t>(sums.extent(1))),
+                            std::vector<int64_t>(static_cast<size_t>(sums.extent(1)))};
+        for (int64_t b = 0; b < sums.extent(0); ++b)
+            for (int64_t c = 0; c < sums.extent(1); ++c) {
+                all.sums[static_cast<size_t>(c)] += sums(b, c);
+                all.counts[static_cast<size_t>(c)] += counts(b, c);
+            }
+        analysis::SinkMass sink(sums.extent(1) / 2, 1);
+        sink.join(all);
+        return json_number(analysis::average(sink.first_token()));
+    };
+    return {{"layer", std::stoll(layer)},
+            {"selector", selector},
+            {"sink_mass_dense", mean("dense")},
+            {"sink_mass_sparse", mean(name)}};
 }
 
 nlohmann::ordered_json interval_json(const analysis::Estimate& of) {

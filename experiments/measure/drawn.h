@@ -60,6 +60,11 @@ std::vector<double> recall_draws(const io::ResultsReader&, const DrawnBlocks&,
 std::vector<double> error_draws(const io::ResultsReader&, const DrawnBlocks&,
                                 const std::string& group);
 
+/// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of a
+/// choice `name` of that selector.
+nlohmann::ordered_json sink_row(const io::ResultsReader&, const std::string& layer,
+                                const std::string& name, const std::string& selector);
+
 /// {"low", "high"}; null where NaN.
 nlohmann::ordered_json interval_json(const analysis::Estimate&);
 

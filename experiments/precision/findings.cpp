@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 #include "experiments/precision/options.h"
@@ -231,14 +232,19 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.cache.measures.emplace_back("sparse_error");
         findings.cache.targeted.push_back(3);
     }
+    ordered_json sinks = ordered_json::array();
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);
-        if (results.has("/precision/" + layer + "/index")) add_index(results, layer, index);
+        if (results.has("/precision/" + layer + "/index")) {
+            add_index(results, layer, index);
+            sinks.push_back(measure::sink_row(results, layer, "index/0", "index"));
+        }
         const measure::DrawnBlocks drawn(results, "/query_blocks/" + layer);
         findings.queries = std::max(findings.queries, drawn.queries());
         findings.blocks = std::max(findings.blocks, drawn.blocks());
         findings.sequences = std::max(findings.sequences, drawn.sequences());
     }
+    findings.dropped_sinks = dropped_sinks(sinks);
     recommend(findings.cache);
     if (!index.layers.empty()) {
         recommend(index);

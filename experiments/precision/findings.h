@@ -2,6 +2,7 @@
 // What the results of msa-precision say: made from results.h5 alone.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,7 @@ struct Findings {
     double keep = 0, error = 0;
     std::optional<Part> index;  // of the layers with an Index Branch
     Part cache;
+    nlohmann::ordered_json dropped_sinks;  // at full precision, as driver/sink_note.h has them
     int64_t queries = 0, blocks = 0, sequences = 0;  // the most of a layer
 };
 

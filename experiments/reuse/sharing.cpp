@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/select/selector.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 #include "experiments/reuse/layer.h"
@@ -195,6 +196,7 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.seed = results.run().seed;
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
+    ordered_json sinks = ordered_json::array();
     const std::vector<std::string> names = results.list("/reuse");
     const measure::DrawnBlocks blocks(results, "/query_blocks/" + names.front());
     findings.blocks = blocks.blocks();
@@ -203,6 +205,7 @@ Findings make_findings(const io::ResultsReader& results) {
     for (const std::string& name : names) {
         const std::string group = "/reuse/" + name;
         findings.layers.push_back(std::stoll(name));
+        sinks.push_back(measure::sink_row(results, name, name, findings.asked.selector));
         for (Pair& pair : read_pairs(results, name, blocks))
             findings.pairs.push_back(std::move(pair));
         costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
@@ -220,6 +223,7 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.longest_sequence =
             static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));
     }
+    findings.dropped_sinks = dropped_sinks(sinks);
     findings.missing = missing_layers(findings.layers);
     findings.distances = by_distance(findings);
     find_patterns(costs, findings);

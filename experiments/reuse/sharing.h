@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,10 +73,11 @@ struct Findings {
     std::vector<AtDistance> distances;
     double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    Cost dense;                    // of all layers
-    Shared own;                    // every layer computes its own ids
-    std::vector<Shared> patterns;  // asked for with --every and --groups
-    std::vector<Shared> front;     // least mean loss of each number of computing layers, ascending
+    nlohmann::ordered_json dropped_sinks;  // with own ids, as driver/sink_note.h has them
+    Cost dense;                            // of all layers
+    Shared own;                            // every layer computes its own ids
+    std::vector<Shared> patterns;          // asked for with --every and --groups
+    std::vector<Shared> front;  // least mean loss of each number of computing layers, ascending
     /// The fewest computing layers with which every layer reaches the target, and of those the
     /// least mean loss; of the front, the first whose mean reaches it.
     std::optional<Shared> each, mean;
