@@ -5,7 +5,6 @@
 // for a type gets the same values in float, which represents f16, bf16 and e4m3 exactly.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -87,13 +86,6 @@ void round_field(const io::ActivationsReader&, int64_t layer, io::Field, Element
 
 /// The rows [rows] of the first axis.
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
-
-template <typename T>
-Tensor<T, 3> copy_of(View<const T, 3> of) {
-    Tensor<T, 3> copy(of.shape(), Fill::nothing);
-    std::copy_n(of.data(), of.size(), copy.data());
-    return copy;
-}
 
 /// An operand in the backend's space: the host view itself where that is possible, else a copy in
 /// `element`, which represents the values exactly or rounds them.

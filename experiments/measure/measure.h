@@ -4,6 +4,7 @@
 // them; and adds up, block of queries by block of queries, what attention over them keeps.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -15,6 +16,13 @@
 #include "experiments/measure/tally.h"
 
 namespace msa::experiments::measure {
+
+template <typename T>
+Tensor<T, 3> copy_of(View<const T, 3> of) {
+    Tensor<T, 3> copy(of.shape(), Fill::nothing);
+    std::copy_n(of.data(), of.size(), copy.data());
+    return copy;
+}
 
 /// Who picks blocks for every query and group, and by what rule.
 struct Choice {

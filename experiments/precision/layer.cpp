@@ -13,6 +13,7 @@ namespace msa::experiments::precision {
 namespace {
 
 using measure::BlockRows;
+using measure::copy_of;
 using measure::MeasuredChunk;
 
 Tensor<float, 3> stored(const Precision& precision, View<const float, 3> values) {

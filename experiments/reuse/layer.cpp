@@ -21,7 +21,7 @@ measure::Choice choice_of_layer(const ReuseOptions& o, int64_t layer, View<const
     choice.key = std::to_string(layer);
     choice.selector.clear();
     choice.ids = [ids](const measure::ChunkView&, QueryRange range) {
-        return copy_of(ids.slice(range.begin, range.end - range.begin));
+        return measure::copy_of(ids.slice(range.begin, range.end - range.begin));
     };
     return choice;
 }

@@ -234,39 +234,6 @@ TEST_F(Compare, EveryRunIsChecked) {
     }
 }
 
-/// Half of the attention of planted heads lies on token 0, whose block the mean key hides.
-TEST_F(Compare, NamesTheSinksThatAreDropped) {
-    const std::string file = path("planted.h5");
-    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--layers", "1", "--query-heads", "4",
-                      "--kv-heads", "2", "--head-dim", "32", "--index-dim", "32"})
-                  .code,
-              0);
-    const auto run = [&](const std::string& out, const std::string& share,
-                         const std::string& first) {
-        const Outcome outcome = kCompare(
-            {file, "--out", path(out), "--block-size", "32", "--budgets", "128", "--selectors",
-             "oracle,mean-key,window-tokens", "--share", share, "--forced-first", first});
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return json::parse(file_text(path(out + "/summary.json")));
-    };
-    for (const std::string share : {"group", "head"}) {
-        const json dropped = run(share, share, "0")["dropped_sinks"];
-        ASSERT_EQ(dropped.size(), 1U) << dropped;
-        EXPECT_EQ(dropped[0]["layer"], 0);
-        EXPECT_EQ(dropped[0]["selector"], "mean-key");
-        EXPECT_EQ(dropped[0]["setting"], "128");
-        EXPECT_EQ(dropped[0]["remedy"], "--forced-first 1");
-        EXPECT_GT(dropped[0]["sink_mass_dense"], 0.4);
-        EXPECT_NE(file_text(path(share + "/tables.txt")).find("mean-key@128 in layer 0 (0."),
-                  std::string::npos);
-    }
-    const json kept = run("kept", "group", "1");
-    EXPECT_TRUE(kept["dropped_sinks"].empty()) << kept["dropped_sinks"];
-    for (const json& row : kept["rows"])
-        EXPECT_EQ(row["sink_mass_sparse"].is_null(), row["kind"] == "tokens") << row;
-    EXPECT_EQ(file_text(path("kept/tables.txt")).find("Sink dropped"), std::string::npos);
-}
-
 TEST_F(Compare, ABudgetThatCoversEverythingIsDense) {
     const std::vector<std::string> only{"--selectors", "random", "--budgets", "1.0"};
     std::vector<std::string> all{file_, "--out", path("out"), "--block-size", "8"};
