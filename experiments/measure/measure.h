@@ -28,9 +28,9 @@ Tensor<T, 3> copy_of(View<const T, 3> of) {
 struct Choice {
     std::string key;  // its name in sums and in messages
     int64_t block_size = 0;
-    SelectionRule rule;    // asked for; also the rule of the oracle that it is held against
-    SelectionRule used;    // what the selector makes of it
-    std::string selector;  // a label of make_selector(); empty: `ids` picks
+    SelectionRule rule;         // asked for; also the rule of the oracle that it is held against
+    SelectionRule used;         // what the selector makes of it
+    std::string selector = {};  // a label of make_selector(); empty: `ids` picks
     /// [Nq, Hkv, any k] on the host, for the queries `range` of the layer: those of another layer,
     /// or of operands in another format.
     std::function<Tensor<int32_t, 3>(const ChunkView&, QueryRange range)> ids = {};

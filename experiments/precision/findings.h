@@ -7,17 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "analysis/bootstrap.h"
 #include "core/io/results.h"
 #include "core/number/quantize.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::precision {
 
-/// Estimates in the order of a Part's measures, with their bootstrap draws [kDraws].
-struct Kept {
-    std::vector<analysis::Estimate> measures;
-    std::vector<std::vector<double>> draws;
-};
+using measure::Kept;  // in the order of a Part's measures
 
 /// One precision on the layers of its part.
 struct Row {

@@ -2,14 +2,13 @@
 // What the results of msa-reuse say: made from results.h5 alone.
 #pragma once
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "analysis/bootstrap.h"
 #include "core/io/results.h"
+#include "experiments/measure/drawn.h"
 #include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
 
@@ -28,14 +27,7 @@ inline constexpr size_t kMeasures = 5;
 inline constexpr const char* kMeasureNames[kMeasures] = {"mass_kept", "mass_lost", "block_recall",
                                                          "own_recall", "output_error"};
 
-/// All measures, with their bootstrap draws [kDraws].
-struct Kept {
-    std::array<analysis::Estimate, kMeasures> measures;
-    std::array<std::vector<double>, kMeasures> draws;
-    const analysis::Estimate& operator[](Measure m) const {
-        return measures[static_cast<size_t>(m)];
-    }
-};
+using measure::Kept;  // in the order of Measure
 
 /// Layer `target` with the ids of layer `source`, both by number in the model.
 struct Pair {
