@@ -2,11 +2,13 @@
 // One layer of msa-analyze, or a part of its queries.
 #pragma once
 
+#include <filesystem>
+#include <vector>
+
 #include "core/io/activations.h"
 #include "experiments/analyze/options.h"
 #include "experiments/driver/run.h"
 #include "experiments/measure/queries.h"
-#include "experiments/measure/tally.h"
 
 namespace msa::experiments::analyze {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Programs that measure layers name the sinks that their selectors drop.
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "tests/experiments/cli.h"
 
@@ -42,6 +43,36 @@ TEST_F(Sinks, OfCompareAreNamed) {
     for (const json& row : kept["rows"])
         EXPECT_EQ(row["sink_mass_sparse"].is_null(), row["kind"] == "tokens") << row;
     EXPECT_EQ(file_text(path("kept/tables.txt")).find("Sink dropped"), std::string::npos);
+}
+
+/// Of the ids that layers share, and at the setting that is advised.
+TEST_F(Sinks, OfReuseAndAdviseAreNamed) {
+    const std::string file = path("planted.h5");
+    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--layers", "2", "--query-heads", "4",
+                      "--kv-heads", "2", "--head-dim", "32", "--index-dim", "32"})
+                  .code,
+              0);
+    const std::vector<std::string> reuse{"--selector", "mean-key", "--block-size", "32",
+                                         "--top-k",    "4",        "--lose",       "0.9"};
+    const std::vector<std::string> advise{"--selectors", "mean-key", "--block-sizes",  "32",
+                                          "--top-ks",    "4",        "--forced-local", "1",
+                                          "--keep",      "0.1"};
+    for (const auto& [program, options, page] :
+         {std::tuple{&kReuse, reuse, "reuse.txt"}, {&kAdvise, advise, "advice.txt"}})
+        for (const std::string first : {"0", "1"}) {
+            const std::string out = text(page, first);
+            std::vector<std::string> args{file,  "--out",          path(out), "--sample-queries",
+                                          "256", "--forced-first", first};
+            args.insert(args.end(), options.begin(), options.end());
+            const Outcome outcome = (*program)(args);
+            ASSERT_EQ(outcome.code, 0) << outcome.err;
+            const json dropped =
+                json::parse(file_text(path(out + "/summary.json")))["dropped_sinks"];
+            EXPECT_EQ(dropped.size(), first == "0" ? 2U : 0U) << dropped;
+            for (const json& row : dropped) EXPECT_EQ(row["selector"], "mean-key");
+            EXPECT_EQ(file_text(path(out + "/" + page)).find("Sink dropped") != std::string::npos,
+                      first == "0");
+        }
 }
 
 }  // namespace
