@@ -221,7 +221,7 @@ Advice make_advice(const io::ResultsReader& results) {
     }
     if (!advice.recommended) find_nearest(candidates, advice);
     const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
-    ordered_json sinks = ordered_json::array();
+    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     for (int64_t layer : shown.sparse)
         sinks.push_back(measure::sink_row(results, std::to_string(layer),
                                           std::to_string(shown.setting),

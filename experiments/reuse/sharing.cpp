@@ -138,7 +138,7 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.seed = results.run().seed;
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
-    ordered_json sinks = ordered_json::array();
+    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     const std::vector<std::string> names = results.list("/reuse");
     const auto count = static_cast<double>(names.size());
     for (const std::string& name : names) {
