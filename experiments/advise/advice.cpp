@@ -6,8 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
-#include "experiments/measure/sums.h"
 
 namespace msa::experiments::advise {
 namespace {
@@ -24,18 +24,6 @@ std::vector<Setting> read_settings(const io::ResultsReader& results, const std::
     return settings;
 }
 
-/// Mass kept and output error of a setting over some draws.
-struct Measured {
-    std::vector<double> mass, error;
-};
-
-Measured measure_setting(const io::ResultsReader& results, const std::string& layer, size_t setting,
-                         const measure::DrawnBlocks& over) {
-    const std::string group = measure::sums_group(layer, std::to_string(setting));
-    return {over.means(results.read<double, 2>(group + "/mass/sums").view()),
-            measure::error_draws(results, over, group + "/group_output_error")};
-}
-
 bool reaches(const AdviseOptions& asked, const Setting& setting, double mass, double error) {
     if (asked.keep) return mass >= *asked.keep;
     if (asked.error) return error <= *asked.error;
@@ -49,21 +37,21 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     const std::string group = "/advise/" + name, sizes = "/layers/" + name;
     layer.dense = read_cost(results, group, "dense");
     layer.longest_sequence = static_cast<int64_t>(results.number(sizes, "longest_sequence"));
-    const measure::DrawnBlocks blocks(results, "/query_blocks/" + name), once = blocks.once();
-    layer.blocks = blocks.blocks();
-    layer.queries = blocks.queries();
-    layer.sequences = blocks.sequences();
+    const measure::LayerNumbers of(results, name);
+    layer.blocks = of.drawn().blocks();
+    layer.queries = of.drawn().queries();
+    layer.sequences = of.drawn().sequences();
     const Tensor<double, 2> costs = results.read<double, 2>(group + "/costs");
     layer.kept.resize(advice.settings.size());
     for (size_t n = 0; n < layer.kept.size(); ++n) {
         const auto s = static_cast<int64_t>(n);
         Kept& kept = layer.kept[n];
-        Measured drawn = measure_setting(results, name, n, blocks);
-        const Measured found = measure_setting(results, name, n, once);
-        kept.mass_draws = std::move(drawn.mass);
-        kept.error_draws = std::move(drawn.error);
-        kept.mass = analysis::with_interval(found.mass.front(), kept.mass_draws);
-        kept.error = analysis::with_interval(found.error.front(), kept.error_draws);
+        measure::Numbers mass = of.mean(text(n, "/mass")),
+                         error = of.error(text(n, "/group_output_error"));
+        kept.mass = mass.estimate();
+        kept.error = error.estimate();
+        kept.mass_draws = std::move(mass.draws);
+        kept.error_draws = std::move(error.draws);
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.tile_union = costs(s, 4);
@@ -232,6 +220,13 @@ Advice make_advice(const io::ResultsReader& results) {
             advice.recommended = choice;
     }
     if (!advice.recommended) find_nearest(candidates, advice);
+    const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
+    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
+    for (int64_t layer : shown.sparse)
+        sinks.push_back(measure::sink_row(results, std::to_string(layer),
+                                          std::to_string(shown.setting),
+                                          advice.settings[shown.setting].selector));
+    advice.dropped_sinks = dropped_sinks(sinks);
     for (LayerAdvice& layer : advice.layers) {
         layer.sparse = advice.recommended && is_sparse(layer, advice.recommended->setting);
         for (size_t s : candidates) {

@@ -2,6 +2,7 @@
 // What the results of msa-advise say: made from results.h5 alone.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,9 +54,10 @@ struct Advice {
     std::vector<Kept> all;      // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;
-    Choice nearest;               // where nothing is recommended
-    std::string why_none;         // likewise
-    std::optional<size_t> bound;  // fewest tokens at which the oracle reaches the target
+    Choice nearest;                        // where nothing is recommended
+    std::string why_none;                  // likewise
+    nlohmann::ordered_json dropped_sinks;  // of what is shown, as driver/sink_note.h has them
+    std::optional<size_t> bound;           // fewest tokens at which the oracle reaches the target
 };
 
 /// Recommended is, under --keep or --error, the setting of the lowest cost of all layers together,

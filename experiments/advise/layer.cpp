@@ -2,186 +2,43 @@
 #include "experiments/advise/layer.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 
-#include "analysis/output_error.h"
-#include "analysis/recall.h"
 #include "core/kernel_sizes.h"
-#include "core/tolerance.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/program.h"
-#include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
-#include "experiments/measure/checks.h"
-#include "experiments/measure/choice_errors.h"
-#include "experiments/measure/sums.h"
+#include "experiments/measure/measure.h"
 
 namespace msa::experiments::advise {
 namespace {
 
 constexpr int64_t kLeastBlocks = 2;
 
-const char* const kOracle = "oracle";
-
-/// P_b of blocks `factor` times as large.
-Mirror<3> sum_blocks(Backend& backend, View<const float, 3> fine, int64_t factor, int64_t blocks) {
-    Tensor<float, 3> coarse({fine.extent(0), fine.extent(1), blocks});
-#pragma omp parallel for
-    for (int64_t i = 0; i < coarse.extent(0); ++i)
-        for (int64_t r = 0; r < coarse.extent(1); ++r)
-            for (int64_t b = 0; b < blocks; ++b) {
-                const int64_t begin = b * factor, end = std::min(begin + factor, fine.extent(2));
-                const float* mass = fine[i][r].data();
-                coarse(i, r, b) =
-                    static_cast<float>(std::accumulate(mass + begin, mass + end, 0.0));
-            }
-    return {backend, std::move(coarse)};
-}
-
-/// Of one setting, over the queries of a block.
-struct SettingSums {
-    explicit SettingSums(int64_t groups) : mass(groups), error(groups) {}
-    measure::KeptMass mass;
-    analysis::OutputError error;  // over the heads of each group together
-};
-
-class LayerMeasurement {
+/// Blocks that the queries of a tile select together.
+class Unions : public measure::Observer {
 public:
-    LayerMeasurement(const AdviseOptions& o, const io::ActivationsReader& file,
-                     const io::LayerInfo& layer, const std::vector<Setting>& settings,
-                     const Tiles& tiles, Backend& backend)
-        : o_(o),
-          layer_(layer),
-          settings_(settings),
-          tiles_(tiles),
-          queries_(tiles.queries),
-          backend_(backend),
-          data_(file, layer, layer_elements(backend, layer, o.element)),
-          view_(backend, data_),
-          k_norm_(largest_norm(host_view(data_.k))),
-          sums_(queries_.blocks, {0, std::ssize(queries_.tokens)}),
-          tile_blocks_(settings.size()) {
-        for (const Setting& setting : settings) add_size(setting);
-    }
+    Unions(const Tiles& tiles, const std::vector<Setting>& settings)
+        : tiles_(tiles), settings_(settings), blocks_(settings.size()) {}
 
-    void run(Progress& progress) {
-        const Problem& finest = sizes_.begin()->second.whole;
-        for (const QueryRange range :
-             measure::chunks(queries_.blocks, {0, std::ssize(queries_.tokens)},
-                             measure::chunk_queries(backend_, finest, 8, 8))) {
-            stop_if_asked();
-            add(range);
-            progress.advance(range.end - range.begin);
-        }
+    void chosen(const measure::MeasuredChunk& chunk, size_t setting, View<const int32_t, 3> ids,
+                const Attention*) override {
+        blocks_[setting] += blocks_of_tiles(ids);
+        groups_ = chunk.problem.kv_heads;
     }
-    /// Blocks that the queries of a tile select together, as the cost model takes it: the mean over
-    /// the sampled tiles and the groups. Nothing where their queries do not follow each other.
-    std::optional<double> mean_union(size_t setting) const {
+    /// As the cost model takes it: the mean over the sampled tiles and the groups. Nothing where
+    /// their queries do not follow each other.
+    std::optional<double> mean(size_t setting) const {
         if (!tiles_.adjacent) return std::nullopt;
         const int64_t top_k = settings_[setting].rule.top_k;
-        const int64_t tiles = std::ssize(queries_.tokens) / tiles_.size;
-        const double mean = static_cast<double>(tile_blocks_[setting]) /
-                            static_cast<double>(layer_.kv_heads) / static_cast<double>(tiles);
+        const int64_t tiles = std::ssize(tiles_.queries.tokens) / tiles_.size;
+        const double mean = static_cast<double>(blocks_[setting]) / static_cast<double>(groups_) /
+                            static_cast<double>(tiles);
         return std::clamp(mean, static_cast<double>(top_k),
                           static_cast<double>(top_k * tiles_.size));
     }
-    void write(const std::string& layer, io::UnitWriter& to) const {
-        sums_.write(to, layer);
-        checks_.write(to, layer);
-    }
 
 private:
-    /// One block size, with the selectors that have settings of it.
-    struct Size {
-        Problem whole, queries;
-        std::map<std::string, std::unique_ptr<Selector>> selectors;
-    };
-
-    void add_size(const Setting& setting) {
-        Size& size = sizes_[setting.block_size];
-        if (size.selectors.empty()) {
-            size.whole = data_.problem(setting.block_size);
-            size.queries = size.whole.with_query_rows(queries_.tokens);
-        }
-        std::unique_ptr<Selector>& selector = size.selectors[setting.selector];
-        if (selector) return;
-        selector = make_selector(setting.selector);
-        selector->prepare(selector_layer(size));
-    }
-
-    SelectorLayer selector_layer(const Size& size) const {
-        return view_.selector_layer(size.whole, o_.seed);
-    }
-
-    void add(QueryRange range) {
-        std::optional<Attention> dense;
-        std::map<int64_t, Mirror<3>> masses;  // P_b by block size
-        for (const auto& [block_size, size] : sizes_) {
-            const SelectorLayer layer = selector_layer(size);
-            const measure::ChunkView queries(layer, view_, size.queries.with_queries(range),
-                                             queries_.tokens_of(range));
-            if (!dense) dense = queries.dense();
-            const auto finer = std::find_if(
-                masses.rbegin(), masses.rend(),
-                [of = block_size](const auto& known) { return of % known.first == 0; });
-            const Mirror<3> mass =
-                finer == masses.rend()
-                    ? queries.chunk.mass()
-                    : sum_blocks(backend_, finer->second.host(), block_size / finer->first,
-                                 queries.problem.blocks());
-            masses[block_size] = mass;
-            const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, *dense,
-                                               mass.host());
-            checks_.begin(chunk.rows(), queries.tokens);
-            add_size(size, block_size, layer, chunk, mass);
-        }
-    }
-
-    void add_size(const Size& size, int64_t block_size, const SelectorLayer& layer,
-                  const measure::MeasuredChunk& chunk, const Mirror<3>& mass) {
-        const Problem& p = chunk.problem;
-        std::vector<size_t> numbers;
-        std::vector<Tensor<int32_t, 3>> ids;
-        for (const auto& [name, selector] : size.selectors) {
-            // The oracle's scores are P_b, which is there already.
-            const Mirror<3> scores =
-                name == kOracle ? mass : selector->score(layer, chunk.queries.chunk);
-            for (size_t s = 0; s < settings_.size(); ++s) {
-                const Setting& setting = settings_[s];
-                if (setting.block_size != block_size || setting.selector != name) continue;
-                numbers.push_back(s);
-                ids.push_back(pick(backend_, p, setting.rule, scores.floats()));
-            }
-        }
-        const std::vector<Tensor<double, 2>> errors =
-            measure::squared_errors(backend_, p, chunk.queries.input(), chunk.dense,
-                                    std::vector<View<const int32_t, 3>>(ids.begin(), ids.end()));
-        for (size_t n = 0; n < numbers.size(); ++n)
-            add_setting(numbers[n], chunk, ids[n], errors[n]);
-    }
-
-    void add_setting(size_t s, const measure::MeasuredChunk& chunk, View<const int32_t, 3> ids,
-                     View<const double, 2> errors) {
-        const std::string name = std::to_string(s);
-        checks_.check(settings_[s].selector, ids, errors);
-        tile_blocks_[s] += blocks_of_tiles(ids);
-        sums_.add(chunk.blocks, [&](const measure::BlockRows& rows) {
-            SettingSums sums(layer_.kv_heads);
-            const View<const int32_t, 3> picked = rows.of(ids);
-            const View<const float, 3> mass = rows.of(chunk.mass);
-            for (int64_t i = 0; i < picked.extent(0); ++i)
-                for (int64_t r = 0; r < picked.extent(1); ++r)
-                    sums.mass.means[static_cast<size_t>(r)].add(
-                        analysis::mass_of(mass[i][r], selected(picked, i, r)));
-            sums.error.add(rows.of(chunk.kinds), rows.of(errors), rows.of(chunk.norm));
-            return measure::States{{name + "/mass", sums.mass.state()},
-                                   {name + "/group_output_error", sums.error.state()}};
-        });
-    }
-
     /// Distinct blocks of each tile and group, summed.
     int64_t blocks_of_tiles(View<const int32_t, 3> ids) const {
         int64_t distinct = 0;
@@ -198,19 +55,10 @@ private:
         return distinct;
     }
 
-    const AdviseOptions& o_;
-    const io::LayerInfo& layer_;
-    const std::vector<Setting>& settings_;
     const Tiles& tiles_;
-    const measure::LayerQueries& queries_;
-    Backend& backend_;
-    measure::LayerData data_;
-    measure::LayerView view_;
-    std::map<int64_t, Size> sizes_;  // by block size, ascending
-    double k_norm_;
-    measure::Sums sums_;
-    measure::SelfChecks checks_;
-    std::vector<int64_t> tile_blocks_;  // [settings]
+    const std::vector<Setting>& settings_;
+    std::vector<int64_t> blocks_;  // [settings]
+    int64_t groups_ = 1;
 };
 
 void write_settings(const AdviseOptions& o, const std::vector<Setting>& settings,
@@ -232,14 +80,14 @@ void write_settings(const AdviseOptions& o, const std::vector<Setting>& settings
 }
 
 void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
-                  const std::vector<Setting>& settings, const LayerMeasurement& of,
+                  const std::vector<Setting>& settings, const Unions& unions,
                   const analysis::Hardware& on, const std::string& group, io::UnitWriter& to) {
     const Pricer price(layer, o.context, o.decode, on);
     write_price(to, group, "dense", price.dense());
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];
-        const auto tile_union = of.mean_union(static_cast<size_t>(s));
+        const auto tile_union = unions.mean(static_cast<size_t>(s));
         const Price priced = price(setting, tile_union);
         costs(s, 0) = priced.seconds;
         costs(s, 1) = priced.work.flops;
@@ -300,9 +148,30 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
     for (const Setting& setting : settings) largest = std::max(largest, setting.tokens());
     const Tiles tiles = choose_tiles(o, file.info(), layer, largest);
     const std::vector<int64_t>& tokens = tiles.queries.tokens;
-    LayerMeasurement measurement(o, file, layer, settings, tiles, worker.backend);
+    const measure::LayerData data(file, layer, layer_elements(worker.backend, layer, o.element));
+    measure::Task task{.data = data,
+                       .queries = tiles.queries,
+                       .part = {0, std::ssize(tokens)},
+                       .backend = worker.backend,
+                       .block_sizes = {},
+                       .seed = o.seed,
+                       .of_blocks = 8,
+                       .of_heads = 8,
+                       .with_oracle = false,
+                       .joined = true};
+    for (size_t s = 0; s < settings.size(); ++s) {
+        const Setting& setting = settings[s];
+        task.choices.push_back({.key = std::to_string(s),
+                                .block_size = setting.block_size,
+                                .rule = setting.rule,
+                                .used = setting.rule,
+                                .selector = setting.selector});
+        task.block_sizes.push_back(setting.block_size);
+    }
+    measure::Tally tally{measure::Sums(tiles.queries.blocks, task.part)};
+    Unions unions(tiles, settings);
     Progress progress(worker.progress, text("layer ", layer.layer), std::ssize(tokens), "queries");
-    measurement.run(progress);
+    measure::measure(task, tally, unions, progress);
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;
     const Problem p = io::layer_problem(file.info(), layer, settings.front().block_size);
@@ -314,8 +183,8 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
                  {"largest_budget", largest}});
     measure::write_tokens(to, "/queries/" + name, tokens);
     write_settings(o, settings, group, to);
-    measurement.write(name, to);
-    write_prices(o, layer, settings, measurement, on, group, to);
+    tally.write(to, name);
+    write_prices(o, layer, settings, unions, on, group, to);
 }
 
 }  // namespace msa::experiments::advise

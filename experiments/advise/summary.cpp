@@ -7,6 +7,7 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
 
@@ -223,6 +224,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
     if (advice.bound)
         json["bound"] =
             json_of(advice.settings[*advice.bound], advice.all[*advice.bound], advice.dense);
+    json["dropped_sinks"] = advice.dropped_sinks;
     return json.dump(2) + "\n";
 }
 
@@ -266,6 +268,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
                         "context, mass and error of the capture. At the same k a longer "
                         "context keeps less.");
     print_paragraph(out, text("Operands of FILE in ", run.element, "; costs are of bf16."));
+    print_dropped_sinks(advice.dropped_sinks, out);
     print_captures(run, out);
 }
 

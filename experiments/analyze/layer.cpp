@@ -1,240 +1,172 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/layer.h"
 
-#include <algorithm>
-
+#include "analysis/entropy.h"
+#include "analysis/popularity.h"
 #include "core/select/selector.h"
-#include "core/tolerance.h"
 #include "experiments/analyze/sums.h"
-#include "experiments/driver/attend.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/program.h"
-#include "experiments/driver/progress.h"
-#include "experiments/measure/measured_chunk.h"
+#include "experiments/measure/measure.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::analyze {
 namespace {
 
-/// A selector, whose sums have the same number.
-struct Config {
-    std::unique_ptr<Selector> selector;
-    SelectionRule rule;
-};
+using measure::BlockRows;
+using measure::MeasuredChunk;
 
-class LayerAnalysis {
+const measure::LayerForm kForm{
+    {"/queries", "/select", "/scores", "/outputs", "/mass"}, {"/layers"}, write_metrics};
+
+/// What msa-analyze measures beside the common sums, and the datasets with a row for each query.
+class Analysis : public measure::Observer {
 public:
-    LayerAnalysis(const AnalyzeOptions& options, const io::ActivationsReader& file,
-                  const LayerPart& part, const measure::LayerQueries& queries, Backend& backend,
-                  io::UnitWriter& to)
-        : o_(options),
-          queries_(queries),
-          backend_(backend),
+    Analysis(const AnalyzeOptions& o, const Problem& whole, const std::string& layer,
+             QueryRange part, io::UnitWriter& to, measure::Tally& tally)
+        : o_(o),
+          about_{whole.query_heads, whole.kv_heads,      whole.block_size,
+                 o.sink_tokens,     block_starts(whole), Curve::points(whole, o.rule)},
+          layer_(layer),
+          part_(part),
           to_(to),
-          info_(part.layer),
-          part_(part.queries),
-          name_(std::to_string(info_.layer)),
-          whole_(io::layer_problem(file.info(), info_, options.block_size)),
-          all_(whole_.with_query_rows(queries.tokens)),
-          data_(file, info_, layer_elements(backend, info_, options.element)),
-          view_(backend, data_),
-          layer_(view_.selector_layer(whole_, options.seed)),
-          sums_({whole_.query_heads, whole_.kv_heads, whole_.block_size, block_starts(whole_),
-                 options.sink_tokens, options.oracle_without_local},
-                Curve::points(whole_, options.rule)),
-          k_norm_(largest_norm(host_view(data_.k))) {
-        sums_.sums = measure::Sums(queries.blocks, part.queries);
-        for (const std::string& selector : options.selectors) {
-            std::unique_ptr<Selector> made = make_selector(selector);
-            const SelectionRule rule = made->adjust(options.rule, 0);
-            needs_logits_ |= made->needs().max_logit;
-            made->prepare(layer_);
-            sums_.add_selector(
-                {made->label(), made->name() == "oracle", rule.top_k, Curve::points(whole_, rule)});
-            configs_.push_back({std::move(made), rule});
-        }
-        needs_logits_ |= options.oracle_by_logit;
-        create_datasets();
+          tally_(tally) {
+        create_outputs(whole, "dense");
+        if (o.dumps("mass"))
+            create<float, 3>("/mass/" + layer, {rows(), whole.kv_heads, whole.blocks()},
+                             {"query,group,block", "probability", "Main Branch probability P_b"});
     }
 
-    int64_t chunk_queries() const { return measure::chunk_queries(backend_, whole_, 4, 6); }
-    /// Of the analysed queries, some of this part.
-    void add(QueryRange range);
-    /// What is known at the end: the datasets of the layer, or of a part of it its sums.
-    void write(const LayerPart& part, std::ostream& err) const;
+    measure::Choice add(const std::string& name, const Problem& whole) {
+        const std::unique_ptr<Selector> selector = make_selector(name);
+        const SelectionRule rule = selector->adjust(o_.rule, 0);
+        const std::string label = selector->label(), at = at_layer(label);
+        about_.selectors.push_back(
+            {label, selector->name() == "oracle", rule.top_k, Curve::points(whole, rule)});
+        rules_.push_back(rule);
+        popularity_.emplace_back(about_.kv_heads, about_.first_block);
+        create<int32_t, 3>("/select" + at + "/ids", {rows(), whole.kv_heads, rule.top_k},
+                           {"query,group,slot", "block of the sequence", selector->rule_in_full()});
+        if (o_.dumps("scores"))
+            create<float, 3>("/scores" + at, {rows(), whole.kv_heads, whole.blocks()},
+                             {"query,group,block", "1", "block scores"});
+        create_outputs(whole, label);
+        return {.key = label,
+                .block_size = o_.block_size,
+                .rule = o_.rule,
+                .used = rule,
+                .selector = label};
+    }
+
+    void dense(const MeasuredChunk& chunk) override {
+        const Attention mean_key =
+            attend(chunk.queries.backend(), chunk.problem, chunk.queries.mean_key_input(), {});
+        const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, o_.rule,
+                                            about_.oracle_ks, chunk.masses.floats());
+        tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
+            RowCounts rows;
+            Curve curve(about_.oracle_ks);
+            FirstBlockMass first{std::vector<analysis::Mean>(static_cast<size_t>(about_.kv_heads))};
+            rows.add(of.of(chunk.kinds));
+            curve.add(of, of.of(chunk.kinds), picked, of.of(chunk.mass));
+            first.add(of.of(chunk.kinds), of.of(chunk.mass));
+            return measure::States{{"dense/rows", rows.state()},
+                                   {"dense/oracle_curve", curve.state()},
+                                   {"dense/entropy", entropy(of, chunk, mean_key, chunk.dense.lse)},
+                                   {"dense/first_block", first.state()}};
+        });
+        write_outputs("dense", chunk, chunk.dense);
+        if (o_.dumps("mass")) write("/mass/" + layer_, chunk, chunk.mass);
+    }
+
+    void scored(const MeasuredChunk& chunk, size_t n, const Mirror<3>& scores) override {
+        const LayerAbout::OfSelector& selector = about_.selectors[n];
+        const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, rules_[n],
+                                            selector.ks, scores.floats());
+        tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
+            Curve curve(selector.ks);
+            curve.add(of, of.of(chunk.kinds), picked, of.of(chunk.mass));
+            return measure::States{{selector.label + "/curve", curve.state()}};
+        });
+        if (o_.dumps("scores")) write("/scores" + at_layer(selector.label), chunk, scores.host());
+    }
+
+    void chosen(const MeasuredChunk& chunk, size_t n, View<const int32_t, 3> ids,
+                const Attention* over) override {
+        const std::string& label = about_.selectors[n].label;
+        const Attention mean_key = attend_selected(chunk.queries.backend(), chunk.problem,
+                                                   chunk.queries.mean_key_input(), ids);
+        tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
+            return measure::States{{label + "/entropy", entropy(of, chunk, mean_key, over->lse)}};
+        });
+        popularity_[n].add(chunk.problem, ids);
+        write("/select" + at_layer(label) + "/ids", chunk, ids);
+        write_outputs(label, chunk, *over);
+    }
+
+    /// What the tally has to have of all queries.
+    void finish() {
+        for (size_t n = 0; n < popularity_.size(); ++n)
+            tally_.totals[about_.selectors[n].label + "/popularity"] = popularity_[n].state();
+        tally_.about = nlohmann::json(about_).dump();
+    }
 
 private:
-    void create_datasets();
-    void add_dense(const measure::MeasuredChunk& chunk);
-    void add_config(size_t number, const measure::MeasuredChunk& chunk, QueryRange range,
-                    View<const int32_t, 3> oracle_ids);
-    void write_queries() const;
-    void write_sizes() const;
-    /// The row of a query in the datasets of this part.
-    int64_t row(int64_t query) const { return query - part_.begin; }
+    int64_t rows() const { return part_.end - part_.begin; }
+    std::string at_layer(const std::string& of) const { return "/" + of + "/" + layer_; }
+
+    analysis::State entropy(const BlockRows& of, const MeasuredChunk& chunk,
+                            const Attention& mean_key, const Tensor<float, 2>& lse) const {
+        analysis::Entropy entropy(about_.query_heads);
+        entropy.add(of.problem, of.of(chunk.queries.host_q), of.of(mean_key.out), of.of(lse),
+                    chunk.queries.host_sinks());
+        return entropy.state();
+    }
+
+    template <typename T, int Rank>
+    void create(const std::string& dataset, const Shape<Rank>& shape, const io::Describe& what) {
+        to_.create<T, Rank>(dataset, shape, what);
+    }
+    template <typename T, int Rank>
+    void write(const std::string& dataset, const MeasuredChunk& chunk, View<const T, Rank> of) {
+        to_.write_rows<T, Rank>(dataset, chunk.range.begin - part_.begin, of);
+    }
+    void create_outputs(const Problem& p, const std::string& of) {
+        if (!o_.dumps("outputs")) return;
+        const std::string at = "/outputs" + at_layer(of);
+        const char* kind = of == "dense" ? "dense" : "sparse";
+        create<float, 3>(at + "/out", {rows(), p.query_heads, p.head_dim},
+                         {"query,head,channel", "1", text("output of ", kind, " attention")});
+        create<float, 2>(at + "/lse", {rows(), p.query_heads},
+                         {"query,head", "nats", "log of the sum of exponentials"});
+    }
+    void write_outputs(const std::string& of, const MeasuredChunk& chunk, const Attention& over) {
+        if (!o_.dumps("outputs")) return;
+        write("/outputs" + at_layer(of) + "/out", chunk, host_view(over.out));
+        write("/outputs" + at_layer(of) + "/lse", chunk, host_view(over.lse));
+    }
 
     const AnalyzeOptions& o_;
-    const measure::LayerQueries& queries_;
-    Backend& backend_;
+    LayerAbout about_;
+    std::string layer_;
+    QueryRange part_;
     io::UnitWriter& to_;
-    const io::LayerInfo& info_;
-    QueryRange part_;  // of the analysed queries
-    std::string name_;
-    Problem whole_, all_;  // all tokens as queries; the analysed queries
-    measure::LayerData data_;
-    measure::LayerView view_;
-    SelectorLayer layer_;
-    LayerSums sums_;
-    std::vector<Config> configs_;
-    bool needs_logits_ = false;
-    double k_norm_;      // longest key
-    double q_norm_ = 0;  // the largest of the analysed queries
+    measure::Tally& tally_;
+    std::vector<SelectionRule> rules_ = {};  // of each selector
+    std::vector<analysis::Popularity> popularity_ = {};
 };
 
-void LayerAnalysis::create_datasets() {
-    const int64_t n = part_.end - part_.begin;
-    const io::Describe scores{"query,group,block", "1", "block scores"};
-    for (const Config& config : configs_) {
-        const std::string at = "/" + config.selector->label() + "/" + name_;
-        to_.create<int32_t, 3>(
-            "/select" + at + "/ids", {n, all_.kv_heads, config.rule.top_k},
-            {"query,group,slot", "block of the sequence", config.selector->rule_in_full()});
-        if (o_.dumps("scores"))
-            to_.create<float, 3>("/scores" + at, {n, all_.kv_heads, all_.blocks()}, scores);
-        if (o_.dumps("outputs")) {
-            to_.create<float, 3>("/outputs" + at + "/out", {n, all_.query_heads, all_.head_dim},
-                                 {"query,head,channel", "1", "output of sparse attention"});
-            to_.create<float, 2>("/outputs" + at + "/lse", {n, all_.query_heads},
-                                 {"query,head", "nats", "log of the sum of exponentials"});
-        }
-    }
-    if (o_.dumps("outputs")) {
-        const std::string at = "/outputs/dense/" + name_;
-        to_.create<float, 3>(at + "/out", {n, all_.query_heads, all_.head_dim},
-                             {"query,head,channel", "1", "output of dense attention"});
-        to_.create<float, 2>(at + "/lse", {n, all_.query_heads},
-                             {"query,head", "nats", "log of the sum of exponentials"});
-    }
-    if (o_.dumps("mass"))
-        to_.create<float, 3>("/mass/" + name_, {n, all_.kv_heads, all_.blocks()},
-                             {"query,group,block", "probability", "Main Branch probability P_b"});
-}
-
-void LayerAnalysis::add(QueryRange range) {
-    const measure::ChunkView queries(layer_, view_, all_.with_queries(range),
-                                     queries_.tokens_of(range), needs_logits_);
-    const Attention dense = queries.dense();
-    const measure::MeasuredChunk chunk(queries, queries_, range, k_norm_, dense);
-    q_norm_ = std::max(q_norm_, largest_norm(host_view(queries.host_q)));
-    sums_.checks.begin(chunk.rows(), queries.tokens);
-    add_dense(chunk);
-    if (o_.dumps("outputs")) {
-        const std::string at = "/outputs/dense/" + name_;
-        to_.write_rows<float, 3>(at + "/out", row(range.begin), chunk.dense.out);
-        to_.write_rows<float, 2>(at + "/lse", row(range.begin), chunk.dense.lse);
-    }
-    if (o_.dumps("mass")) to_.write_rows<float, 3>("/mass/" + name_, row(range.begin), chunk.mass);
-    const SelectorChunk& of = queries.chunk;
-    const Tensor<int32_t, 3> oracle_ids =
-        pick(backend_, chunk.problem, o_.rule,
-             (o_.oracle_by_logit ? of.max_logit() : of.mass()).floats());
-    for (size_t n = 0; n < configs_.size(); ++n) add_config(n, chunk, range, oracle_ids);
-}
-
-/// The dense pass, shared by all selectors.
-void LayerAnalysis::add_dense(const measure::MeasuredChunk& chunk) {
-    const measure::ChunkView& queries = chunk.queries;
-    const Attention mean_key = attend(backend_, chunk.problem, queries.mean_key_input(), {});
-    const auto picked = Curve::pick_all(backend_, chunk.problem, o_.rule, sums_.oracle_ks,
-                                        queries.chunk.mass().floats());
-    sums_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
-        DenseSums sums(sums_.sizes, sums_.oracle_ks);
-        const auto kinds = of.of(chunk.kinds);
-        const View<const float, 3> q = of.of(queries.host_q), mass = of.of(chunk.mass);
-        const View<const float, 2> lse = of.of(chunk.dense.lse);
-        sums.rows.add(kinds);
-        sums.oracle_curve.add(of, kinds, picked, mass);
-        sums.sink.add(of.problem, q, data_.k, lse, {});
-        sums.entropy.add(of.problem, q, of.of(mean_key.out), lse, view_.host_sinks);
-        sums.first_block.add(kinds, mass);
-        return states_of(sums);
-    });
-}
-
-void LayerAnalysis::add_config(size_t number, const measure::MeasuredChunk& chunk, QueryRange range,
-                               View<const int32_t, 3> oracle_ids) {
-    const Config& config = configs_[number];
-    const SelectorAbout& about = sums_.selectors[number];
-    const measure::ChunkView& queries = chunk.queries;
-    const Problem& p = chunk.problem;
-    const Mirror<3> scores = config.selector->score(layer_, queries.chunk);
-    const Tensor<int32_t, 3> ids = pick(backend_, p, config.rule, scores.floats());
-    const auto picked = Curve::pick_all(backend_, p, config.rule, about.ks, scores.floats());
-
-    Tensor<int32_t, 3> copy;
-    if (backend_.space() != Space::host) copy = backend_.upload(ids.view());
-    const View<const int32_t, 3> backend_ids = copy.data() != nullptr ? copy.view() : ids.view();
-    const Attention sparse = attend(backend_, p, queries.input(), backend_ids);
-    const Attention mean_key = attend(backend_, p, queries.mean_key_input(), backend_ids);
-    sums_.checks.check(about.label, ids,
-                       analysis::squared_differences(sparse.out, chunk.dense.out, p.kv_heads));
-    sums_.popularity[number].add(p, ids);
-    sums_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
-        SelectorSums sums(sums_.sizes, about);
-        const auto kinds = of.of(chunk.kinds);
-        const View<const int32_t, 3> kept = of.of(ids);
-        const View<const float, 3> q = of.of(queries.host_q), mass = of.of(chunk.mass);
-        const View<const float, 2> lse = of.of(sparse.lse);
-        sums.curve.add(of, kinds, picked, mass);
-        sums.recall.add(of.problem, kinds, kept, of.of(oracle_ids), mass);
-        sums.output_error.add(kinds, of.of(sparse.out), of.of(chunk.dense.out));
-        sums.sink.add(of.problem, q, data_.k, lse, kept);
-        sums.entropy.add(of.problem, q, of.of(mean_key.out), lse, view_.host_sinks);
-        return states_of(sums, about.label);
-    });
-
-    const std::string at = "/" + about.label + "/" + name_;
-    to_.write_rows<int32_t, 3>("/select" + at + "/ids", row(range.begin), ids);
-    if (o_.dumps("scores"))
-        to_.write_rows<float, 3>("/scores" + at, row(range.begin), scores.host());
-    if (o_.dumps("outputs")) {
-        to_.write_rows<float, 3>("/outputs" + at + "/out", row(range.begin), sparse.out);
-        to_.write_rows<float, 2>("/outputs" + at + "/lse", row(range.begin), sparse.lse);
-    }
-}
-
-void LayerAnalysis::write(const LayerPart& part, std::ostream& err) const {
-    write_queries();
-    write_sizes();
-    sums_.checks.warn(part.name(), err);
-    if (part.is_whole)
-        sums_.write(to_, name_);
-    else
-        sums_.store(to_, name_);
-}
-
-void LayerAnalysis::write_queries() const {
-    const Problem p = all_.with_queries(part_);
-    const Shape<1> shape{p.queries()};
+void write_queries(const measure::LayerQueries& queries, const Problem& p, QueryRange part,
+                   const std::string& group, io::UnitWriter& to) {
     std::vector<int64_t> position;
     for (const KeyRange& seen : visible_keys(p)) position.push_back(seen.count - 1);
     const std::vector<int64_t> sequence = query_sequences(p);
-    const std::string queries = "/queries/" + name_;
-    to_.write<int64_t, 1>(queries + "/token", {queries_.tokens.data() + part_.begin, shape},
-                          {"query", "token", "packed token index of each analysed query"});
-    to_.write<int64_t, 1>(queries + "/position", {position.data(), shape},
-                          {"query", "token", "position in its sequence"});
-    to_.write<int64_t, 1>(queries + "/sequence", {sequence.data(), shape},
-                          {"query", "sequence", "sequence of each analysed query"});
-}
-
-void LayerAnalysis::write_sizes() const {
-    write_layer(to_, info_, whole_,
-                {{"block_size", whole_.block_size},
-                 {"blocks", whole_.blocks()},
-                 {"tokens", whole_.keys()}});
-    const double logit = main_logit_bound(whole_, q_norm_, k_norm_);
-    to_.attribute("/layers/" + name_, "mass_bound",
-                  mass_bound(logit, static_cast<double>(whole_.batch.longest_keys())));
+    const Shape<1> shape{p.queries()};
+    to.write<int64_t, 1>(group + "/token", {queries.tokens.data() + part.begin, shape},
+                         {"query", "token", "packed token index of each analysed query"});
+    to.write<int64_t, 1>(group + "/position", {position.data(), shape},
+                         {"query", "token", "position in its sequence"});
+    to.write<int64_t, 1>(group + "/sequence", {sequence.data(), shape},
+                         {"query", "sequence", "sequence of each analysed query"});
 }
 
 }  // namespace
@@ -248,22 +180,43 @@ measure::LayerQueries analyzed_queries(const AnalyzeOptions& o, const io::Activa
 
 void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, const LayerPart& part,
                   const Worker& worker, io::UnitWriter& to, int64_t chunk_queries) {
-    const int64_t layer = part.layer.layer;
+    const std::string layer = std::to_string(part.layer.layer);
     const measure::LayerQueries queries = analyzed_queries(o, file, part.layer);
-    LayerAnalysis analysis(o, file, part, queries, worker.backend, to);
+    const measure::LayerData data(file, part.layer,
+                                  layer_elements(worker.backend, part.layer, o.element));
+    const Problem whole = data.problem(o.block_size);
+    measure::Task task{.data = data,
+                       .queries = queries,
+                       .part = part.queries,
+                       .backend = worker.backend,
+                       .block_sizes = {o.block_size},
+                       .seed = o.seed,
+                       .sink_tokens = o.sink_tokens,
+                       .chunk = chunk_queries,
+                       .oracle_by_logit = o.oracle_by_logit,
+                       .oracle_without_local = o.oracle_without_local,
+                       .with_scores = true};
+    measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
+    Analysis analysis(o, whole, layer, part.queries, to, tally);
+    for (const std::string& selector : o.selectors)
+        task.choices.push_back(analysis.add(selector, whole));
     if (part.queries.begin == 0 && part.layer.own_attention.contains("softcap"))
         worker.err << "note: layer " << layer
                    << " caps its logits: its entropies are not computed\n";
     Progress progress(worker.progress, part.name(), part.queries.end - part.queries.begin,
                       "queries");
-    for (const QueryRange range :
-         measure::chunks(queries.blocks, part.queries,
-                         chunk_queries > 0 ? chunk_queries : analysis.chunk_queries())) {
-        stop_if_asked();
-        analysis.add(range);
-        progress.advance(range.end - range.begin);
-    }
-    analysis.write(part, worker.err);
+    measure::measure(task, tally, analysis, progress);
+    analysis.finish();
+    write_queries(queries, whole.with_query_rows(queries.tokens_of(part.queries)), part.queries,
+                  "/queries/" + layer, to);
+    write_layer(
+        to, part.layer, whole,
+        {{"block_size", whole.block_size}, {"blocks", whole.blocks()}, {"tokens", whole.keys()}});
+    measure::write_tally(tally, kForm, part, worker, to);
+}
+
+void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to) {
+    measure::join_layer(parts, kForm, to);
 }
 
 }  // namespace msa::experiments::analyze

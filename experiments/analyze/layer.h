@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-// One layer of msa-analyze: streams its queries in chunks, all selectors sharing the dense pass.
+// One layer of msa-analyze, or a part of its queries.
 #pragma once
+
+#include <filesystem>
+#include <vector>
 
 #include "core/io/activations.h"
 #include "experiments/analyze/options.h"
@@ -14,7 +17,7 @@ measure::LayerQueries analyzed_queries(const AnalyzeOptions&, const io::Activati
                                        const io::LayerInfo&);
 
 /// Analyses the given queries. A whole layer writes final datasets; a part writes sums that
-/// join_layer (join.h) combines. Keys and values are those of the whole layer. The results do not
+/// join_layer combines. Keys and values are those of the whole layer. The results do not
 /// depend on how the queries are cut into chunks of at most `chunk_queries` (0: as many as fit into
 /// a fixed memory budget) but at least a block. Throws std::logic_error where a self-check fails,
 /// Interrupted when a stop is requested.

@@ -17,7 +17,6 @@
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
-#include "experiments/measure/sums.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -83,18 +82,13 @@ int64_t count(const io::ResultsReader& results, const Row& row, const char* name
 
 /// The recalls and masses of a row, in the order of analysis::Recall::kColumns.
 std::vector<analysis::Estimate> recalls(const io::ResultsReader& results, const Row& row,
-                                        const measure::DrawnBlocks& blocks) {
-    const std::string group = measure::sums_group(row.layer, row.selector + "/recall");
+                                        const measure::LayerNumbers& of) {
     std::vector<analysis::Estimate> estimates;
     for (const char* name : analysis::Recall::kColumns)
         estimates.push_back(
             analysis::with_interval(results.number(metrics_group(row, false), name),
-                                    measure::recall_draws(results, blocks, group, name)));
+                                    of.recall(row.selector + "/recall", name).draws));
     return estimates;
-}
-
-measure::DrawnBlocks blocks_of(const io::ResultsReader& results, const Row& row) {
-    return {results, "/query_blocks/" + row.layer};
 }
 
 const std::vector<ColumnOf<Row>> kNames{
@@ -124,12 +118,12 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     Rows sure(columns);
     std::string drawn;
     for (const Row& row : rows(results)) {
-        const measure::DrawnBlocks blocks = blocks_of(results, row);
-        if (!blocks.can_draw()) continue;
-        drawn = blocks.text(results.run().seed);
+        const measure::LayerNumbers numbers(results, row.layer);
+        if (!numbers.drawn().can_draw()) continue;
+        drawn = numbers.drawn().text(results.run().seed);
         std::vector<Value> values;
         for (const ColumnOf<Row>& one : kNames) values.push_back(one.value(row));
-        for (const analysis::Estimate& of : recalls(results, row, blocks)) values.emplace_back(of);
+        for (const analysis::Estimate& of : recalls(results, row, numbers)) values.emplace_back(of);
         sure.add(values);
     }
     if (sure.empty()) return;
@@ -184,7 +178,7 @@ std::string summary_json(const io::ResultsReader& results) {
     const std::vector<Row> all = rows(results);
     for (size_t r = 0; r < all.size(); ++r) {
         const std::vector<analysis::Estimate> sure =
-            recalls(results, all[r], blocks_of(results, all[r]));
+            recalls(results, all[r], {results, all[r].layer});
         for (size_t n = 0; n < sure.size(); ++n)
             summary["rows"][r]["intervals"][analysis::Recall::kColumns[n]] =
                 measure::interval_json(sure[n]);
@@ -239,7 +233,7 @@ void check_mass_bounds(const io::ResultsReader& results) {
         const double kept = results.number(group, "mass_kept");
         const double oracle = results.number(group, "oracle_mass");
         // Both are means of sums over the same float masses; the oracle's blocks are the largest.
-        const double rounding = 2 * results.number("/layers/" + row.layer, "mass_bound");
+        const double rounding = results.number("/checks/" + row.layer, "largest_mass_bound");
         if ((by_mass && kept > oracle + rounding) || kept > 1 + rounding)
             throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " keeps ", kept,
                                         " of the mass, the oracle ", oracle));

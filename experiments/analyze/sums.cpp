@@ -3,58 +3,80 @@
 
 #include <algorithm>
 
+#include "analysis/entropy.h"
 #include "analysis/metrics.h"
+#include "analysis/output_error.h"
+#include "analysis/popularity.h"
+#include "analysis/sink.h"
 #include "experiments/driver/metrics.h"
-#include "experiments/driver/parts.h"
 
 namespace msa::experiments::analyze {
 namespace {
 
 using analysis::RowKind;
-using analysis::State;
+using measure::Tally;
 
-/// Calls visit(name, sums) of each accumulator.
-template <typename Sums, typename Visit>
-void visit_dense(Sums& of, const Visit& visit) {
-    visit("dense/rows", of.rows);
-    visit("dense/oracle_curve", of.oracle_curve);
-    visit("dense/sink", of.sink);
-    visit("dense/entropy", of.entropy);
-    visit("dense/first_block", of.first_block);
-}
-
-template <typename Sums, typename Visit>
-void visit_selector(Sums& of, const std::string& label, const Visit& visit) {
-    visit(label + "/curve", of.curve);
-    visit(label + "/recall", of.recall);
-    visit(label + "/output_error", of.output_error);
-    visit(label + "/sink", of.sink);
-    visit(label + "/entropy", of.entropy);
-}
-
-std::string selector_group(size_t number) { return text("/state/selectors/", number); }
-
-void write_popularity(io::UnitWriter& to, const std::string& dataset, const LayerSizes& sizes,
-                      const SelectorAbout& about, const analysis::Popularity& of) {
+void write_popularity(const Tally& tally, const LayerAbout& about,
+                      const LayerAbout::OfSelector& selector, const std::string& dataset,
+                      io::UnitWriter& to) {
+    const auto of = tally.total(selector.label + "/popularity",
+                                analysis::Popularity(about.kv_heads, about.first_block));
     const View<const int64_t, 2> counts = of.queries_per_block();
     const analysis::Metric& metric = analysis::metric("queries_per_block");
     to.write<int64_t, 2>(dataset, counts, {metric.axis, metric.unit, metric.definition});
     double gini = 0, fill = 0;
     int64_t chunks = 0;
-    for (int64_t r = 0; r < sizes.kv_heads; ++r) {
-        gini += analysis::gini(counts[r]) / static_cast<double>(sizes.kv_heads);
-        fill +=
-            analysis::mma_fill(counts[r], sizes.group_size()) / static_cast<double>(sizes.kv_heads);
-        chunks += analysis::chunks(counts[r], about.top_k, sizes.block_size);
+    for (int64_t r = 0; r < about.kv_heads; ++r) {
+        gini += analysis::gini(counts[r]) / static_cast<double>(about.kv_heads);
+        fill += analysis::mma_fill(counts[r], about.query_heads / about.kv_heads) /
+                static_cast<double>(about.kv_heads);
+        chunks += analysis::chunks(counts[r], selector.top_k, about.block_size);
     }
     to.attribute(dataset, "gini", gini);
     to.attribute(dataset, "mma_fill", fill);
     to.attribute(dataset, "chunks", chunks);
 }
 
-void count_rows(io::UnitWriter& to, const std::string& group, const RowCounts& rows) {
-    to.attribute(group, "rows_counted", rows.counted);
-    to.attribute(group, "rows_trivial", rows.trivial);
+void write_dense(const Tally& tally, const LayerAbout& about, const std::string& layer,
+                 io::UnitWriter& to) {
+    const auto sink =
+        tally.total("dense/sink", analysis::SinkMass(about.query_heads, about.sink_tokens));
+    const auto first_block = tally.total(
+        "dense/first_block",
+        FirstBlockMass{std::vector<analysis::Mean>(static_cast<size_t>(about.kv_heads))});
+    Metrics metrics(to, "/metrics/dense/" + layer);
+    metrics.add("sink_mass_dense", sink.first_token(), "sink_mass");
+    metrics.add("sink_mass_first_tokens", sink.first_tokens());
+    metrics.add("sink_mass_first_block", analysis::values(first_block.means));
+    metrics.add("entropy_dense",
+                tally.total("dense/entropy", analysis::Entropy(about.query_heads)).nats(),
+                "entropy");
+    tally.total("dense/oracle_curve", Curve(about.oracle_ks)).write(to, "/curves/oracle/" + layer);
+}
+
+void write_selector(const Tally& tally, const LayerAbout& about,
+                    const LayerAbout::OfSelector& selector, const std::string& layer,
+                    io::UnitWriter& to) {
+    const std::string &label = selector.label, at = "/" + label + "/" + layer;
+    const auto recall = tally.total(label + "/recall", analysis::Recall(about.kv_heads, {}));
+    const auto error =
+        tally.total(label + "/output_error", analysis::OutputError(about.query_heads));
+    Metrics metrics(to, "/metrics" + at);
+    metrics.add("block_recall", recall.block_recall());
+    metrics.add("score_recall", recall.score_recall());
+    metrics.add("mass_kept", recall.mass_kept());
+    metrics.add("oracle_mass", recall.oracle_mass());
+    metrics.add_with_mean("output_error", error.relative(), error.mean());
+    to.attribute("/metrics" + at, "dead_heads", error.dead_heads());
+    metrics.add(
+        "sink_mass_sparse",
+        tally.total(label + "/sink", analysis::SinkMass(about.query_heads, about.sink_tokens))
+            .first_token());
+    metrics.add("entropy_sparse",
+                tally.total(label + "/entropy", analysis::Entropy(about.query_heads)).nats());
+    if (!selector.is_oracle)
+        tally.total(label + "/curve", Curve(selector.ks)).write(to, "/curves" + at);
+    write_popularity(tally, about, selector, "/popularity" + at + "/queries_per_block", to);
 }
 
 }  // namespace
@@ -64,7 +86,7 @@ void RowCounts::add(std::span<const RowKind> kinds) {
     trivial += std::count(kinds.begin(), kinds.end(), RowKind::trivial);
 }
 
-void RowCounts::join(const State& state) {
+void RowCounts::join(const analysis::State& state) {
     analysis::require_state("rows", state, 0, 2);
     counted += state.counts[0];
     trivial += state.counts[1];
@@ -77,119 +99,19 @@ void FirstBlockMass::add(std::span<const RowKind> kinds, View<const float, 3> ma
                 means[static_cast<size_t>(r)].add(mass(i, r, 0));
 }
 
-DenseSums::DenseSums(const LayerSizes& sizes, std::vector<int64_t> ks)
-    : oracle_curve(std::move(ks)),
-      sink(sizes.query_heads, sizes.sink_tokens),
-      entropy(sizes.query_heads),
-      first_block{std::vector<analysis::Mean>(static_cast<size_t>(sizes.kv_heads))} {}
-
-void DenseSums::write(io::UnitWriter& to, const std::string& layer) const {
-    const std::string group = "/metrics/dense/" + layer;
-    Metrics metrics(to, group);
-    metrics.add("sink_mass_dense", sink.first_token(), "sink_mass");
-    metrics.add("sink_mass_first_tokens", sink.first_tokens());
-    metrics.add("sink_mass_first_block", analysis::values(first_block.means));
-    metrics.add("entropy_dense", entropy.nats(), "entropy");
-    count_rows(to, group, rows);
-    oracle_curve.write(to, "/curves/oracle/" + layer);
-}
-
-SelectorSums::SelectorSums(const LayerSizes& sizes, const SelectorAbout& of)
-    : curve(of.ks),
-      recall(sizes.kv_heads, {sizes.oracle_without_local}),
-      output_error(sizes.query_heads),
-      sink(sizes.query_heads, sizes.sink_tokens),
-      entropy(sizes.query_heads) {}
-
-measure::States states_of(const DenseSums& of) {
-    measure::States states;
-    visit_dense(of, [&](const std::string& name, const auto& sums) {
-        states.emplace_back(name, sums.state());
-    });
-    return states;
-}
-
-measure::States states_of(const SelectorSums& of, const std::string& label) {
-    measure::States states;
-    visit_selector(of, label, [&](const std::string& name, const auto& sums) {
-        states.emplace_back(name, sums.state());
-    });
-    return states;
-}
-
-void LayerSums::add_selector(SelectorAbout about) {
-    popularity.emplace_back(sizes.kv_heads, sizes.first_block);
-    selectors.push_back(std::move(about));
-}
-
-void LayerSums::write(io::UnitWriter& to, const std::string& layer) const {
-    sums.write(to, layer);
-    const auto total = [&](const std::string& name, auto& of) { sums.total(name, of); };
-    DenseSums dense(sizes, oracle_ks);
-    visit_dense(dense, total);
-    dense.write(to, layer);
-    for (size_t n = 0; n < selectors.size(); ++n) {
-        const SelectorAbout& about = selectors[n];
-        SelectorSums of(sizes, about);
-        visit_selector(of, about.label, total);
-        const std::string at = "/" + about.label + "/" + layer;
-        Metrics metrics(to, "/metrics" + at);
-        metrics.add("block_recall", of.recall.block_recall());
-        metrics.add("score_recall", of.recall.score_recall());
-        metrics.add("mass_kept", of.recall.mass_kept());
-        metrics.add("oracle_mass", of.recall.oracle_mass());
-        metrics.add_with_mean("output_error", of.output_error.relative(), of.output_error.mean());
-        to.attribute("/metrics" + at, "dead_heads", of.output_error.dead_heads());
-        metrics.add("sink_mass_sparse", of.sink.first_token());
-        metrics.add("entropy_sparse", of.entropy.nats());
-        count_rows(to, "/metrics" + at, dense.rows);
-        if (!about.is_oracle) of.curve.write(to, "/curves" + at);
-        write_popularity(to, "/popularity" + at + "/queries_per_block", sizes, about,
-                         popularity[n]);
+void write_metrics(const Tally& tally, const std::string& layer, io::UnitWriter& to) {
+    const LayerAbout about = nlohmann::json::parse(tally.about);
+    write_dense(tally, about, layer, to);
+    for (const LayerAbout::OfSelector& selector : about.selectors)
+        write_selector(tally, about, selector, layer, to);
+    const auto rows = tally.total("dense/rows", RowCounts());
+    std::vector<std::string> names{"dense"};
+    for (const LayerAbout::OfSelector& selector : about.selectors) names.push_back(selector.label);
+    for (const std::string& name : names) {
+        const std::string group = text("/metrics/", name, "/", layer);
+        to.attribute(group, "rows_counted", rows.counted);
+        to.attribute(group, "rows_trivial", rows.trivial);
     }
-    checks.write(to, layer);
-}
-
-void LayerSums::store(io::UnitWriter& to, const std::string& layer) const {
-    sums.write(to, layer);
-    for (const auto& [name, value] :
-         {std::pair{"query_heads", sizes.query_heads}, std::pair{"kv_heads", sizes.kv_heads},
-          std::pair{"block_size", sizes.block_size}, std::pair{"sink_tokens", sizes.sink_tokens},
-          std::pair{"oracle_without_local", int64_t{sizes.oracle_without_local}}})
-        to.attribute("/state", name, value);
-    store_list(to, "/state/first_block_of", sizes.first_block);
-    store_list(to, "/state/ks", oracle_ks);
-    for (size_t n = 0; n < selectors.size(); ++n) {
-        const std::string group = selector_group(n);
-        to.attribute(group, "label", selectors[n].label);
-        to.attribute(group, "is_oracle", int64_t{selectors[n].is_oracle});
-        to.attribute(group, "top_k", selectors[n].top_k);
-        store_list(to, group + "/ks", selectors[n].ks);
-        store_state(to, group + "/popularity", popularity[n].state());
-    }
-    store_state(to, "/state/checks", checks.state());
-}
-
-LayerSums LayerSums::like(const io::DatasetReader& part) {
-    const auto size = [&](const char* name) { return stored_integer(part, "/state", name); };
-    LayerSums sums({size("query_heads"), size("kv_heads"), size("block_size"),
-                    stored_list(part, "/state/first_block_of"), size("sink_tokens"),
-                    size("oracle_without_local") != 0},
-                   stored_list(part, "/state/ks"));
-    for (const std::string& number : part.list("/state/selectors")) {
-        const std::string group = "/state/selectors/" + number;
-        sums.add_selector(
-            SelectorAbout{part.text(group, "label"), stored_integer(part, group, "is_oracle") != 0,
-                          stored_integer(part, group, "top_k"), stored_list(part, group + "/ks")});
-    }
-    return sums;
-}
-
-void LayerSums::append(const io::DatasetReader& part, const std::string& layer) {
-    sums.append(part, layer);
-    for (size_t n = 0; n < selectors.size(); ++n)
-        popularity[n].join(stored_state(part, selector_group(n) + "/popularity"));
-    checks.join(stored_state(part, "/state/checks"));
 }
 
 }  // namespace msa::experiments::analyze

@@ -6,38 +6,12 @@
 #include <limits>
 #include <map>
 
-#include "experiments/measure/sums.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-
-/// Mass kept and output error over the draws.
-struct Draws {
-    std::vector<double> mass, error;
-};
-
-Draws draw(const measure::DrawnBlocks& blocks, const io::ResultsReader& results, const Row& row) {
-    const std::string group = measure::sums_group(row.layer, row.key);
-    Draws of{{}, measure::error_draws(results, blocks, group + "/group_output_error")};
-    if (results.text(row.group(), "kind") == "tokens") {
-        const auto sums = results.read<double, 2>(group + "/mass/sums");
-        const auto counts = results.read<int64_t, 2>(group + "/mass/counts");
-        of.mass = blocks.means(sums.view(), counts.view(), 0, sums.extent(1));
-    } else {
-        of.mass = measure::recall_draws(results, blocks, group + "/recall", "mass_kept");
-    }
-    return of;
-}
-
-std::vector<Draws> draw_all(const io::ResultsReader& results, const std::vector<Row>& rows) {
-    std::vector<Draws> all(rows.size());
-    const measure::DrawnBlocks blocks(results, "/query_blocks/" + rows.front().layer);
-    if (blocks.can_draw())
-        for (size_t n = 0; n < all.size(); ++n) all[n] = draw(blocks, results, rows[n]);
-    return all;
-}
 
 /// By setting, the candidate of the highest mass kept.
 std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
@@ -58,21 +32,28 @@ std::map<std::string, size_t> best_rows(const io::ResultsReader& results,
 std::vector<Sure> measure_sureness(const io::ResultsReader& results, const std::vector<Row>& rows) {
     std::vector<Sure> sure;
     if (rows.empty()) return sure;
-    const std::vector<Draws> draws = draw_all(results, rows);
+    const measure::LayerNumbers of_layer(results, rows.front().layer);
+    std::vector<std::vector<double>> masses;  // of each row, the draws
+    for (const Row& row : rows)
+        masses.push_back((results.text(row.group(), "kind") == "tokens"
+                              ? of_layer.mean(row.key + "/mass")
+                              : of_layer.recall(row.key + "/recall", "mass_kept"))
+                             .draws);
     const std::map<std::string, size_t> best = best_rows(results, rows);
     for (size_t n = 0; n < rows.size(); ++n) {
         const double mass = rows[n].value(results, "mass_kept");
-        Sure of{.mass = analysis::with_interval(mass, draws[n].mass),
-                .error = analysis::with_interval(rows[n].value(results, "group_output_error"),
-                                                 draws[n].error),
+        Sure of{.mass = analysis::with_interval(mass, masses[n]),
+                .error = analysis::with_interval(
+                    rows[n].value(results, "group_output_error"),
+                    of_layer.error(rows[n].key + "/group_output_error").draws),
                 .best = "",
                 .behind = {kNone, kNone, kNone},
                 .is_candidate = rows[n].is_candidate(results)};
         if (const auto at = best.find(rows[n].compared_setting()); at != best.end()) {
             of.best = rows[at->second].selector;
-            of.behind = analysis::with_interval(
-                rows[at->second].value(results, "mass_kept") - mass,
-                measure::differences(draws[at->second].mass, draws[n].mass));
+            of.behind =
+                analysis::with_interval(rows[at->second].value(results, "mass_kept") - mass,
+                                        measure::differences(masses[at->second], masses[n]));
         }
         sure.push_back(of);
     }

@@ -5,24 +5,164 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "core/select/token_selector.h"
-#include "experiments/compare/comparison.h"
+#include "analysis/overlap.h"
+#include "core/select/cost.h"
+#include "core/select/selector.h"
+#include "experiments/compare/plan.h"
+#include "experiments/compare/previous_layer.h"
+#include "experiments/compare/stored_ids.h"
+#include "experiments/compare/sums.h"
+#include "experiments/compare/tokens.h"
 #include "experiments/driver/layers.h"
+#include "experiments/programs.h"
 
 namespace msa::experiments::compare {
 namespace {
 
-void write_sizes(const LayerTask& task, Problem p, int64_t largest_budget) {
-    p.query_heads = task.data.info.query_heads;  // of all views
-    write_layer(task.to, task.data.info, p,
-                {{"tokens", p.keys()},
-                 {"queries", std::ssize(task.queries.tokens)},
-                 {"largest_budget", largest_budget}});
+using measure::MeasuredChunk;
+
+const measure::LayerForm kForm{{"/queries", "/select"}, {"/layers", "/metrics"}, write_configs};
+
+/// Keys of the chosen blocks that a query of `seen` keys reads.
+int64_t tokens_of(std::span<const int32_t> blocks, int64_t seen, int64_t block_size) {
+    int64_t tokens = 0;
+    for (int32_t b : blocks) tokens += std::min(block_size, seen - b * block_size);
+    return tokens;
 }
 
-void note_timing(io::UnitWriter& to, const std::map<std::string, Timing>& of) {
+analysis::State reading_of(const measure::BlockRows& of, std::span<const analysis::RowKind> kinds,
+                           View<const int32_t, 3> kept) {
+    const Problem& p = of.problem;
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    Reading reading(p.kv_heads);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const auto row = static_cast<size_t>(i);
+        const bool counted = kinds[row] == analysis::RowKind::counted;
+        if (counted) reading.count_row();
+        double pairs = 0;
+        for (int64_t r = 0; r < p.kv_heads; ++r) {
+            const std::span<const int32_t> ids = selected(kept, i, r);
+            const int64_t tokens = tokens_of(ids, visible[row].count, p.block_size);
+            pairs += static_cast<double>(tokens);
+            if (counted) reading.add_counted(r, std::ssize(ids), tokens);
+        }
+        const double products = pairs * static_cast<double>(p.head_dim);
+        reading.add_query(
+            {4 * static_cast<double>(p.group_size()) * products, 2 * kCostElementBytes * products});
+    }
+    return reading.state();
+}
+
+/// Attributes of a config's group of metrics.
+void write_about(const Config& config, int64_t block_size, const analysis::Cost& index,
+                 const std::string& group, io::UnitWriter& to) {
+    const std::unique_ptr<Policy> policy = make_policy(config.selector);
+    to.attribute(group, "selector", config.selector);
+    to.attribute(group, "setting", config.setting);
+    to.attribute(group, "rule", policy->rule_in_full());
+    to.attribute(group, "family", std::string(to_string(policy->family())));
+    to.attribute(group, "kind",
+                 std::string(find_token_selector(config.selector) ? "tokens" : "blocks"));
+    for (const auto& [name, value] : {std::pair{"budget", config.budget},
+                                      {"block_size", block_size},
+                                      {"top_k", config.used.top_k},
+                                      {"forced_first", config.used.forced_first},
+                                      {"forced_local", config.used.forced_local},
+                                      {"uneven", int64_t{config.uneven}},
+                                      {"matched_budget", config.matched_budget},
+                                      {"tokens_allowed", config.rule.top_k * block_size}})
+        to.attribute(group, name, value);
+    to.attribute(group, "index_flops", index.flops);
+    to.attribute(group, "index_bytes", index.bytes);
+}
+
+/// What choosing costs a config, per query of the phase, of all views.
+analysis::Cost index_cost(const Config& config, const Problem& phase, int64_t prompt,
+                          int64_t views) {
+    const PolicyCost all = make_policy(config.selector)->cost(phase, prompt);
+    const auto queries = static_cast<double>(std::max<int64_t>(1, phase.queries()));
+    analysis::Cost cost;
+    for (int64_t view = 0; view < views; ++view)
+        cost = cost + analysis::Cost{all.flops / queries, all.bytes / queries};
+    return cost;
+}
+
+/// The configs of all plans of a layer, and what msa-compare measures of them beside the common
+/// sums.
+class Comparison : public measure::Observer {
+public:
+    Comparison(measure::Task& task, measure::Tally& tally, std::optional<StoredIds>& stored)
+        : task_(task), tally_(tally), stored_(stored), tokens_(tally) {}
+
+    void add(const Plan& plan, io::UnitWriter& to) {
+        const Problem sizes = task_.data.problem(plan.block_size);
+        const Problem phase = phase_queries(sizes, task_.prompt);
+        task_.block_sizes.push_back(plan.block_size);
+        int64_t uneven = 0;
+        for (const Config& config : plan.configs) {
+            write_about(config, plan.block_size,
+                        index_cost(config, phase, task_.prompt, task_.data.views),
+                        text("/metrics/", config.key(), "/", task_.data.info.layer), to);
+            if (find_token_selector(config.selector) != nullptr) {
+                tokens_.add(config, mean_tokens(phase, config.rule.top_k, plan.largest_budget),
+                            plan.block_size);
+                about_.of_tokens.push_back(config.key());
+                continue;
+            }
+            uneven += int64_t{config.uneven};
+            configs_.push_back(config);
+            distances_.emplace_back(sizes.blocks());
+            about_.blocks[config.key()] = sizes.blocks();
+            task_.choices.push_back({.key = config.key(),
+                                     .block_size = plan.block_size,
+                                     .rule = config.rule,
+                                     .used = config.used,
+                                     .selector = config.selector});
+            if (stored_) stored_->create(config, sizes.kv_heads);
+        }
+        task_.of_blocks = std::max(task_.of_blocks, 8 + uneven);
+        task_.of_heads = 6 + tokens_.count();
+    }
+
+    void begin(const SelectorLayer& layer) override { tokens_.begin(layer); }
+    void chosen(const MeasuredChunk& chunk, size_t n, View<const int32_t, 3> ids,
+                const Attention*) override {
+        const std::string& key = task_.choices[n].key;
+        distances_[n].add(chunk.problem, chunk.kinds, ids);
+        tally_.sums.add(chunk.blocks, [&](const measure::BlockRows& of) {
+            const std::span<const analysis::RowKind> kinds = of.of(chunk.kinds);
+            analysis::GroupOverlap overlap(chunk.problem.kv_heads);
+            overlap.add(kinds, of.of(ids));
+            return measure::States{{key + "/overlap", overlap.state()},
+                                   {key + "/reading", reading_of(of, kinds, of.of(ids))}};
+        });
+        if (stored_) stored_->write(configs_[n], chunk.range, ids);
+    }
+    void done(const MeasuredChunk& chunk) override { tokens_.measure(chunk); }
+
+    /// What the tally has to have of all queries.
+    void finish(const Problem& sizes) {
+        about_.groups = sizes.kv_heads;
+        about_.heads = sizes.query_heads;
+        about_.views = task_.data.views;
+        tally_.about = nlohmann::json(about_).dump();
+        for (size_t n = 0; n < distances_.size(); ++n)
+            tally_.totals[configs_[n].key() + "/distances"] = distances_[n].state();
+    }
+
+private:
+    measure::Task& task_;
+    measure::Tally& tally_;
+    std::optional<StoredIds>& stored_;
+    TokenConfigs tokens_;
+    LayerAbout about_;
+    std::vector<Config> configs_;  // of the task's choices
+    std::vector<analysis::Distances> distances_;
+};
+
+void note_timing(io::UnitWriter& to, const measure::Tally& tally) {
     nlohmann::ordered_json timing;
-    for (const auto& [selector, seconds] : of)
+    for (const auto& [selector, seconds] : tally.seconds)
         timing[selector] = {{"select_seconds", seconds.select},
                             {"measure_seconds", seconds.evaluate}};
     to.note("timing", timing.dump());
@@ -70,9 +210,8 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     Backend& backend = worker.backend;
     const io::LayerInfo& layer = part.layer;
     const std::string name = std::to_string(layer.layer);
-    const LayerElements elements = layer_elements(backend, layer, o.element);
     const int64_t views = o.sharing == Sharing::head ? layer.query_heads / layer.kv_heads : 1;
-    const LayerData data(file, layer, elements, views);
+    const measure::LayerData data(file, layer, layer_elements(backend, layer, o.element), views);
     std::optional<PreviousLayer> before;
     if (previous != nullptr)
         before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views,
@@ -80,38 +219,45 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     const Problem sizes = data.problem(o.block_size);
     const std::vector<Plan> plans = make_plans(o, selectors, sizes);
     const std::vector<int64_t> counted = queries.counted();
-    LayerTask task{
-        .options = o,
+    std::optional<StoredIds> stored;
+    if (o.sharing != Sharing::head) stored.emplace(to, name, queries.tokens, part.queries, o.seed);
+    measure::Task task{
         .data = data,
-        .previous = before ? &*before : nullptr,
         .queries = queries,
-        .counted = counted,
         .part = part.queries,
-        .stored = {},
         .backend = backend,
-        .to = to,
-        .sums = {sizes.kv_heads, data.views, measure::Sums(queries.blocks, part.queries)}};
-    if (o.sharing != Sharing::head)
-        task.stored.emplace(to, name, queries.tokens, part.queries, o.seed);
-    Progress progress(worker.progress, part.name(),
-                      (part.queries.end - part.queries.begin) * std::ssize(plans) * data.views,
+        .block_sizes = {},
+        .seed = o.seed,
+        .joined = true,
+        .one_choice = o.sharing == Sharing::layer,
+        .prompt = o.prompt,
+        .counted = counted,
+        .previous = [&](std::span<const int64_t> tokens, int64_t block_size, size_t view) {
+            return before->mass(tokens, block_size, view);
+        }};
+    measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
+    Comparison comparison(task, tally, stored);
+    for (const Plan& plan : plans) comparison.add(plan, to);
+    Progress progress(worker.progress, part.name(), (part.queries.end - part.queries.begin) * views,
                       "queries");
-    for (const Plan& plan : plans) {
-        LayerComparison comparison(task, plan);
-        comparison.run(progress);
-        comparison.write_about();
-    }
-    write_sizes(task, sizes, plans.front().largest_budget);
-    if (task.stored) task.stored->write_queries();
-    if (previous != nullptr &&
-        std::find(selectors.begin(), selectors.end(), "previous-layer") != selectors.end())
+    measure::measure(task, tally, comparison, progress);
+    comparison.finish(sizes);
+
+    Problem whole = sizes;
+    whole.query_heads = layer.query_heads;  // of all views
+    write_layer(to, layer, whole,
+                {{"tokens", whole.keys()},
+                 {"queries", std::ssize(queries.tokens)},
+                 {"largest_budget", plans.front().largest_budget}});
+    if (stored) stored->write_queries();
+    if (previous != nullptr && std::ranges::find(selectors, "previous-layer") != selectors.end())
         to.attribute("/layers/" + name, "previous_layer", previous->layer);
-    if (part.is_whole)
-        task.sums.write(to, name);
-    else
-        task.sums.store(to, name);
-    task.sums.checks.warn(part.name(), worker.err);
-    note_timing(to, task.timing);
+    measure::write_tally(tally, kForm, part, worker, to);
+    note_timing(to, tally);
+}
+
+void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to) {
+    measure::join_layer(parts, kForm, to);
 }
 
 }  // namespace msa::experiments::compare

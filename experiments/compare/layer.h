@@ -2,6 +2,7 @@
 // One layer of msa-compare, or a part of its queries.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,11 @@ measure::LayerQueries compared_queries(const CompareOptions&, const io::Activati
                                        const std::vector<std::string>& selectors);
 
 /// Compares the selectors on a layer at some of its compared queries, and writes its datasets to
-/// the unit. A whole layer writes final datasets; a part writes sums that join_layer (join.h)
-/// combines. The unit's note `timing` has the seconds that each selector took to select and to be
-/// measured. Selections are those of the whole layer, whatever the part. `previous`: the layer
-/// before it, of the same sizes, or absent. Throws std::logic_error where a self-check fails,
-/// Interrupted when a stop is requested.
+/// the unit. A whole layer writes final datasets; a part writes sums that join_layer combines. The
+/// unit's note `timing` has the seconds that each selector took to select and to be measured.
+/// Selections are those of the whole layer, whatever the part. `previous`: the layer before it, of
+/// the same sizes, or absent. Throws std::logic_error where a self-check fails, Interrupted when a
+/// stop is requested.
 void compare_part(const CompareOptions&, const io::ActivationsReader&, const LayerPart&,
                   const io::LayerInfo* previous, const std::vector<std::string>& selectors,
                   const measure::LayerQueries&, const Worker&, io::UnitWriter&);

@@ -26,7 +26,6 @@ public:
     PreviousLayer(const PreviousLayer&) = delete;
     PreviousLayer& operator=(const PreviousLayer&) = delete;
 
-    int64_t number() const { return layer_.layer; }
     /// [n, Hkv, B] for the packed `tokens` of a view.
     Mirror<3> mass(std::span<const int64_t> tokens, int64_t block_size, size_t view);
 

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/run.h"
+#include "experiments/driver/sink_note.h"
 
 namespace msa::experiments::compare {
 
@@ -89,6 +92,18 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
                                  previous, " stands in for it"));
     }
     return notes;
+}
+
+nlohmann::ordered_json rows_without_sinks(const io::ResultsReader& results) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const Row& row : read_rows(results)) {
+        rows.push_back({{"layer", std::stoll(row.layer)},
+                        {"selector", row.selector},
+                        {"setting", row.setting}});
+        for (const char* name : {"sink_mass_dense", "sink_mass_sparse"})
+            rows.back()[name] = json_number(row.value(results, name));
+    }
+    return dropped_sinks(rows);
 }
 
 }  // namespace msa::experiments::compare

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ struct Measure {
 inline constexpr Measure kMeasures[] = {
     {"mass_kept"},          {"oracle_mass"},     {"score_recall"},    {"block_recall"},
     {"group_output_error"}, {"blocks_kept"},     {"tokens_read"},     {"index_flops"},
-    {"index_bytes"},        {"attention_flops"}, {"attention_bytes"},
+    {"index_bytes"},        {"attention_flops"}, {"attention_bytes"}, {"sink_mass_dense"},
+    {"sink_mass_sparse"},
 };
 
 inline constexpr const char* kRowSizes[] = {"budget",       "block_size",   "top_k",
@@ -65,6 +67,9 @@ struct Row {
 
 /// What a reader must know of the policies of a layer's rows, and which layer stands before it.
 std::vector<std::string> read_notes(const io::ResultsReader&, const std::vector<Row>& of_layer);
+
+/// The sinks that choices of blocks drop, as dropped_sinks (driver/sink_note.h) gives them.
+nlohmann::ordered_json rows_without_sinks(const io::ResultsReader&);
 
 /// The layers of rows in their order, and those of one layer.
 std::vector<std::string> layers_of(const std::vector<Row>&);

@@ -132,6 +132,7 @@ std::string compare_summary(const io::ResultsReader& results) {
     summary.update(ordered_json{{"checks", checks},
                                 {"rows", rows},
                                 {"notes", notes},
+                                {"dropped_sinks", rows_without_sinks(results)},
                                 {"layer_overlap", layer_overlap(results)}});
     return summary.dump(2) + "\n";
 }

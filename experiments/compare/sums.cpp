@@ -4,81 +4,60 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
-#include <type_traits>
 
 #include "analysis/metrics.h"
+#include "analysis/output_error.h"
+#include "analysis/overlap.h"
+#include "analysis/recall.h"
+#include "analysis/sink.h"
 #include "experiments/driver/metrics.h"
-#include "experiments/driver/parts.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 using analysis::State;
+using measure::Tally;
 
-const std::string kDistances = "/state/distances/";
-
-/// Calls visit(name, sums) of each accumulator that a config has.
-template <typename Sums, typename Visit>
-void visit_config(Sums& of, const std::string& key, const Visit& visit) {
-    visit(key + "/reading", of.reading);
-    visit(key + "/group_output_error", of.output_error);
-    if constexpr (std::is_same_v<std::remove_const_t<Sums>, BlockConfigSums>) {
-        visit(key + "/recall", of.recall);
-        visit(key + "/overlap", of.overlap);
-    } else {
-        visit(key + "/mass", of.mass);
-    }
+/// What all configs have.
+void write_config(const Tally& tally, const LayerAbout& about, const std::string& key,
+                  const std::string& group, io::UnitWriter& to) {
+    const auto error =
+        tally.total(key + "/group_output_error", analysis::OutputError(about.groups));
+    Metrics(to, group).add_with_mean("group_output_error", error.relative(), error.mean());
+    to.attribute(group, "dead_groups", error.dead_heads());
+    tally.total(key + "/reading", Reading(about.groups)).write(to, group, about.views);
+    const auto sink = tally.total("dense/sink", analysis::SinkMass(about.heads, 1));
+    to.attribute(group, "sink_mass_dense", analysis::average(sink.first_token()));
 }
 
-template <typename Sums>
-measure::States all_states(const Sums& of, const std::string& key) {
-    measure::States states;
-    visit_config(of, key, [&](const std::string& name, const auto& sums) {
-        states.emplace_back(name, sums.state());
-    });
-    return states;
-}
-
-/// Of all blocks of the layer.
-template <typename Sums>
-Sums total(const LayerSums& layer, const std::string& key) {
-    Sums of(layer.groups);
-    visit_config(of, key,
-                 [&](const std::string& name, auto& sums) { layer.sums.total(name, sums); });
-    return of;
-}
-
-/// What all configs have, at "/<c>/<l>".
-void write_config(io::UnitWriter& to, const std::string& at, const ConfigSums& sums,
-                  const LayerSums& layer) {
-    const std::string group = "/metrics" + at;
-    Metrics(to, group).add_with_mean("group_output_error", sums.output_error.relative(),
-                                     sums.output_error.mean());
-    to.attribute(group, "dead_groups", sums.output_error.dead_heads());
-    sums.reading.write(to, group, layer.views);
-}
-
-void write_sums(io::UnitWriter& to, const std::string& at, const BlockConfigSums& sums,
-                const analysis::Distances& distances) {
+void write_blocks(const Tally& tally, const LayerAbout& about, const std::string& key,
+                  int64_t blocks, const std::string& layer, io::UnitWriter& to) {
+    const std::string at = text("/", key, "/", layer);
+    const auto recall = tally.total(key + "/recall", analysis::Recall(about.groups, {}));
     Metrics metrics(to, "/metrics" + at);
-    metrics.add("mass_kept", sums.recall.mass_kept());
-    metrics.add("oracle_mass", sums.recall.oracle_mass());
-    metrics.add("score_recall", sums.recall.score_recall());
-    metrics.add("block_recall", sums.recall.block_recall());
-    const Tensor<double, 2> overlap = sums.overlap.matrix();
+    metrics.add("mass_kept", recall.mass_kept());
+    metrics.add("oracle_mass", recall.oracle_mass());
+    metrics.add("score_recall", recall.score_recall());
+    metrics.add("block_recall", recall.block_recall());
+    metrics.add("sink_mass_sparse",
+                tally.total(key + "/sink", analysis::SinkMass(about.heads, 1)).first_token());
+    const Tensor<double, 2> overlap =
+        tally.total(key + "/overlap", analysis::GroupOverlap(about.groups)).matrix();
     const analysis::Metric& of = analysis::metric("group_overlap");
     to.write<double, 2>("/overlap" + at, overlap.view(), {of.axis, of.unit, of.definition});
-    const std::vector<int64_t>& counts = distances.counts();
-    to.write<int64_t, 1>("/distance" + at, {counts.data(), {std::ssize(counts)}},
+    const auto distances = tally.total(key + "/distances", analysis::Distances(blocks));
+    to.write<int64_t, 1>("/distance" + at, {distances.counts().data(), {blocks}},
                          {"distance", "blocks",
                           "selected blocks by distance from the query's own, over counted rows and "
                           "groups"});
 }
 
-void write_sums(io::UnitWriter& to, const std::string& at, const TokenConfigSums& sums) {
-    const std::string group = "/metrics" + at;
-    Metrics(to, group).add("mass_kept", analysis::values(sums.mass.means));
-    for (const char* name : {"oracle_mass", "score_recall", "block_recall"})
+void write_tokens(const Tally& tally, const LayerAbout& about, const std::string& key,
+                  const std::string& group, io::UnitWriter& to) {
+    Metrics(to, group).add(
+        "mass_kept",
+        analysis::values(tally.total(key + "/mass", measure::KeptMass(about.groups)).means));
+    for (const char* name : {"oracle_mass", "score_recall", "block_recall", "sink_mass_sparse"})
         to.attribute(group, name, std::nan(""));
 }
 
@@ -126,58 +105,17 @@ void Reading::write(io::UnitWriter& to, const std::string& group, int64_t views)
     to.attribute(group, "attention_bytes", attention_.bytes / queries);
 }
 
-measure::States states_of(const BlockConfigSums& of, const std::string& key) {
-    return all_states(of, key);
-}
-
-measure::States states_of(const TokenConfigSums& of, const std::string& key) {
-    return all_states(of, key);
-}
-
-void LayerSums::keep_tokens(const std::string& key) {
-    if (std::find(of_tokens.begin(), of_tokens.end(), key) == of_tokens.end())
-        of_tokens.push_back(key);
-}
-
-void LayerSums::write(io::UnitWriter& to, const std::string& layer) const {
-    sums.write(to, layer);
-    for (const auto& [key, counts] : distances) {
-        const std::string at = text("/", key, "/", layer);
-        const auto of = total<BlockConfigSums>(*this, key);
-        write_config(to, at, of, *this);
-        write_sums(to, at, of, counts);
+void write_configs(const Tally& tally, const std::string& layer, io::UnitWriter& to) {
+    const LayerAbout about = nlohmann::json::parse(tally.about);
+    const auto group = [&](const std::string& key) { return text("/metrics/", key, "/", layer); };
+    for (const auto& [key, blocks] : about.blocks) {
+        write_config(tally, about, key, group(key), to);
+        write_blocks(tally, about, key, blocks, layer, to);
     }
-    for (const std::string& key : of_tokens) {
-        const std::string at = text("/", key, "/", layer);
-        const auto of = total<TokenConfigSums>(*this, key);
-        write_config(to, at, of, *this);
-        write_sums(to, at, of);
+    for (const std::string& key : about.of_tokens) {
+        write_config(tally, about, key, group(key), to);
+        write_tokens(tally, about, key, group(key), to);
     }
-    checks.write(to, layer);
-}
-
-void LayerSums::store(io::UnitWriter& to, const std::string& layer) const {
-    sums.write(to, layer);
-    to.attribute("/state", "groups", groups);
-    to.attribute("/state", "views", views);
-    for (const auto& [key, of] : distances) store_list(to, kDistances + key, of.counts());
-    store_state(to, "/state/checks", checks.state());
-}
-
-void LayerSums::append(const io::DatasetReader& part, const std::string& layer) {
-    sums.append(part, layer);
-    groups = stored_integer(part, "/state", "groups");
-    views = stored_integer(part, "/state", "views");
-    for (const std::string& key : part.list("/metrics")) {
-        if (part.text("/metrics/" + key + "/" + layer, "kind") == "tokens") {
-            keep_tokens(key);
-            continue;
-        }
-        const std::vector<int64_t> counts = stored_list(part, kDistances + key);
-        keep_blocks(key, std::ssize(counts));
-        distances.at(key).join({{}, counts});
-    }
-    checks.join(stored_state(part, "/state/checks"));
 }
 
 }  // namespace msa::experiments::compare

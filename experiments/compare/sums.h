@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: MIT
-// What msa-compare adds up while the queries of a layer go by, and the datasets that come of it.
+// What msa-compare adds up beside the common sums while the queries of a layer go by, and the
+// datasets that come of it.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "analysis/hardware.h"
-#include "analysis/output_error.h"
-#include "analysis/overlap.h"
-#include "analysis/recall.h"
+#include "analysis/rows.h"
 #include "core/io/results.h"
-#include "experiments/measure/checks.h"
-#include "experiments/measure/sums.h"
+#include "experiments/measure/tally.h"
 
 namespace msa::experiments::compare {
-
-using measure::MeasuredChunk;
 
 /// What a config read. A layer may be looked at as several views (--share head); counts are of the
 /// layer's queries, costs of all its views.
@@ -42,53 +39,15 @@ private:
     analysis::Cost attention_;
 };
 
-/// Of every config, over the counted queries of a block or of a layer.
-struct ConfigSums {
-    explicit ConfigSums(int64_t groups) : reading(groups), output_error(groups) {}
-
-    Reading reading;
-    analysis::OutputError output_error;  // over the heads of each group together
+/// What the datasets of a layer hang on. A config's sums are under its key.
+struct LayerAbout {
+    int64_t groups = 0, heads = 0, views = 1;    // heads: of a view
+    std::map<std::string, int64_t> blocks = {};  // of the configs that keep blocks: those there are
+    std::vector<std::string> of_tokens = {};     // the configs that keep tokens
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerAbout, groups, heads, views, blocks, of_tokens)
 
-/// Of a config that keeps blocks.
-struct BlockConfigSums : ConfigSums {
-    explicit BlockConfigSums(int64_t groups)
-        : ConfigSums(groups), recall(groups, {}), overlap(groups) {}
-
-    analysis::Recall recall;
-    analysis::GroupOverlap overlap;
-};
-
-/// Of a config that keeps tokens.
-struct TokenConfigSums : ConfigSums {
-    explicit TokenConfigSums(int64_t groups) : ConfigSums(groups), mass(groups) {}
-
-    measure::KeptMass mass;
-};
-
-/// Their states, under the config's name.
-measure::States states_of(const BlockConfigSums&, const std::string& key);
-measure::States states_of(const TokenConfigSums&, const std::string& key);
-
-/// Of a layer, or a part of it, for all its plans.
-struct LayerSums {
-    int64_t groups = 0;
-    int64_t views = 1;
-    measure::Sums sums = {};
-    std::map<std::string, analysis::Distances> distances = {};  // of each config that keeps blocks
-    std::vector<std::string> of_tokens = {};                    // the configs that keep tokens
-    measure::SelfChecks checks = {};
-
-    void keep_blocks(const std::string& key, int64_t blocks) { distances.try_emplace(key, blocks); }
-    void keep_tokens(const std::string& key);
-
-    /// The sums, and what is measured: /metrics, /overlap and /distance of the configs, /checks.
-    void write(io::UnitWriter& to, const std::string& layer) const;
-
-    /// The sums, and the rest as datasets of the group /state.
-    void store(io::UnitWriter& to, const std::string& layer) const;
-    /// Adds those of the part that follows.
-    void append(const io::DatasetReader& part, const std::string& layer);
-};
+/// /metrics, /overlap and /distance of the configs. Tally::about is a LayerAbout.
+void write_configs(const measure::Tally&, const std::string& layer, io::UnitWriter& to);
 
 }  // namespace msa::experiments::compare

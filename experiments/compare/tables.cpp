@@ -8,6 +8,7 @@
 #include "experiments/compare/intervals.h"
 #include "experiments/compare/rows.h"
 #include "experiments/compare/summary.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 
 namespace msa::experiments::compare {
@@ -147,6 +148,7 @@ void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
     out << '\n';
     for (const std::string& layer : results.list("/layers"))
         print_layer(results, layer, options["ablation"], out);
+    print_dropped_sinks(rows_without_sinks(results), out);
     Table definitions({"number", "definition"});
     for (const Measure& measure : kMeasures) definitions.add({measure.name, measure.definition()});
     definitions.print(out);

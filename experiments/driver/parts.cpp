@@ -57,9 +57,4 @@ analysis::State stored_state(const io::DatasetReader& from, const std::string& g
     return {{sums.data(), sums.data() + sums.size()}, stored_list(from, group + "/counts")};
 }
 
-int64_t stored_integer(const io::DatasetReader& from, const std::string& object,
-                       const std::string& attribute) {
-    return static_cast<int64_t>(from.number(object, attribute));
-}
-
 }  // namespace msa::experiments

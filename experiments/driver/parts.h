@@ -28,8 +28,4 @@ std::vector<int64_t> stored_list(const io::DatasetReader&, const std::string& da
 void store_state(io::UnitWriter&, const std::string& group, const analysis::State&);
 analysis::State stored_state(const io::DatasetReader&, const std::string& group);
 
-/// An attribute that was written as an integer.
-int64_t stored_integer(const io::DatasetReader&, const std::string& object,
-                       const std::string& attribute);
-
 }  // namespace msa::experiments

@@ -24,11 +24,12 @@ nlohmann::ordered_json dropped_sinks(const nlohmann::ordered_json& rows) {
         if (dense.is_null() || sparse.is_null()) continue;
         if (dense.get<double>() <= kSink || sparse.get<double>() >= kKept * dense.get<double>())
             continue;
-        dropped.push_back({{"layer", row["layer"]},
-                           {"selector", row["selector"]},
-                           {"sink_mass_dense", dense},
-                           {"sink_mass_sparse", sparse},
-                           {"remedy", kRemedy}});
+        nlohmann::ordered_json& of = dropped.emplace_back();
+        for (const char* name : {"layer", "selector", "setting"})
+            if (row.contains(name)) of[name] = row[name];
+        of["sink_mass_dense"] = dense;
+        of["sink_mass_sparse"] = sparse;
+        of["remedy"] = kRemedy;
     }
     return dropped;
 }
@@ -37,7 +38,9 @@ void print_dropped_sinks(const nlohmann::ordered_json& dropped, std::ostream& ou
     if (dropped.empty()) return;
     std::map<std::string, std::string> layers;  // of each selector
     for (const nlohmann::ordered_json& row : dropped) {
-        std::string& of = layers[row["selector"].get<std::string>()];
+        std::string name = row["selector"];
+        if (row.contains("setting")) name += "@" + row["setting"].get<std::string>();
+        std::string& of = layers[name];
         of += text(of.empty() ? "" : ", ", row["layer"].get<int64_t>(), " (",
                    fixed_text(row["sink_mass_dense"], 3), " to ",
                    fixed_text(row["sink_mass_sparse"], 3), ")");

@@ -9,7 +9,8 @@
 namespace msa::experiments {
 
 /// Of rows {layer, selector, sink_mass_dense, sink_mass_sparse}, those whose dense sink mass is
-/// above 0.05 and whose sparse one is below 0.8 of it, with these four and a remedy.
+/// above 0.05 and whose sparse one is below 0.8 of it, with these four and a remedy. Where rows
+/// have a `setting`, it stays beside the selector.
 nlohmann::ordered_json dropped_sinks(const nlohmann::ordered_json& rows);
 
 /// A paragraph that names them; nothing for none.

@@ -112,7 +112,11 @@ private:
 class Shares {
 public:
     Shares(View<const float, 2> of_parts, View<const float, 1> of_sinks, const float* dense_lse)
-        : lse_(of_parts), sinks_(of_sinks), parts_(lse_.shape()), sink_({lse_.extent(1)}) {
+        : lse_(of_parts),
+          sinks_(of_sinks),
+          dense_(dense_lse),
+          parts_(lse_.shape()),
+          sink_({lse_.extent(1)}) {
         for (int64_t h = 0; h < lse_.extent(1); ++h) {
             sink_(h) = exp_from(sink_lse(h), double{dense_lse[h]});
             for (int64_t n = 0; n < lse_.extent(0); ++n)
@@ -121,15 +125,15 @@ public:
     }
 
     /// The shares of the parts `kept` in attention of head h to them and the sink alone; 0 where
-    /// there is nothing to attend to.
-    void among(std::span<const int64_t> kept, int64_t h, std::vector<float>& shares) const {
+    /// there is nothing to attend to. Returns the lse of that attention.
+    double among(std::span<const int64_t> kept, int64_t h, std::vector<float>& shares) const {
         shares.resize(kept.size());
         double sum = sink_(h);
         for (int64_t n : kept) sum += parts_(n, h);
         if (sum >= kLeastShare && std::isfinite(sum)) {
             for (size_t at = 0; at < kept.size(); ++at)
                 shares[at] = static_cast<float>(parts_(kept[at], h) / sum);
-            return;
+            return double{dense_[h]} + std::log(sum);
         }
         double top = sink_lse(h);  // dense attention does not look at them, or is undefined
         for (int64_t n : kept) top = std::max(top, double{lse_(n, h)});
@@ -138,6 +142,7 @@ public:
         for (size_t at = 0; at < kept.size(); ++at)
             shares[at] =
                 sum == 0 ? 0 : static_cast<float>(exp_from(double{lse_(kept[at], h)}, top) / sum);
+        return sum == 0 ? kNothing : top + std::log(sum);
     }
 
 private:
@@ -148,6 +153,7 @@ private:
 
     View<const float, 2> lse_;
     View<const float, 1> sinks_;
+    const float* dense_;  // [G]
     Tensor<double, 2> parts_;
     Tensor<double, 1> sink_;
 };
@@ -158,15 +164,15 @@ struct Scratch {
     std::vector<float> shares, out;
 };
 
-/// sum |o - dense [G, dh]|^2 of a row over the kept parts.
+/// sum |o - dense [G, dh]|^2 of a row over the kept parts, and lse [G] of it.
 double squared_error(View<const float, 3> parts, const Shares& weights, const float* dense,
-                     Scratch& s) {
+                     Scratch& s, float* lse) {
     const int64_t dims = parts.extent(2);
     double sum = 0;
     s.out.resize(static_cast<size_t>(dims));
     float* const out = s.out.data();
     for (int64_t h = 0; h < parts.extent(1); ++h) {
-        weights.among(s.kept, h, s.shares);
+        lse[h] = static_cast<float>(weights.among(s.kept, h, s.shares));
         std::fill_n(out, dims, 0.0F);
         for (size_t at = 0; at < s.kept.size(); ++at) {
             const float share = s.shares[at];
@@ -181,7 +187,7 @@ double squared_error(View<const float, 3> parts, const Shares& weights, const fl
 /// The rows of a tile of queries, of all choices.
 void add_tile(const Problem& p, const Parts& parts, View<const float, 1> sinks,
               const Attention& dense, Choices choices, int64_t first,
-              std::vector<Tensor<double, 2>>& errors, int threads) {
+              std::vector<ChoiceError>& errors, int threads) {
     const int64_t heads = p.group_size();
 #pragma omp parallel num_threads(threads)
     {
@@ -196,8 +202,9 @@ void add_tile(const Problem& p, const Parts& parts, View<const float, 1> sinks,
                 scratch.kept.clear();
                 for (int32_t b : selected(choices[c], i, r))
                     scratch.kept.push_back(parts.at(row, b));
-                errors[c](first + i, r) = squared_error(
-                    parts.out(row), weights, &dense.out(first + i, r * heads, 0), scratch);
+                errors[c].squared(first + i, r) =
+                    squared_error(parts.out(row), weights, &dense.out(first + i, r * heads, 0),
+                                  scratch, &errors[c].lse(first + i, r * heads));
             }
         }
     }
@@ -205,18 +212,21 @@ void add_tile(const Problem& p, const Parts& parts, View<const float, 1> sinks,
 
 }  // namespace
 
-std::vector<Tensor<double, 2>> squared_errors(Backend& backend, const Problem& p,
-                                              const AttentionInput& in, const Attention& dense,
-                                              Choices choices) {
-    std::vector<Tensor<double, 2>> errors;
+std::vector<ChoiceError> squared_errors(Backend& backend, const Problem& p,
+                                        const AttentionInput& in, const Attention& dense,
+                                        Choices choices) {
+    std::vector<ChoiceError> errors;
     if (backend.space() != Space::host || in.q.element() != Element::f32) {
-        for (const View<const int32_t, 3>& ids : choices)
-            errors.push_back(analysis::squared_differences(attend_selected(backend, p, in, ids).out,
-                                                           dense.out, p.kv_heads));
+        for (const View<const int32_t, 3>& ids : choices) {
+            Attention over = attend_selected(backend, p, in, ids);
+            errors.push_back({analysis::squared_differences(over.out, dense.out, p.kv_heads),
+                              std::move(over.lse)});
+        }
         return errors;
     }
     for (size_t n = 0; n < choices.size(); ++n)
-        errors.emplace_back(Shape<2>{p.queries(), p.kv_heads});
+        errors.push_back({Tensor<double, 2>({p.queries(), p.kv_heads}),
+                          Tensor<float, 2>({p.queries(), p.query_heads})});
     const int64_t most = most_parts(p, choices);
     const int64_t step = rows_held(most * p.query_heads * p.head_dim);
     const View<const float, 3> q = in.q.as<const float>();

@@ -6,10 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "analysis/recall.h"
+#include "analysis/sink.h"
 #include "core/error.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/sums.h"
 
 namespace msa::experiments::measure {
 namespace {
@@ -81,13 +84,6 @@ std::vector<double> DrawnBlocks::means(View<const double, 2> sums, View<const in
     return averages;
 }
 
-std::vector<double> DrawnBlocks::means(View<const double, 2> sums) const {
-    Tensor<int64_t, 2> counts(sums.shape());
-    for (int64_t b = 0; b < counts.extent(0); ++b)
-        std::fill_n(counts.view()[b].data(), counts.extent(1), rows_[static_cast<size_t>(b)]);
-    return means(sums, std::as_const(counts).view(), 0, sums.extent(1));
-}
-
 std::vector<double> DrawnBlocks::errors(View<const double, 2> sums) const {
     const int64_t heads = sums.extent(1) / 2;
     std::vector<double> errors(static_cast<size_t>(draws_.extent(0)));
@@ -115,18 +111,87 @@ std::string DrawnBlocks::text(uint64_t seed) const {
                      sequences() == 1 ? " sequence" : " sequences", ", seed ", seed, ".");
 }
 
-std::vector<double> recall_draws(const io::ResultsReader& results, const DrawnBlocks& blocks,
-                                 const std::string& group, const char* column) {
-    const auto sums = results.read<double, 2>(group + "/sums");
-    const auto counts = results.read<int64_t, 2>(group + "/counts");
-    const int64_t groups = sums.extent(1) / std::ssize(analysis::Recall::kColumns);
-    return blocks.means(sums.view(), counts.view(), analysis::Recall::first_of(column, groups),
-                        groups);
+Numbers operator-(const Numbers& a, const Numbers& b) {
+    return {a.all - b.all, differences(a.draws, b.draws)};
 }
 
-std::vector<double> error_draws(const io::ResultsReader& results, const DrawnBlocks& blocks,
-                                const std::string& group) {
-    return blocks.errors(results.read<double, 2>(group + "/sums").view());
+Numbers operator/(const Numbers& a, const Numbers& b) {
+    Numbers share{a.all / b.all, a.draws};
+    for (size_t n = 0; n < share.draws.size(); ++n) share.draws[n] /= b.draws[n];
+    return share;
+}
+
+LayerNumbers::LayerNumbers(const io::ResultsReader& results, const std::string& layer)
+    : results_(results),
+      layer_(layer),
+      drawn_(results, "/query_blocks/" + layer),
+      once_(drawn_.once()) {}
+
+Numbers LayerNumbers::recall(const std::string& name, const char* column) const {
+    const std::string group = sums_group(layer_, name);
+    const auto sums = results_.read<double, 2>(group + "/sums");
+    const auto counts = results_.read<int64_t, 2>(group + "/counts");
+    const int64_t groups = sums.extent(1) / std::ssize(analysis::Recall::kColumns);
+    const int64_t first = analysis::Recall::first_of(column, groups);
+    return {once_.means(sums.view(), counts.view(), first, groups).front(),
+            drawn_.means(sums.view(), counts.view(), first, groups)};
+}
+
+Numbers LayerNumbers::error(const std::string& name) const {
+    const auto sums = results_.read<double, 2>(sums_group(layer_, name) + "/sums");
+    return {once_.errors(sums.view()).front(), drawn_.errors(sums.view())};
+}
+
+Numbers LayerNumbers::mean(const std::string& name) const {
+    const std::string group = sums_group(layer_, name);
+    const auto sums = results_.read<double, 2>(group + "/sums");
+    const auto counts = results_.read<int64_t, 2>(group + "/counts");
+    return {once_.means(sums.view(), counts.view(), 0, sums.extent(1)).front(),
+            drawn_.means(sums.view(), counts.view(), 0, sums.extent(1))};
+}
+
+void Kept::add(Numbers of) {
+    measures.push_back(of.estimate());
+    draws.push_back(std::move(of.draws));
+}
+
+Kept mean_of(const std::vector<const Kept*>& all) {
+    Kept mean;
+    const auto count = static_cast<double>(all.size());
+    for (size_t m = 0; m < all.front()->measures.size(); ++m) {
+        Numbers of{0, std::vector<double>(all.front()->draws[m].size())};
+        for (const Kept* one : all) {
+            of.all += one->measures[m].value;
+            for (size_t n = 0; n < of.draws.size(); ++n) of.draws[n] += one->draws[m][n];
+        }
+        of.all /= count;
+        for (double& drawn : of.draws) drawn /= count;
+        mean.add(std::move(of));
+    }
+    return mean;
+}
+
+nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::string& layer,
+                                const std::string& name, const std::string& selector) {
+    const auto mean = [&](const std::string& of) {
+        const std::string group = sums_group(layer, of + "/sink");
+        const auto sums = results.read<double, 2>(group + "/sums");
+        const auto counts = results.read<int64_t, 2>(group + "/counts");
+        analysis::State all{std::vector<double>(static_cast<size_t>(sums.extent(1))),
+                            std::vector<int64_t>(static_cast<size_t>(sums.extent(1)))};
+        for (int64_t b = 0; b < sums.extent(0); ++b)
+            for (int64_t c = 0; c < sums.extent(1); ++c) {
+                all.sums[static_cast<size_t>(c)] += sums(b, c);
+                all.counts[static_cast<size_t>(c)] += counts(b, c);
+            }
+        analysis::SinkMass sink(sums.extent(1) / 2, 1);
+        sink.join(all);
+        return json_number(analysis::average(sink.first_token()));
+    };
+    return {{"layer", std::stoll(layer)},
+            {"selector", selector},
+            {"sink_mass_dense", mean("dense")},
+            {"sink_mass_sparse", mean(name)}};
 }
 
 nlohmann::ordered_json interval_json(const analysis::Estimate& of) {

@@ -38,8 +38,6 @@ public:
     /// does not take is not looked at.
     std::vector<double> means(View<const double, 2> sums, View<const int64_t, 2> counts,
                               int64_t first, int64_t columns) const;
-    /// The same of all columns, which every counted query has.
-    std::vector<double> means(View<const double, 2> sums) const;
     /// Likewise the relative error, mean over the heads whose norm is not 0, of what OutputError
     /// has of each block: sums of squares of the differences, then of what they are relative to.
     std::vector<double> errors(View<const double, 2> sums) const;
@@ -53,12 +51,53 @@ private:
     Tensor<int32_t, 2> draws_;               // [draws, M]
 };
 
-/// The draws of a column of analysis::Recall and of an OutputError, whose sums are in a group of
-/// results (sums_group).
-std::vector<double> recall_draws(const io::ResultsReader&, const DrawnBlocks&,
-                                 const std::string& group, const char* column);
-std::vector<double> error_draws(const io::ResultsReader&, const DrawnBlocks&,
-                                const std::string& group);
+/// What sums give over all queries, and over the queries of every draw.
+struct Numbers {
+    double all = 0;
+    std::vector<double> draws = {};
+
+    analysis::Estimate estimate() const { return analysis::with_interval(all, draws); }
+};
+Numbers operator-(const Numbers&, const Numbers&);
+Numbers operator/(const Numbers&, const Numbers&);
+
+/// The numbers of a layer's sums, by their names below /sums/<l>.
+class LayerNumbers {
+public:
+    LayerNumbers(const io::ResultsReader&, const std::string& layer);
+
+    /// A column of analysis::Recall.
+    Numbers recall(const std::string& name, const char* column) const;
+    /// Of an OutputError.
+    Numbers error(const std::string& name) const;
+    /// The mean of all columns.
+    Numbers mean(const std::string& name) const;
+    const DrawnBlocks& drawn() const { return drawn_; }
+
+private:
+    const io::ResultsReader& results_;
+    std::string layer_;
+    DrawnBlocks drawn_, once_;
+};
+
+/// Measures of a choice on a layer, or their means over several layers, with their draws.
+struct Kept {
+    std::vector<analysis::Estimate> measures;
+    std::vector<std::vector<double>> draws;
+
+    void add(Numbers of);
+    template <typename Measure>
+    const analysis::Estimate& operator[](Measure m) const {
+        return measures[static_cast<size_t>(m)];
+    }
+};
+/// The same draw in all of them.
+Kept mean_of(const std::vector<const Kept*>&);
+
+/// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of a
+/// choice `name` of that selector.
+nlohmann::ordered_json sink_row(const io::ResultsReader&, const std::string& layer,
+                                const std::string& name, const std::string& selector);
 
 /// {"low", "high"}; null where NaN.
 nlohmann::ordered_json interval_json(const analysis::Estimate&);

@@ -94,6 +94,8 @@ struct ChunkView {
 
     Backend& backend() const { return of_.backend; }
     Element element() const { return of_.data.elements.main.computed; }
+    View<const float, 1> host_sinks() const { return of_.host_sinks; }
+    const LayerView& view() const { return of_; }
     /// Of attention to the layer's keys.
     AttentionInput input() const { return {q.view(), of_.k_there, of_.v_there, of_.sinks}; }
     /// Over all of them.

@@ -2,7 +2,9 @@
 // Some queries of a layer at work: what every choice of keys is measured against.
 #pragma once
 
+#include <deque>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "experiments/driver/attend.h"
@@ -16,13 +18,8 @@ struct CheckedRows {
     const Problem& problem;
     View<const float, 3> mass;   // [Nq, Hkv, B] P_b
     View<const double, 2> norm;  // [Nq, Hkv] |o_dense|^2 over the group's heads
-    double mass_bound;           // chunk_mass_bound
+    double mass_bound;           // how far rounding alone takes a sum of probabilities
 };
-
-/// How far a sum of probabilities of queries q [Nq, Hq, dh] may be off, by rounding alone, where
-/// dense attention has lse [Nq, Hq] and the longest key is k_norm.
-double chunk_mass_bound(const Problem&, View<const float, 3> q, double k_norm,
-                        View<const float, 2> lse);
 
 /// A block of queries, by its number in the layer, as rows of a chunk.
 struct BlockRows {
@@ -48,24 +45,35 @@ struct BlockRows {
 std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks&,
                                   QueryRange range);
 
-/// Some queries with dense attention over them, and P_b.
+/// Some queries with dense attention over them, P_b, and the oracle's choices.
 struct MeasuredChunk {
-    /// The queries `range` of `all`, whole blocks, which `of` has in the backend's space, with
-    /// dense attention over them and P_b [Nq, Hkv, B], absent: what `of` computes. All must outlive
-    /// this. k_norm: the longest key of the layer.
-    MeasuredChunk(const ChunkView& of, const LayerQueries& all, QueryRange range, double k_norm,
-                  const Attention& dense_of, View<const float, 3> mass_of = {});
+    /// The queries `range_of` of `all`, whole blocks, which `of` has in the backend's space, with
+    /// dense attention over them and P_b [Nq, Hkv, B]. All must outlive this. k_norm: the longest
+    /// key of the layer.
+    MeasuredChunk(const ChunkView& of, const SelectorLayer& layer_of, const LayerQueries& all,
+                  QueryRange range_of, double k_norm, const Attention& dense_of, Mirror<3> mass_of,
+                  bool oracle_by_logit);
 
     CheckedRows rows() const { return {problem, mass, norm, mass_bound}; }
+    /// [Nq, Hkv, k] The blocks of highest mass, or of the highest logit. Not for several threads at
+    /// once; a rule's are computed when they are first asked for.
+    const Tensor<int32_t, 3>& oracle(const SelectionRule&) const;
 
     const ChunkView& queries;
+    const SelectorLayer& layer;
     const Problem& problem;
+    QueryRange range;
     std::span<const analysis::RowKind> kinds;  // [Nq]
     std::vector<BlockRows> blocks;
     const Attention& dense;
-    View<const float, 3> mass;
+    Mirror<3> masses;
+    View<const float, 3> mass;  // these on the host
     Tensor<double, 2> norm;
     double mass_bound;
+
+private:
+    bool by_logit_;
+    mutable std::deque<std::pair<SelectionRule, Tensor<int32_t, 3>>> oracles_;
 };
 
 }  // namespace msa::experiments::measure

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/measure/sums.h"
 
+#include "analysis/recall.h"
 #include "core/error.h"
 #include "experiments/driver/parts.h"
 #include "experiments/measure/queries.h"
@@ -19,6 +20,15 @@ void write_block_sums(io::UnitWriter& to, const std::string& group, const analys
                             {"block,number", "", "sums over the queries of each block"});
     to.write<int64_t, 2>(group + "/counts", counts.view(),
                          {"block,number", "", "how many values are in each sum"});
+}
+
+void KeptMass::add(std::span<const analysis::RowKind> kinds, View<const int32_t, 3> ids,
+                   View<const float, 3> mass) {
+    for (int64_t i = 0; i < ids.extent(0); ++i)
+        if (kinds[static_cast<size_t>(i)] == analysis::RowKind::counted)
+            for (int64_t r = 0; r < ids.extent(1); ++r)
+                means[static_cast<size_t>(r)].add(
+                    analysis::mass_of(mass[i][r], selected(ids, i, r)));
 }
 
 Sums::Sums(const analysis::QueryBlocks& blocks, QueryRange part) : first_(blocks.at(part.begin)) {

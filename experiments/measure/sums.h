@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@ struct KeptMass {
     explicit KeptMass(int64_t groups) : means(static_cast<size_t>(groups)) {}
     std::vector<analysis::Mean> means;
 
+    void add(std::span<const analysis::RowKind> kinds, View<const int32_t, 3> ids,
+             View<const float, 3> mass);
     analysis::State state() const { return analysis::state_of(means); }
     void join(const analysis::State& state) { analysis::join_means(means, state); }
 };

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 #include "experiments/precision/options.h"
@@ -13,77 +14,6 @@ namespace msa::experiments::precision {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// Reads one layer's measures of a part.
-class LayerRows {
-public:
-    LayerRows(const io::ResultsReader& results, const std::string& layer, const std::string& part)
-        : results_(results),
-          layer_(layer),
-          part_(part),
-          drawn_(results, "/query_blocks/" + layer),
-          once_(drawn_.once()) {}
-
-    /// Of each precision, the mean of a column of its recalls.
-    void means(const char* sums, const char* column, std::vector<Kept>& to) const {
-        add(to,
-            [&](const measure::DrawnBlocks& of, size_t s) { return mean(of, s, sums, column); });
-    }
-    /// The same over that of the first precision.
-    void shares(const char* sums, const char* column, std::vector<Kept>& to) const {
-        add(to, [&](const measure::DrawnBlocks& of, size_t s) {
-            std::vector<double> shares = mean(of, s, sums, column);
-            const std::vector<double> full = mean(of, 0, sums, column);
-            for (size_t n = 0; n < shares.size(); ++n) shares[n] /= full[n];
-            return shares;
-        });
-    }
-    /// Relative errors.
-    void errors(const char* sums, std::vector<Kept>& to) const {
-        add(to, [&](const measure::DrawnBlocks& of, size_t s) {
-            return measure::error_draws(results_, of, group(s, sums));
-        });
-    }
-
-private:
-    std::string group(size_t precision, const char* sums) const {
-        return measure::sums_group(layer_, text(part_, "/", precision, "/", sums));
-    }
-    std::vector<double> mean(const measure::DrawnBlocks& over, size_t s, const char* sums,
-                             const char* column) const {
-        return measure::recall_draws(results_, over, group(s, sums), column);
-    }
-    template <typename Values>
-    void add(std::vector<Kept>& to, const Values& values) const {
-        for (size_t s = 0; s < to.size(); ++s) {
-            Kept& kept = to[s];
-            kept.draws.push_back(values(drawn_, s));
-            kept.measures.push_back(
-                analysis::with_interval(values(once_, s).front(), kept.draws.back()));
-        }
-    }
-
-    const io::ResultsReader& results_;
-    std::string layer_, part_;
-    measure::DrawnBlocks drawn_, once_;
-};
-
-/// The same draw in all layers.
-Kept mean_of(const std::vector<Kept>& layers) {
-    Kept mean;
-    const auto count = static_cast<double>(layers.size());
-    for (size_t m = 0; m < layers.front().measures.size(); ++m) {
-        double value = 0;
-        std::vector<double> draws(kDraws);
-        for (const Kept& layer : layers) {
-            value += layer.measures[m].value / count;
-            for (size_t n = 0; n < draws.size(); ++n) draws[n] += layer.draws[m][n] / count;
-        }
-        mean.measures.push_back(analysis::with_interval(value, draws));
-        mean.draws.push_back(std::move(draws));
-    }
-    return mean;
-}
 
 /// Rows without numbers, as the options of the run say.
 std::vector<Row> rows_asked(const ordered_json& o) {
@@ -119,25 +49,37 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
 }
 
 void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
-    const LayerRows of(results, layer, part.name);
+    const measure::LayerNumbers of(results, layer);
+    const auto recall = [&](size_t s, const char* ids, const char* column) {
+        return of.recall(text("index/", s, "/", ids), column);
+    };
+    const measure::Numbers full_mass = recall(0, "recall", "mass_kept"),
+                           full_recall = recall(0, "recall", "block_recall");
     std::vector<Kept> kept(part.rows.size());
-    of.means("precision_recall", "block_recall", kept);
-    of.means("recall", "block_recall", kept);
-    of.means("recall", "mass_kept", kept);
-    of.shares("recall", "mass_kept", kept);
-    of.shares("recall", "block_recall", kept);
-    of.errors("output_error", kept);
+    for (size_t s = 0; s < kept.size(); ++s) {
+        const measure::Numbers mass = recall(s, "recall", "mass_kept"),
+                               blocks = recall(s, "recall", "block_recall");
+        for (const measure::Numbers& measure :
+             {recall(s, "precision_recall", "block_recall"), blocks, mass, mass / full_mass,
+              blocks / full_recall, of.error(text("index/", s, "/output_error"))})
+            kept[s].add(measure);
+    }
     read_layer(results, layer, part, std::move(kept));
 }
 
 void add_cache(const io::ResultsReader& results, const std::string& layer, bool sparse,
                Part& part) {
-    const LayerRows of(results, layer, part.name);
+    const measure::LayerNumbers of(results, layer);
+    const measure::Numbers full_mass = of.recall("cache/0/recall", "mass_kept");
     std::vector<Kept> kept(part.rows.size());
-    of.errors("dense_error", kept);
-    of.means("recall", "mass_kept", kept);
-    of.shares("recall", "mass_kept", kept);
-    if (sparse) of.errors("sparse_error", kept);
+    for (size_t s = 0; s < kept.size(); ++s) {
+        const std::string name = text("cache/", s);
+        const measure::Numbers mass = of.recall(name + "/recall", "mass_kept");
+        kept[s].add(of.error(name + "/dense_error"));
+        kept[s].add(mass);
+        kept[s].add(mass / full_mass);
+        if (sparse) kept[s].add(of.error(name + "/sparse_error"));
+    }
     read_layer(results, layer, part, std::move(kept));
 }
 
@@ -158,7 +100,9 @@ void recommend(Part& part) {
         Row& row = part.rows[s];
         row.bits /= count;
         row.bits_per_value /= count;
-        row.mean = mean_of(row.layers);
+        std::vector<const Kept*> layers;
+        for (const Kept& layer : row.layers) layers.push_back(&layer);
+        row.mean = measure::mean_of(layers);
         row.reaches = std::all_of(part.targeted.begin(), part.targeted.end(),
                                   [&](size_t m) { return margin(part, row, m, true) >= 0; });
         if (!row.asked) continue;
@@ -231,14 +175,19 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.cache.measures.emplace_back("sparse_error");
         findings.cache.targeted.push_back(3);
     }
+    ordered_json sinks = ordered_json::array();
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);
-        if (results.has("/precision/" + layer + "/index")) add_index(results, layer, index);
+        if (results.has("/precision/" + layer + "/index")) {
+            add_index(results, layer, index);
+            sinks.push_back(measure::sink_row(results, layer, "index/0", "index"));
+        }
         const measure::DrawnBlocks drawn(results, "/query_blocks/" + layer);
         findings.queries = std::max(findings.queries, drawn.queries());
         findings.blocks = std::max(findings.blocks, drawn.blocks());
         findings.sequences = std::max(findings.sequences, drawn.sequences());
     }
+    findings.dropped_sinks = dropped_sinks(sinks);
     recommend(findings.cache);
     if (!index.layers.empty()) {
         recommend(index);

@@ -2,21 +2,18 @@
 // What the results of msa-precision say: made from results.h5 alone.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "analysis/bootstrap.h"
 #include "core/io/results.h"
 #include "core/number/quantize.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::precision {
 
-/// Estimates in the order of a Part's measures, with their bootstrap draws [kDraws].
-struct Kept {
-    std::vector<analysis::Estimate> measures;
-    std::vector<std::vector<double>> draws;
-};
+using measure::Kept;  // in the order of a Part's measures
 
 /// One precision on the layers of its part.
 struct Row {
@@ -56,6 +53,7 @@ struct Findings {
     double keep = 0, error = 0;
     std::optional<Part> index;  // of the layers with an Index Branch
     Part cache;
+    nlohmann::ordered_json dropped_sinks;  // at full precision, as driver/sink_note.h has them
     int64_t queries = 0, blocks = 0, sequences = 0;  // the most of a layer
 };
 

@@ -10,6 +10,7 @@
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/precision/options.h"
@@ -173,6 +174,7 @@ std::string precision_summary(const Findings& findings, const io::RunRecord& run
                              {"sequences", findings.sequences},
                              {"index", findings.index ? json_of(*findings.index) : ordered_json()},
                              {"cache", json_of(findings.cache)}});
+    json["dropped_sinks"] = findings.dropped_sinks;
     return json.dump(2) + "\n";
 }
 
@@ -226,6 +228,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                   kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
                   findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
                   ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+    print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";
     if (findings.index) print_recommended(*findings.index, out);

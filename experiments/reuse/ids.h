@@ -8,27 +8,28 @@
 #include <vector>
 
 #include "core/io/activations.h"
-#include "core/selection.h"
-#include "experiments/driver/run.h"
+#include "experiments/measure/measure.h"
 #include "experiments/reuse/options.h"
 
 namespace msa::experiments::reuse {
 
-/// ids [n, Hkv, k] on the host that `selector` chooses for the packed `tokens` of a layer, k as the
-/// selector makes it of o.rule. Throws Interrupted when a stop is requested.
-Tensor<int32_t, 3> select_ids(const ReuseOptions& o, const io::ActivationsReader&,
-                              const io::LayerInfo&, const std::string& selector,
-                              std::span<const int64_t> tokens, Backend&);
+/// A layer at all of its queries, without choices.
+measure::Task task_of(const ReuseOptions&, const measure::LayerData&, const measure::LayerQueries&,
+                      Backend&);
+/// What a selector picks by the rule of the options.
+measure::Choice choice_of(const ReuseOptions&, const std::string& selector);
 
 /// The ids of every layer, computed when they are first asked for and kept. The layers that a
 /// worker measures ask for those of all before them; which worker computes them changes no bit.
 class OwnIds {
 public:
-    OwnIds(const ReuseOptions& o, const io::ActivationsReader& file, std::vector<int64_t> tokens)
-        : o_(o), file_(file), tokens_(std::move(tokens)) {
+    OwnIds(const ReuseOptions& o, const io::ActivationsReader& file,
+           const measure::LayerQueries& queries)
+        : o_(o), file_(file), queries_(queries) {
         for (int64_t layer : o.layers) ids_[layer];
     }
-    /// One of o.layers. For several threads at once, each with its own backend.
+    /// Of one of o.layers. For several threads at once, each with its own backend. Throws
+    /// Interrupted when a stop is requested.
     View<const int32_t, 3> of(int64_t layer, Backend&);
 
 private:
@@ -38,7 +39,7 @@ private:
     };
     const ReuseOptions& o_;
     const io::ActivationsReader& file_;
-    std::vector<int64_t> tokens_;
+    const measure::LayerQueries& queries_;
     std::map<int64_t, Once> ids_;
 };
 

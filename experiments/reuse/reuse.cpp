@@ -97,7 +97,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
     job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);
-    OwnIds own(o, file, queries.tokens);
+    OwnIds own(o, file, queries);
     job.begin(layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             reuse_layer(o, file, layer, queries, own, on, worker, to);

@@ -4,17 +4,14 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <tuple>
 
 #include "core/select/selector.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
-#include "experiments/measure/sums.h"
 #include "experiments/reuse/layer.h"
 
 namespace msa::experiments::reuse {
 namespace {
-
-constexpr size_t at(Measure m) { return static_cast<size_t>(m); }
 
 /// With the far end of the interval.
 bool reaches(const ReuseOptions& asked, const Kept& kept) {
@@ -23,72 +20,17 @@ bool reaches(const ReuseOptions& asked, const Kept& kept) {
     return kept[Measure::mass_lost].high <= *asked.lose;
 }
 
-void take_intervals(const std::array<double, kMeasures>& values, Kept& kept) {
-    for (size_t m = 0; m < kMeasures; ++m)
-        kept.measures[m] = analysis::with_interval(values[m], kept.draws[m]);
-}
-
-/// What the sums of a choice give over some draws, but for mass_lost.
-std::array<std::vector<double>, kMeasures> measure_choice(const io::ResultsReader& results,
-                                                          const std::string& layer,
-                                                          const std::string& choice,
-                                                          const measure::DrawnBlocks& over) {
-    const auto group = [&](const char* sums) {
-        return measure::sums_group(layer, choice + "/" + sums);
-    };
-    std::array<std::vector<double>, kMeasures> of;
-    for (const auto& [to, sums, column] :
-         {std::tuple{Measure::mass_kept, "recall", "mass_kept"},
-          std::tuple{Measure::block_recall, "recall", "block_recall"},
-          std::tuple{Measure::own_recall, "own_recall", "block_recall"}})
-        of[at(to)] = measure::recall_draws(results, over, group(sums), column);
-    of[at(Measure::output_error)] = measure::error_draws(results, over, group("output_error"));
-    return of;
-}
-
-std::vector<Pair> read_pairs(const io::ResultsReader& results, const std::string& name,
-                             const measure::DrawnBlocks& blocks) {
-    const auto sources = results.read<int64_t, 1>("/reuse/" + name + "/sources");
-    const measure::DrawnBlocks once = blocks.once();
-    std::vector<Pair> pairs(static_cast<size_t>(sources.size()));
-    std::vector<std::array<double, kMeasures>> values(pairs.size());
-    for (size_t s = 0; s < pairs.size(); ++s) {
-        Pair& pair = pairs[s];
-        pair.source = sources(static_cast<int64_t>(s));
-        pair.target = std::stoll(name);
-        const std::string choice = std::to_string(pair.source);
-        pair.kept.draws = measure_choice(results, name, choice, blocks);
-        const auto found = measure_choice(results, name, choice, once);
-        for (size_t m = 0; m < kMeasures; ++m)
-            if (!found[m].empty()) values[s][m] = found[m].front();
-    }
-    constexpr size_t kKept = at(Measure::mass_kept), kLost = at(Measure::mass_lost);
-    const std::vector<double> own = pairs.back().kept.draws[kKept];
-    for (size_t s = 0; s < pairs.size(); ++s) {
-        Kept& kept = pairs[s].kept;
-        kept.draws[kLost] = measure::differences(own, kept.draws[kKept]);
-        values[s][kLost] = values.back()[kKept] - values[s][kKept];
-        take_intervals(values[s], kept);
-    }
-    return pairs;
-}
-
-/// Mean of several; the same draw of queries in all of them.
-Kept mean_of(const std::vector<const Kept*>& all) {
-    Kept mean;
-    std::array<double, kMeasures> values{};
-    const auto count = static_cast<double>(all.size());
-    for (size_t m = 0; m < kMeasures; ++m) {
-        mean.draws[m].assign(kDraws, 0);
-        for (const Kept* one : all) {
-            values[m] += one->measures[m].value;
-            for (size_t n = 0; n < mean.draws[m].size(); ++n) mean.draws[m][n] += one->draws[m][n];
-        }
-        values[m] /= count;
-        for (double& drawn : mean.draws[m]) drawn /= count;
-    }
-    take_intervals(values, mean);
-    return mean;
+/// A layer with the ids of `choice`.
+Kept kept_with(const measure::LayerNumbers& of, const std::string& choice,
+               const measure::Numbers& own_mass) {
+    const measure::Numbers mass = of.recall(choice + "/recall", "mass_kept");
+    Kept kept;
+    kept.add(mass);
+    kept.add(own_mass - mass);
+    kept.add(of.recall(choice + "/recall", "block_recall"));
+    kept.add(of.recall(choice + "/own_recall", "block_recall"));
+    kept.add(of.error(choice + "/output_error"));
+    return kept;
 }
 
 std::vector<AtDistance> by_distance(const Findings& findings) {
@@ -103,7 +45,8 @@ std::vector<AtDistance> by_distance(const Findings& findings) {
     }
     std::vector<AtDistance> all;
     for (const auto& [distance, of] : at_distance)
-        all.push_back({distance, std::ssize(of.first), mean_of(of.first), mean_of(of.second)});
+        all.push_back({distance, std::ssize(of.first), measure::mean_of(of.first),
+                       measure::mean_of(of.second)});
     return all;
 }
 
@@ -127,7 +70,7 @@ Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
         if (!pattern[t]) continue;
         shared.selection = shared.selection + (layer.own - layer.reused);
     }
-    shared.kept = mean_of(kept);
+    shared.kept = measure::mean_of(kept);
     shared.mean = reaches(findings.asked, shared.kept);
     return shared;
 }
@@ -195,31 +138,33 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.seed = results.run().seed;
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
+    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     const std::vector<std::string> names = results.list("/reuse");
-    const measure::DrawnBlocks blocks(results, "/query_blocks/" + names.front());
-    findings.blocks = blocks.blocks();
-    findings.sequences = blocks.sequences();
     const auto count = static_cast<double>(names.size());
     for (const std::string& name : names) {
         const std::string group = "/reuse/" + name;
         findings.layers.push_back(std::stoll(name));
-        for (Pair& pair : read_pairs(results, name, blocks))
-            findings.pairs.push_back(std::move(pair));
+        sinks.push_back(measure::sink_row(results, name, name, findings.asked.selector));
+        const measure::LayerNumbers of(results, name);
+        const measure::Numbers own_mass = of.recall(name + "/recall", "mass_kept");
+        const auto from = results.read<int64_t, 1>(group + "/sources");
+        for (int64_t s = 0; s < from.size(); ++s)
+            findings.pairs.push_back({from(s), findings.layers.back(),
+                                      kept_with(of, std::to_string(from(s)), own_mass)});
         costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
                          read_cost(results, group, "reused")});
         findings.dense = findings.dense + costs.back().dense;
-        const auto floor = measure_choice(results, name, kFloor, blocks.once());
-        findings.floor_mass += floor[at(Measure::mass_kept)].front() / count;
-        findings.floor_error += floor[at(Measure::output_error)].front() / count;
-        findings.oracle_mass +=
-            measure::recall_draws(results, blocks.once(),
-                                  measure::sums_group(name, text(kFloor, "/recall")), "oracle_mass")
-                .front() /
-            count;
+        const std::string floor = text(kFloor, "/recall");
+        findings.floor_mass += of.recall(floor, "mass_kept").all / count;
+        findings.floor_error += of.error(text(kFloor, "/output_error")).all / count;
+        findings.oracle_mass += of.recall(floor, "oracle_mass").all / count;
+        findings.blocks = of.drawn().blocks();
+        findings.sequences = of.drawn().sequences();
         findings.queries = static_cast<int64_t>(results.number("/layers/" + name, "queries"));
         findings.longest_sequence =
             static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));
     }
+    findings.dropped_sinks = dropped_sinks(sinks);
     findings.missing = missing_layers(findings.layers);
     findings.distances = by_distance(findings);
     find_patterns(costs, findings);

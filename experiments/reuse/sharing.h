@@ -2,13 +2,13 @@
 // What the results of msa-reuse say: made from results.h5 alone.
 #pragma once
 
-#include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "analysis/bootstrap.h"
 #include "core/io/results.h"
+#include "experiments/measure/drawn.h"
 #include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
 
@@ -27,14 +27,7 @@ inline constexpr size_t kMeasures = 5;
 inline constexpr const char* kMeasureNames[kMeasures] = {"mass_kept", "mass_lost", "block_recall",
                                                          "own_recall", "output_error"};
 
-/// All measures, with their bootstrap draws [kDraws].
-struct Kept {
-    std::array<analysis::Estimate, kMeasures> measures;
-    std::array<std::vector<double>, kMeasures> draws;
-    const analysis::Estimate& operator[](Measure m) const {
-        return measures[static_cast<size_t>(m)];
-    }
-};
+using measure::Kept;  // in the order of Measure
 
 /// Layer `target` with the ids of layer `source`, both by number in the model.
 struct Pair {
@@ -72,10 +65,11 @@ struct Findings {
     std::vector<AtDistance> distances;
     double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    Cost dense;                    // of all layers
-    Shared own;                    // every layer computes its own ids
-    std::vector<Shared> patterns;  // asked for with --every and --groups
-    std::vector<Shared> front;     // least mean loss of each number of computing layers, ascending
+    nlohmann::ordered_json dropped_sinks;  // with own ids, as driver/sink_note.h has them
+    Cost dense;                            // of all layers
+    Shared own;                            // every layer computes its own ids
+    std::vector<Shared> patterns;          // asked for with --every and --groups
+    std::vector<Shared> front;  // least mean loss of each number of computing layers, ascending
     /// The fewest computing layers with which every layer reaches the target, and of those the
     /// least mean loss; of the front, the first whose mean reaches it.
     std::optional<Shared> each, mean;

@@ -10,6 +10,7 @@
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/units.h"
 #include "experiments/measure/drawn.h"
@@ -191,6 +192,7 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
                              {"each", optional_json(findings, findings.each)},
                              {"mean", optional_json(findings, findings.mean)},
                              {"dense", cost_json(findings.dense)}});
+    json["dropped_sinks"] = findings.dropped_sinks;
     return json.dump(2) + "\n";
 }
 
@@ -235,6 +237,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                          findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
                          ", seed ", findings.seed, "."));
     print_paragraph(out, text("Costs: ", pricing_text(asked), ", bf16. ", elements_text(run)));
+    print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
 }
 

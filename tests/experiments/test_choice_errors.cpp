@@ -19,7 +19,7 @@ namespace {
 class ChoiceErrors : public testing::Test {
 protected:
     using Choice = View<const int32_t, 3>;
-    using Errors = std::vector<Tensor<double, 2>>;
+    using Errors = std::vector<experiments::measure::ChoiceError>;
     using Dense = experiments::Attention;
 
     /// Two sequences, of 150 and 75 tokens; 2 groups of 3 heads of 20 channels; blocks of 16.
@@ -92,8 +92,16 @@ protected:
                 analysis::squared_differences(some.out, whole.out, p_.kv_heads);
             for (int64_t i = 0; i < p_.queries(); ++i)
                 for (int64_t r = 0; r < p_.kv_heads; ++r)
-                    ASSERT_NEAR(std::sqrt(got[c](i, r)), std::sqrt(want(i, r)), bound)
+                    ASSERT_NEAR(std::sqrt(got[c].squared(i, r)), std::sqrt(want(i, r)), bound)
                         << name << ", choice " << c << ", query " << i << ", group " << r;
+            for (int64_t at = 0; at < some.lse.size(); ++at) {
+                const double of_choice{some.lse.data()[at]}, found{got[c].lse.data()[at]};
+                if (std::isinf(of_choice))
+                    ASSERT_EQ(found, of_choice) << name << ", choice " << c << ", row " << at;
+                else
+                    ASSERT_NEAR(found, of_choice, 4 * lse_bound(logit, keys, lse))
+                        << name << ", choice " << c << ", row " << at;
+            }
         }
     }
     /// Few choices, which keep less than all blocks together, and many.
@@ -132,7 +140,7 @@ TEST_F(ChoiceErrors, KnowWhatNobodyLooksAt) {
     const Errors got = experiments::measure::squared_errors(*cpu, p_, input(), whole,
                                                             std::vector<Choice>{oldest.view()});
     for (int64_t at = 0; at < want.size(); ++at)  // one block alone is that block
-        EXPECT_NEAR(got[0].data()[at], want.data()[at], 1e-12 * want.data()[at]);
+        EXPECT_NEAR(got[0].squared.data()[at], want.data()[at], 1e-12 * want.data()[at]);
     EXPECT_GT(want(149, 0), 1);
 }
 
@@ -143,11 +151,11 @@ TEST_F(ChoiceErrors, UndefinedBlocksSpoilWhoKeepsThemAlone) {
     Dense zero{Tensor<float, 3>({225, 6, 20}), dense(*cpu).lse};
     const Errors got = experiments::measure::squared_errors(
         *cpu, p_, input(), zero, std::vector<Choice>{one.view(), three.view()});
-    EXPECT_FALSE(std::isnan(got[0](149, 1)));
-    EXPECT_FALSE(std::isnan(got[1](149, 0)));
+    EXPECT_FALSE(std::isnan(got[0].squared(149, 1)));
+    EXPECT_FALSE(std::isnan(got[1].squared(149, 0)));
     for (int64_t at = 0; at < 225; ++at) {
         const bool kept = three(at, 1, 1) == 2 || three(at, 1, 2) == 2;
-        EXPECT_EQ(std::isnan(got[1](at, 1)), kept && at >= 40 && at < 150) << at;
+        EXPECT_EQ(std::isnan(got[1].squared(at, 1)), kept && at >= 40 && at < 150) << at;
     }
 }
 
@@ -164,14 +172,14 @@ TEST_F(ChoiceErrors, FarAwayAreThoseOfTheBackendsOwnAttention) {
         const Tensor<double, 2> want = analysis::squared_differences(
             experiments::attend_selected(*cpu, p_, input(), choices[c]).out, whole.out,
             p_.kv_heads);
-        EXPECT_TRUE(std::equal(want.data(), want.data() + want.size(), got[c].data())) << c;
+        EXPECT_TRUE(std::equal(want.data(), want.data() + want.size(), got[c].squared.data())) << c;
     }
 }
 
 // To the bit: whatever else is asked for, with any threads, in any tile of queries.
 TEST_F(ChoiceErrors, AreTheSameInAnyCompany) {
     const Tensor<int32_t, 3> three = choose(3, 2), all = all_visible_blocks(p_);
-    const Tensor<double, 2> alone = std::move(errors("cpu", {three.view()}, 1)[0]);
+    const Tensor<double, 2> alone = std::move(errors("cpu", {three.view()}, 1)[0].squared);
     const Errors together = errors("cpu", {all.view(), three.view()}, 3);
     const std::unique_ptr<Backend> cpu = make_backend("cpu");
     const Dense whole = dense(*cpu);
@@ -185,8 +193,8 @@ TEST_F(ChoiceErrors, AreTheSameInAnyCompany) {
             *cpu, one, {q_.view().slice(i, 1), k_, v_, {}}, of_row,
             std::vector<Choice>{std::as_const(three).view().slice(i, 1)});
         for (int64_t r = 0; r < 2; ++r) {
-            EXPECT_EQ(together[1](i, r), alone(i, r)) << i;
-            EXPECT_EQ(got[0](0, r), alone(i, r)) << i;
+            EXPECT_EQ(together[1].squared(i, r), alone(i, r)) << i;
+            EXPECT_EQ(got[0].squared(0, r), alone(i, r)) << i;
         }
     }
     EXPECT_TRUE(errors("cpu", {}).empty());

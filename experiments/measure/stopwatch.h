@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-namespace msa::experiments::compare {
+namespace msa::experiments::measure {
 
 /// Adds the time it lives to `seconds`.
 class Stopwatch {
@@ -19,4 +19,4 @@ private:
     Clock::time_point start_ = Clock::now();
 };
 
-}  // namespace msa::experiments::compare
+}  // namespace msa::experiments::measure

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// The loop of every program that measures layers. It streams the queries of a layer once, in
+// chunks; makes dense attention and P_b of each chunk once; asks every choice for its ids; checks
+// them; and adds up, block of queries by block of queries, what attention over them keeps.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/select/policy.h"
+#include "experiments/driver/progress.h"
+#include "experiments/measure/measured_chunk.h"
+#include "experiments/measure/tally.h"
+
+namespace msa::experiments::measure {
+
+template <typename T>
+Tensor<T, 3> copy_of(View<const T, 3> of) {
+    Tensor<T, 3> copy(of.shape(), Fill::nothing);
+    std::copy_n(of.data(), of.size(), copy.data());
+    return copy;
+}
+
+/// Who picks blocks for every query and group, and by what rule.
+struct Choice {
+    std::string key;  // its name in sums and in messages
+    int64_t block_size = 0;
+    SelectionRule rule;         // asked for; also the rule of the oracle that it is held against
+    SelectionRule used;         // what the selector makes of it
+    std::string selector = {};  // a label of make_selector(); empty: `ids` picks
+    /// [Nq, Hkv, any k] on the host, for the queries `range` of the layer: those of another layer,
+    /// or of operands in another format.
+    std::function<Tensor<int32_t, 3>(const ChunkView&, QueryRange range)> ids = {};
+};
+
+/// What a program adds to the loop. Each hook is called once for a chunk of queries and a block
+/// size, `chosen` once for each of its choices.
+class Observer {
+public:
+    Observer() = default;
+    Observer(const Observer&) = delete;
+    Observer& operator=(const Observer&) = delete;
+    virtual ~Observer() = default;
+
+    /// Before the first chunk of a view of the layer at a block size.
+    virtual void begin(const SelectorLayer&) {}
+    virtual void dense(const MeasuredChunk&) {}
+    /// The scores of a choice, where Task::with_scores.
+    virtual void scored(const MeasuredChunk&, size_t /*choice*/, const Mirror<3>& /*scores*/) {}
+    /// `over`: attention over the ids, or absent where Task::joined.
+    virtual void chosen(const MeasuredChunk&, size_t /*choice*/, View<const int32_t, 3> /*ids*/,
+                        const Attention* /*over*/) {}
+    virtual void done(const MeasuredChunk&) {}
+};
+
+/// A layer, or a part of its queries, and what is measured of it.
+struct Task {
+    const LayerData& data;
+    const LayerQueries& queries;
+    QueryRange part;  // of the queries
+    Backend& backend;
+    std::vector<int64_t> block_sizes;  // at least one
+    std::vector<Choice> choices = {};
+    uint64_t seed = 0;
+    int64_t sink_tokens = 1;
+    int64_t chunk = 0;  // queries at a time; 0: as many as fit into a fixed memory budget
+    /// What a query takes of that: floats of [Hkv, B] and of [Hq, dh].
+    int64_t of_blocks = 4, of_heads = 6;
+
+    bool with_oracle = true;  // recalls are measured; else the mass kept alone
+    bool oracle_by_logit = false, oracle_without_local = false;
+    /// Errors come of squared_errors (choice_errors.h) for all choices together, by group; else of
+    /// attention over each choice, by head.
+    bool joined = false;
+    bool with_scores = false;           // the observer wants them
+    bool one_choice = false;            // every group gets the mean of their scores
+    std::optional<size_t> beside = {};  // the choice that recalls are also of, under this name:
+    std::string beside_name = {};
+
+    int64_t prompt = 0;                     // SelectorLayer::prompt
+    std::span<const int64_t> counted = {};  // SelectorLayer::counted
+    /// P_b of the layer before, of packed tokens of a view.
+    std::function<Mirror<3>(std::span<const int64_t> tokens, int64_t block_size, size_t view)>
+        previous = {};
+};
+
+/// Measures the choices over the queries of the part, and adds to `to` the sums <key>/recall (or
+/// mass), output_error (or group_output_error) and sink of each, and dense/sink. The results do not
+/// depend on the chunks. Throws std::logic_error where a self-check fails, Interrupted when a stop
+/// is requested.
+void measure(const Task&, Tally& to, Observer&, Progress&);
+
+/// /layers/<l> and /queries/<l>/token of a task of one block size.
+void write_layer_of(const Task&, io::UnitWriter&);
+
+/// [n, Hkv, k] What a choice of a selector picks for all queries of the task, unmeasured.
+Tensor<int32_t, 3> pick_all(const Task&, const Choice&);
+
+}  // namespace msa::experiments::measure
