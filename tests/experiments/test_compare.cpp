@@ -116,7 +116,9 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
         const bool uneven = !of_tokens && make_selector(selector)->adjust({}, 0).top_k == kUneven;
         const double tokens = row["tokens_read"];
         if (of_tokens) {
-            EXPECT_EQ(tokens, std::floor(read[budget])) << selector;
+            const double left = selector == "qsa-tokens" ? 3 : 0;  // whole fours
+            EXPECT_LE(tokens, std::floor(read[budget])) << selector;
+            EXPECT_GE(tokens, std::floor(read[budget]) - left) << selector;
         } else if (!uneven) {
             EXPECT_DOUBLE_EQ(tokens, read[budget]) << selector;
         }
