@@ -11,6 +11,7 @@
 #include "core/select/lightning.h"
 #include "core/select/selector.h"
 #include "experiments/driver/options.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {

@@ -301,7 +301,7 @@ PROGRAMS = {  # program, its commands, its options
         "--forced-first", "--forced-local", "--dense-layers", "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
         "--dtype", "--revision", "--shard", "--devices", "--resume", "--overwrite")),
-    "msalab.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered"))}
+    "msalab.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered", "--exploratory"))}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
