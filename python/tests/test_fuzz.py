@@ -298,7 +298,8 @@ PROGRAMS = {  # program, its commands, its options
         "--precision", "--pilot", "--cost", "--bench", "--layers")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
-        "--forced-first", "--forced-local", "--dense-layers", "--context", "--sequences",
+        "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",
+        "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
         "--dtype", "--revision", "--shard", "--devices", "--resume", "--overwrite")),
     "msalab.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered", "--exploratory"))}

@@ -15,7 +15,8 @@ CHUNK = 4096  # queries at a time
 def depth_recall(results: Results, selector: str, layer: int, cells: int = 10):
     """(found, wanted) [cells, cells] by depth (row: 0 oldest block, 1 newest) and context (column):
     how many far blocks of the oracle were wanted and how many of them the selector chose. Far is
-    neither the first block nor the query's newest two (docs/terms.md). Queries that see at most k blocks have no choice and do not count."""
+    neither the first block nor the newest two of the query (docs/terms.md). Queries that see at
+    most k blocks have no choice and do not count."""
     block_size = results.sizes(layer).block_size
     local = results.queries(layer).position // block_size
     wanted_ids, chosen_ids = results.ids("oracle", layer), results.ids(selector, layer)
