@@ -34,7 +34,7 @@ std::string shown(double value, const Form& form) {
 }
 
 std::string shown(const Estimate& of, const Form& form) {
-    const std::string value = shown(of.value, form);
+    std::string value = shown(of.value, form);
     switch (form.shown) {
         case Shown::value: return value;
         case Shown::low: return text(value, " (", shown(of.low, form), ")");

@@ -24,7 +24,7 @@ constexpr double kFloor = 1e-6;         // of the largest query direction
 using Eigen::MatrixXcd;
 using Eigen::MatrixXd;
 using Eigen::VectorXd;
-using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
     IndexWeights w(form);
@@ -108,7 +108,7 @@ ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
     const Tensor<float, 3> x = gather_rows(data.x, tokens);
     const auto n = static_cast<double>(tokens.size());
     const MatrixXd hidden =
-        Eigen::Map<const Rows>(x.data(), x.extent(0), x.extent(2)).cast<double>();
+        Eigen::Map<const RowMajor>(x.data(), x.extent(0), x.extent(2)).cast<double>();
     q_ = head_means(data, data.q, tokens, groups_);
     k_ = head_means(data, data.k, tokens, groups_);
     // Ridge regression, where the regularised second moment of x' is the identity.
@@ -221,8 +221,8 @@ void fill_gate(const IndexForm& form, const TrainingLayer& data, std::span<const
             to_q.block(form.rotary_dim, rotary, kept, passes) = components.transpose() * inverse;
             to_k.block(form.rotary_dim, rotary, kept, passes) = components.transpose() * root;
         }
-        Eigen::Map<Rows> w_q(w.w_q()[r * channels].data(), channels, heads * dims);
-        Eigen::Map<Rows> w_k(w.w_k()[r * channels].data(), channels, kGatePools * dims);
+        Eigen::Map<RowMajor> w_q(w.w_q()[r * channels].data(), channels, heads * dims);
+        Eigen::Map<RowMajor> w_k(w.w_k()[r * channels].data(), channels, kGatePools * dims);
         for (int64_t g = 0; g < heads; ++g)
             w_q.middleCols(g * dims, dims) =
                 (to_q * (root_scale / static_cast<double>(heads))).cast<float>();
@@ -258,10 +258,10 @@ void ClosedForm::fill(IndexWeights& w) const {
     passing(to_q, to_k);
     balance(form_, to_q, to_k);
     const double root = std::sqrt(scale_);
-    Eigen::Map<Rows>(w.w_q().data(), to_q.rows(), to_q.cols()) = (to_q * root).cast<float>();
+    Eigen::Map<RowMajor>(w.w_q().data(), to_q.rows(), to_q.cols()) = (to_q * root).cast<float>();
     for (int64_t c = 0; c < channels(); ++c)
         if (to_k.row(c).squaredNorm() > 0)
-            Eigen::Map<Rows>(w.w_k().data(), to_k.rows(), to_k.cols()).row(c) =
+            Eigen::Map<RowMajor>(w.w_k().data(), to_k.rows(), to_k.cols()).row(c) =
                 (to_k.row(c) * root).cast<float>();
     const double each = 1 / std::sqrt(static_cast<double>(form_.groups));
     for (int64_t h = 0; w.w_h() && h < form_.groups; ++h)

@@ -53,7 +53,8 @@ struct Findings {
     double keep = 0, error = 0;
     std::optional<Part> index;  // of the layers with an Index Branch
     Part cache;
-    nlohmann::ordered_json dropped_sinks;  // at full precision, as driver/sink_note.h has them
+    // At full precision, as driver/sink_note.h has them.
+    nlohmann::ordered_json dropped_sinks = nlohmann::ordered_json::array();
     int64_t queries = 0, blocks = 0, sequences = 0;  // the most of a layer
 };
 
