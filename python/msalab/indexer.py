@@ -12,6 +12,7 @@ from .capture import fitted
 from .capture.layer import CaptureError
 from .nn import turn
 from .operations import InputError
+from .selectors import Rule
 
 
 @dataclass
@@ -44,6 +45,14 @@ class IndexBranch:
         if norm is not None:
             heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + fitted.EPSILON) * norm
         return turn(heads, positions, self.frequencies)
+
+
+def rule(path) -> Rule:
+    """The blocks that the fit was for."""
+    try:
+        return Rule(**fitted.rule(path))
+    except CaptureError as error:
+        raise InputError(str(error)) from error
 
 
 def read(path) -> dict[int, IndexBranch]:

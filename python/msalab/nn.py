@@ -42,8 +42,8 @@ class MSAttention(nn.Module):
 
     dim: channels of the input; query_heads, kv_heads, head_dim: of the Main Branch, with an RMS
     norm on the heads of q and k and RoPE on their first rotary_dim channels (all where None);
-    index_dim, index_rotary: of the Index Branch, likewise. block_size, top_k, force_begin_blocks,
-    force_end_blocks: which keys are kept. What the paper's appendix varies:
+    index_dim, index_rotary: of the Index Branch, likewise. block_size, top_k, forced_first,
+    forced_local: which keys are kept. What the paper's appendix varies:
 
     sink: a learnable logit per query head (app:prelim-learnable-sink).
     value_head: the Index Branch has values and an output of its own, so that the loss of the model
@@ -60,7 +60,7 @@ class MSAttention(nn.Module):
 
     def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
                  index_dim: int = 64, block_size: int = 128, top_k: int = 16,
-                 force_begin_blocks: int = 0, force_end_blocks: int = 1, rotary_dim=None,
+                 forced_first: int = 0, forced_local: int = 1, rotary_dim=None,
                  index_rotary=None, rope_theta: float = 1e5, index_norm: bool = True,
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
                  kl_full_support: bool = False):
@@ -81,7 +81,7 @@ class MSAttention(nn.Module):
         self.query_heads, self.kv_heads, self.head_dim = query_heads, kv_heads, head_dim
         self.index_dim, self.rope_theta = index_dim, rope_theta
         self.block_size, self.top_k = block_size, top_k
-        self.force_begin_blocks, self.force_end_blocks = force_begin_blocks, force_end_blocks
+        self.forced_first, self.forced_local = forced_first, forced_local
         self.detach, self.kl, self.kl_full_support = detach, kl, kl_full_support
         self.q_proj = nn.Linear(dim, query_heads * head_dim, bias=False)
         self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
@@ -123,8 +123,8 @@ class MSAttention(nn.Module):
         ids = index_lse = None
         if sparse:
             ids, index_lse = m.index_select(index_q, index_k[:, 0], self.top_k, **packed,
-                                            force_begin_blocks=self.force_begin_blocks,
-                                            force_end_blocks=self.force_end_blocks,
+                                            force_begin_blocks=self.forced_first,
+                                            force_end_blocks=self.forced_local,
                                             return_index_lse=True)
         sinks = None if self.sinks is None else self.sinks.float()
         heads, main_lse = self._attend(q, k, v, ids, packed, sinks)

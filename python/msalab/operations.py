@@ -4,8 +4,8 @@ keys behind a query's position and blocks outside its ids have no influence, not
 same arguments give the same bits, whatever the number of threads.
 
 `force_begin_blocks` and `force_end_blocks` are the names of fmha_sm100, the paper's authors' package
-(sparse_topk_select, github.com/MiniMax-AI/MSA). In C++ and in the programs they are `forced_first` and
-`forced_local`."""
+(sparse_topk_select, github.com/MiniMax-AI/MSA). Everywhere else, in C++, in the programs and in this
+package, they are `forced_first` and `forced_local`."""
 
 import atexit
 import operator

@@ -2,6 +2,7 @@
 """Selectors that need no training and work while a model runs: from queries and the keys so far
 they score key blocks. Rules are those of core/select/README.md, on tensors of PyTorch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,19 +20,39 @@ class Rule:
 
     block_size: int = 128
     top_k: int = 16
-    force_begin_blocks: int = 0
-    force_end_blocks: int = 1
+    forced_first: int = 0
+    forced_local: int = 1
 
     def __post_init__(self):
-        for name, least in (("block_size", 1), ("top_k", 1), ("force_begin_blocks", 0),
-                            ("force_end_blocks", 1)):
+        for name, least in (("block_size", 1), ("top_k", 1), ("forced_first", 0),
+                            ("forced_local", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} is {value!r}, must be an integer of at least {least}")
-        forced = self.force_begin_blocks + self.force_end_blocks
+        forced = self.forced_first + self.forced_local
         if forced > self.top_k:
-            raise InputError(f"force_begin_blocks + force_end_blocks is {forced}, must be at most "
+            raise InputError(f"forced_first + forced_local is {forced}, must be at most "
                              f"top_k = {self.top_k}")
+
+    @property
+    def tokens(self) -> int:
+        """That a query reads: the budget."""
+        return self.block_size * self.top_k
+
+    def held_first(self, selector) -> int:
+        """Oldest blocks that a selector always keeps: a window has the first one where top_k leaves it
+        room."""
+        room = min(1, self.top_k - self.forced_local)
+        is_window = selector in ("window", window)
+        return max(self.forced_first, room) if is_window else self.forced_first
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a layer selects; the selector is a name, "index" and "own" among them, or a function."""
+
+    selector: str | Callable
+    rule: Rule
 
 
 def _whole_blocks(k: Tensor, block_size: int) -> Tensor:
@@ -73,7 +94,7 @@ def quest(q, k, block_size: int, **_) -> Tensor:
 
 
 def window(q, k, block_size: int, **_) -> Tensor:
-    """The newest blocks, and the first one where top_k leaves it room."""
+    """The newest blocks, and the first one where top_k leaves it room (Rule.held_first)."""
     blocks = -(-len(k) // block_size)
     newest = torch.arange(blocks, dtype=torch.float32, device=q.device)
     return newest.expand(len(q), k.shape[1], blocks).contiguous()
@@ -97,15 +118,13 @@ def find(selector):
 def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
     """Blocks [n, Hkv, top_k] int32 of the newest n tokens q [n, Hq, dh] of a sequence with keys k
     [Nk, Hkv, dh]. attention: softmax_scale, sinks and softcap of the layer, which oracle reads."""
-    score, begin = find(selector), rule.force_begin_blocks
-    if score is window:
-        begin = max(begin, min(1, rule.top_k - rule.force_end_blocks))
+    score, begin = find(selector), rule.held_first(selector)
     first, parts = len(k) - len(q), []
     for at in range(0, len(q), QUERIES_AT_ONCE):
         some = q[at:at + QUERIES_AT_ONCE]
         seen = k[:first + at + len(some)]
         parts.append(operations.select_blocks(
             score(some, seen, rule.block_size, **attention).contiguous(), rule.top_k,
-            force_begin_blocks=begin, force_end_blocks=rule.force_end_blocks,
+            force_begin_blocks=begin, force_end_blocks=rule.forced_local,
             block_size=rule.block_size, cu_seqlens_q=[0, len(some)], cu_seqlens_k=[0, len(seen)]))
     return torch.cat(parts)

@@ -23,11 +23,12 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from . import advice as advices
 from . import indexer as indexers
 from . import operations, selectors
 from . import torch as m
 from .operations import InputError
-from .selectors import Rule
+from .selectors import Choice, Rule
 
 NAME = "msalab_msa"
 _ATTRIBUTE = "_msalab"  # of an attention module: its Layer
@@ -131,7 +132,7 @@ class Layer:
     """How one attention module attends."""
 
     number: int
-    rule: Rule
+    rule: Rule | None
     selector: str | Callable | None  # None: dense
     branch: indexers.IndexBranch | None = None
     observe: Callable | None = None
@@ -165,58 +166,92 @@ class Plan:
             object.__setattr__(module, _ATTRIBUTE, layer)
 
 
-def configure(model, selector=None, block_size=128, top_k=16, indexer=None, dense_layers=(), *,
-              force_begin_blocks=0, force_end_blocks=1, observe=None) -> list[int]:
+def configure(model, selector=None, block_size=None, top_k=None, indexer=None, dense_layers=(), *,
+              forced_first=None, forced_local=None, advice=None, observe=None) -> list[int]:
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
     own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find.
     indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
+    block_size, top_k, forced_first, forced_local: which blocks are kept; where nothing is said,
+    what the indexer was fitted for, without one those of selectors.Rule.
+    advice: each layer's own setting: the summary.json of msa-advise, or {layer: selectors.Choice, or
+    None where it stays dense}.
     dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
     to it. observe(layer, ids): is told the blocks [n, Hkv, k] that the n queries of all rows
     attend to, and for a dense layer None.
     Returns the layers that select. InputError where a layer cannot."""
-    made = plan(model, selector, indexer, dense_layers, observe, Rule(
-        block_size, top_k, force_begin_blocks, force_end_blocks))
+    parts = {"block_size": block_size, "top_k": top_k, "forced_first": forced_first,
+             "forced_local": forced_local}
+    if advice is None:
+        how = choice(selector, indexer, **parts)
+    else:
+        given = [name for name, value in ({"selector": selector} | parts).items() if value is not None]
+        _require(not given, f"{', '.join(given)} is given, and so is advice, which says it for each "
+                 "layer")
+        how = advice if isinstance(advice, dict) else advices.read(advice)
+    made = plan(model, how, indexer, dense_layers, observe)
     made.apply()
     return made.sparse
 
 
-def plan(model, selector, indexer, dense_layers, observe, rule: Rule) -> Plan:
-    """What configure() would apply."""
+def choice(selector, indexer, **parts) -> Choice:
+    """A selector with these parts of its rule; those that are None are the fit's, or the defaults."""
+    _require(indexer is None or selector in (None, "index"), f"selector is {selector!r}, but an "
+             "indexer is given, which selects itself")
+    if selector is None:
+        selector = "mean-key" if indexer is None else "index"
+    rule = Rule() if indexer is None else indexers.rule(indexer)
+    return Choice(selector, replace(rule, **{name: value for name, value in parts.items()
+                                             if value is not None}))
+
+
+def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan:
+    """What configure() would apply. how: of every layer, or of each one."""
     modules, windows = attention_modules(model)
     dense = set(dense_layers)
     unknown = sorted(dense - modules.keys())
     _require(not unknown, f"dense_layers names {unknown}; layers with attention are "
              f"{sorted(modules)}")
-    _require(indexer is None or selector in (None, "index"), f"selector is {selector!r}, but an "
-             "indexer is given, which selects itself")
-    _require(selector != "index" or indexer is not None, "selector \"index\" needs an indexer, the "
-             "results.h5 of msa-fit-indexer")
-    branches = {} if indexer is None else indexers.read(indexer)
-    if indexer is not None:
-        selector = "index"
-    elif selector != OWN:
-        selector = selector or "mean-key"
-        selectors.find(selector)
-    sparse = sorted(modules.keys() - dense - windows.keys())
-    _require(sparse, "no layer is left to select: each is in dense_layers or has a sliding window")
-    lacking = sorted(set(sparse) - branches.keys()) if indexer is not None else []
-    _require(not lacking, f"{indexer} has no Index Branch of layers {lacking}; it has those of "
-             f"{sorted(branches)}: fit them, or name them in dense_layers")
-    if selector == OWN:
-        sparse = [number for number in sparse if getattr(modules[number], "indexer", None)]
-        _require(sparse, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
+    rest = sorted(modules.keys() - dense - windows.keys())
+    if isinstance(how, dict):
+        unsaid = [number for number in rest if number not in how]
+        _require(not unsaid, f"the advice says nothing of layers {unsaid}; it is of those captured, "
+                 f"{sorted(how)}: capture them, or name them in dense_layers")
+        choices = {number: how[number] for number in rest if how[number] is not None}
+    else:
+        choices = dict.fromkeys(rest, how)
+    _require(choices, "no layer is left to select: each is in dense_layers or has a sliding window")
+    if any(one.selector == OWN for one in choices.values()):
+        choices = {number: one for number, one in choices.items()
+                   if getattr(modules[number], "indexer", None)}
+        _require(choices, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
+    branches = _branches(choices, indexer)
     layers = {}
     for number, module in modules.items():
-        layer = layers[module] = Layer(number, rule, None, observe=observe)
-        if number not in sparse:
-            continue
-        layer.selector = selector
+        one = choices.get(number)
+        layer = layers[module] = Layer(number, one and one.rule, one and one.selector, observe=observe)
         layer.branch = _fitting(branches.get(number), module, number)
-        if selector == OWN:
+        if layer.selector == OWN:
             layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
-    return Plan(layers, sparse)
+    return Plan(layers, sorted(choices))
+
+
+def _branches(choices: dict, indexer) -> dict:
+    """Of the layers whose Index Branch selects."""
+    wanted = [number for number, one in choices.items() if one.selector == "index"]
+    for one in choices.values():
+        if one.selector not in ("index", OWN):
+            selectors.find(one.selector)
+    _require(not wanted or indexer is not None, "selector \"index\" needs an indexer, the results.h5 "
+             "of msa-fit-indexer")
+    if not wanted:
+        return {}
+    found = indexer if isinstance(indexer, dict) else indexers.read(indexer)
+    lacking = [number for number in wanted if number not in found]
+    _require(not lacking, f"the indexer has no Index Branch of layers {lacking}; it has those of "
+             f"{sorted(found)}: fit them, or name them in dense_layers")
+    return {number: found[number] for number in wanted}
 
 
 def _fitting(branch, module, number: int):
@@ -361,7 +396,7 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
     rule = layer.rule
     return operations.index_select(
         index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
-        force_begin_blocks=rule.force_begin_blocks, force_end_blocks=rule.force_end_blocks,
+        force_begin_blocks=rule.forced_first, force_end_blocks=rule.forced_local,
         **lengths)
 
 

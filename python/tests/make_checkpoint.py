@@ -8,7 +8,8 @@ import numpy as np
 
 OPTIONS = {"layers": 1, "model_dim": 24, "hidden_dim": 40, "query_heads": 4, "kv_heads": 2,
            "head_dim": 8, "rotary_dim": 4, "rope_theta": 1e4, "context": 64, "attention": "msa",
-           "sink": False, "index_dim": 8, "index_rotary": 4, "index_norm": "rms", "signals": "kl"}
+           "block_size": 16, "top_k": 2, "forced_first": 0, "forced_local": 1, "sink": False,
+           "index_dim": 8, "index_rotary": 4, "index_norm": "rms", "signals": "kl"}
 SHAPES = {"self_attn.q_proj": (32, 24), "self_attn.k_proj": (16, 24), "self_attn.v_proj": (16, 24),
           "self_attn.o_proj": (24, 32), "self_attn.q_norm": (8,), "self_attn.k_norm": (8,),
           "self_attn.indexer.q_proj": (16, 24), "self_attn.indexer.k_proj": (8, 24),

@@ -16,6 +16,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: requireme
 from test_capture_models import SIZES, make_model  # noqa: E402
 
 from msalab.capture.__main__ import main  # noqa: E402
+from msalab.capture.layer import bfloat16  # noqa: E402
 from msalab.capture.reader import ActivationsReader  # noqa: E402
 from msalab.evaluation.__main__ import main as evaluate  # noqa: E402
 
@@ -78,8 +79,8 @@ def tokens(tmp_path):
     return path
 
 
-def captured(model, tokens, out):
-    assert main(["capture", str(model), "--tokens", str(tokens), "--out", str(out)]) == 0
+def captured(model, tokens, out, dtype="float32"):
+    assert main(["capture", str(model), "--tokens", str(tokens), "--out", str(out), "--dtype", dtype]) == 0
     with ActivationsReader(out) as file:
         return {number: file.layer(number) for number in file.layers}
 
@@ -107,6 +108,15 @@ def test_quantised_weights_are_read(tmp_path, tokens):
     assert 0 < error < 0.03
 
 
+def test_a_gguf_file_is_captured_in_half_precision(tmp_path, tokens, capsys):
+    write_gguf(tmp_path / "q8.gguf", small_llama(), kind=gguf.GGMLQuantizationType.Q8_0)
+    own = captured(tmp_path / "q8.gguf", tokens, tmp_path / "own.h5", "auto")[0]
+    assert own.q.dtype == bfloat16
+    assert "in half precision" not in capsys.readouterr().err
+    captured(tmp_path / "q8.gguf", tokens, tmp_path / "f32.h5")
+    assert "compressed; in half precision (--dtype bfloat16) half of it" in capsys.readouterr().err
+
+
 def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):
     pytest.importorskip("msalab._msalab", reason="the module is not built")
     model = small_llama()
@@ -118,7 +128,7 @@ def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):
     for name in ("folder", "small.gguf"):
         assert evaluate([str(tmp_path / name), "--text", str(text), "--bytes", "--context", "100",
                          "--out", str(tmp_path / f"out-{name}"), "--block-size", "16", "--top-k", "2",
-                         "--tasks", "", "--selector", "mean-key"]) == 0
+                         "--tasks", "", "--selector", "mean-key", "--forced-first", "0"]) == 0
         summary = json.loads((tmp_path / f"out-{name}/summary.json").read_text())
         found[name] = [config["bits_per_token"] for config in summary["configs"]]
     assert found["folder"] == found["small.gguf"] and len(found["folder"]) == 2

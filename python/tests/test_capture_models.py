@@ -463,7 +463,9 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
                  "--tokens", str(tmp_path / "b.json"), "--layers", "2", "--max-tokens", "100",
                  "--out", str(tmp_path / "a.h5")]
     assert main(arguments) == 0
-    assert "sequence 2/2, 61 tokens: layer 2 (1/1)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "sequence 2/2, 61 tokens: layer 2 (1/1)" in said
+    assert "1 layer of 161 tokens: 0.00 GB before they are compressed\n" in said
     with ActivationsReader(tmp_path / "a.h5") as file:
         assert (file.layers, list(file.cu_seqlens)) == ([2], [0, 100, 161])
         layer = file.layer(2)

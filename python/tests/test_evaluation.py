@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
                                                           "requirements-capture.txt")
 pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
 
+from make_advice import make_advice  # noqa: E402
 from make_indexer import make_indexer  # noqa: E402
 from test_capture_models import BIN, SIZES, make_model, needs_programs  # noqa: E402
 
@@ -22,6 +23,7 @@ from msalab.evaluation import scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.merge import main as merge  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
+from msalab.selectors import Choice, Rule  # noqa: E402
 
 CONTEXT, BLOCK = 200, 16
 ALL = 13  # blocks of CONTEXT
@@ -46,7 +48,7 @@ def text_file(tmp_path):
 def evaluate(folder, text_file, out, *more):
     return main([str(folder), "--text", str(text_file), "--out", str(out), "--bytes", "--context",
                  str(CONTEXT), "--block-size", str(BLOCK), "--top-k", f"2,{ALL}", "--exercises", "3",
-                 "--depths", "2", *map(str, more)])
+                 "--depths", "2", "--forced-first", "0", *map(str, more)])
 
 
 def summary_of(out):
@@ -64,7 +66,8 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
         sequence = file["evaluate/text/sequence"][()]
         configs = file["configs"].asstr()[()].tolist()
         errors = file["evaluate/text/layer_error"][()]
-    assert configs == ["dense", "mean-key@32", "mean-key@208", "window@32", "window@208"]
+    assert configs == ["dense", "mean-key@32", "mean-key@208", "window@32,first=1",
+                       "window@208,first=1"]
     documents = [np.frombuffer(part.encode(), np.uint8) for part in TEXT.split("\0")]
     first = torch.as_tensor(documents[0][:CONTEXT].astype(np.int64))[None]
     with torch.no_grad():
@@ -80,12 +83,20 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
     assert np.abs(nats[[2, 4]] - nats[0]).max() < 1e-4 < np.abs(nats[[1, 3]] - nats[0]).max()
     assert (errors[:, [1, 3]] < 1e-5).all() and (errors[:, [0, 2]] > 1e-3).all()
     dense, sparse = summary["configs"][:2]
-    bits = nats / np.log(2)
+    bits = nats.astype(float) / np.log(2)
     assert dense["bits_per_token"] == pytest.approx(bits[0].mean(), rel=1e-12)
     assert dense["bits_per_byte"] == dense["bits_per_token"]
     assert sparse["excess"]["mean"] == pytest.approx((bits[1] - bits[0]).mean(), rel=1e-9)
-    assert sparse["excess"]["low"] <= sparse["excess"]["mean"] <= sparse["excess"]["high"]
+    # Of three documents there is no interval, and the table says why.
+    assert sparse["excess"]["low"] is None and sparse["excess"]["units"] == 3
+    assert "none: 3 documents, fewer than 6" in printed
     assert summary["resampled"] == "documents" and summary["documents"] == 3
+    # Before 32 tokens, all of which a query reads, nothing is lost.
+    with h5py.File(out / "results.h5") as file:
+        beyond = file["evaluate/text/position"][()] >= 32
+    assert sparse["excess_beyond"]["tokens"] == beyond.sum() < len(beyond)
+    assert sparse["excess_beyond"]["mean"] == pytest.approx((bits[1] - bits[0])[beyond].mean(), rel=1e-9)
+    assert np.abs((nats[1] - nats[0])[~beyond]).max() < 1e-4
     by_position = [row for row in summary["by_position"] if row["config"] == "mean-key@32"]
     assert [(row["first"], row["end"]) for row in by_position] == [(0, 64), (64, 128), (128, 199)]
     assert sum(row["tokens"] for row in by_position) == summary["tokens"] == nats.shape[1]
@@ -115,9 +126,9 @@ def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkey
     """A model that knows every answer gets all of them, one that knows all but a letter none."""
     wrong = []
 
-    def knows(self, ids):
-        count = len(self.plans) + 1
-        right = np.ones((count, len(ids) - 1), bool)
+    def knows(self, ids, foretold, settings):
+        count = settings + 1
+        right = np.ones((count, len(foretold)), bool)
         nats = np.zeros(right.shape)
         right[1, wrong] = False
         nats[1, wrong] = 2.0
@@ -128,9 +139,9 @@ def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkey
     assert evaluate(folder, text_file, tmp_path / "out", "--sequences", 0, "--tasks",
                     "needle,recall", "--selector", "window", "--pairs", 2) == 0
     rows = summary_of(tmp_path / "out")["retrieval"]
-    assert {row["exact_match"] for row in rows if row["config"] != "window@32"} == {1.0}
+    assert {row["exact_match"] for row in rows if row["config"] != "window@32,first=1"} == {1.0}
     for row in rows:
-        if row["config"] == "window@32":
+        if row["config"] == "window@32,first=1":
             assert row["exact_match"] == (0 if row["task"] == "needle" else 0.5)
             assert row["log_likelihood"] == (-2 if row["task"] == "needle" else -1)
             assert row["exact_match_difference"]["mean"] == row["exact_match"] - 1
@@ -143,11 +154,11 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     assert evaluate(*arguments, tmp_path / "whole") == 0
     score, scored = scoring.Scorer.__call__, []
 
-    def counted(self, ids):
+    def counted(self, ids, *more):
         scored.append(len(ids))
         if len(scored) == 4:
             raise KeyboardInterrupt
-        return score(self, ids)
+        return score(self, ids, *more)
 
     monkeypatch.setattr(scoring.Scorer, "__call__", counted)
     out = tmp_path / "out"
@@ -170,11 +181,11 @@ def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, mo
     shards = [tmp_path / f"part{index}" for index in range(3)]
     score, scored = scoring.Scorer.__call__, []
 
-    def counted(self, ids):
+    def counted(self, ids, *more):
         scored.append(len(ids))
         if len(scored) == 2:
             raise KeyboardInterrupt
-        return score(self, ids)
+        return score(self, ids, *more)
 
     monkeypatch.setattr(scoring.Scorer, "__call__", counted)
     for index, out in enumerate(shards):
@@ -260,8 +271,106 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
                  "--lengths", "150", "--exercises", "1"]) == 0
     found = summary_of(tmp_path / "out")
     config = found["configs"][1]
-    assert config["config"] == "window@32" and 0 < config["bits_per_byte"] < config["bits_per_token"]
+    assert config["config"] == "window@32,first=1" and 0 < config["bits_per_byte"] < config["bits_per_token"]
     assert {row["length"] for row in found["retrieval"]} == {150}
+
+
+def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys):
+    fit = make_indexer(tmp_path / "results.h5", range(4), groups=2, dim=16, first=1,
+                       model_dim=SIZES["hidden_size"])
+    arguments = [str(folder), "--text", str(text_file), "--bytes", "--context", str(CONTEXT),
+                 "--sequences", "1", "--tasks", "", "--indexer", str(fit)]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "fitted for 3 blocks of 16 tokens, the first 1 and the newest 1 forced" in said
+    assert "as asked" not in said
+    configs = summary_of(tmp_path / "out")["configs"][1:]
+    assert [c["config"] for c in configs] == [
+        "index@48,first=1", "mean-key@48", "mean-key@48,first=1", "window@48,first=1", "oracle@48",
+        "oracle@48,first=1"]
+    assert {(c["block_size"], c["top_k"], c["forced_local"]) for c in configs} == {(16, 3, 1)}
+    assert main([*arguments, "--out", str(tmp_path / "other"), "--block-size", "32", "--top-k", "2",
+                 "--selector", "index"]) == 0
+    assert "note: it selects with blocks of 32 tokens instead, as asked" in capsys.readouterr().err
+    assert summary_of(tmp_path / "other")["configs"][1]["config"] == "index@64,first=1"
+
+
+def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
+    assert evaluate(folder, text_file, tmp_path / "out", "--selector", "mean-key,window", "--top-k", 2,
+                    "--tasks", "", "--forced-first", "0,1") == 0
+    summary = summary_of(tmp_path / "out")
+    assert [c["config"] for c in summary["configs"]] == ["dense", "mean-key@32", "mean-key@32,first=1",
+                                                        "window@32,first=1"]
+    (row,) = summary["first_block"]
+    assert row["gain"]["mean"] == pytest.approx(row["excess"]["mean"] - row["forced"]["mean"], abs=1e-9)
+    assert "The first block, not forced and forced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("one", ["dense", "sparse"])
+def test_sensitivity_is_that_of_runs_with_dense_layers(folder, text_file, tmp_path, capsys, one):
+    arguments = ("--selector", "mean-key", "--top-k", 2, "--sequences", 2, "--tasks", "needle",
+                 "--exercises", 1, "--depths", 1)
+    assert evaluate(folder, text_file, tmp_path / "out", *arguments, "--sensitivity", one,
+                    "--dense-layers", "0") == 0
+    summary = summary_of(tmp_path / "out")
+    assert f"mean-key@32, one layer {one}" in capsys.readouterr().out
+    rows = {row["layer"]: row["bits"]["mean"] for row in summary["sensitivity"]}
+    assert sorted(rows) == [1, 2, 3] and list(rows.values()) == sorted(rows.values(), reverse=True)
+    dense = "0,2" if one == "dense" else "0,1,3"
+    assert evaluate(folder, text_file, tmp_path / "two", *arguments, "--dense-layers", dense) == 0
+    excess = summary_of(tmp_path / "two")["configs"][1]["excess"]["mean"]
+    alone = summary["configs"][1]["excess"]["mean"] - excess if one == "dense" else excess
+    assert rows[2] == pytest.approx(alone, abs=1e-9)
+    assert [c["config"] for c in summary["configs"]] == ["dense", "mean-key@32"]
+    assert (tmp_path / "out/sensitivity.csv").exists()
+
+
+def test_advice_runs_layer_by_layer(folder, text_file, tmp_path, capsys):
+    advice = make_advice(tmp_path / "summary.json", {0: None, 1: ("mean-key", 16, 3, 1, 1),
+                                                     2: ("window", 32, 2, 0, 1), 3: None})
+    assert evaluate(folder, text_file, tmp_path / "out", "--from-advice", advice, "--tasks", "",
+                    "--sequences", 1) == 0
+    dense, config = summary_of(tmp_path / "out")["configs"]
+    assert (config["config"], config["budget"]) == ("advice", 64)
+    assert config["layers"]["1"]["top_k"] == 3 and config["layers"]["0"] is None
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    first = torch.as_tensor(np.frombuffer(TEXT.encode(), np.uint8)[:CONTEXT].astype(np.int64))[None]
+    asked = {}
+    assert mt.configure(model, advice=advice,
+                        observe=lambda layer, ids: asked.update({layer: ids})) == [1, 2]
+    model.set_attn_implementation(mt.NAME)
+    with torch.no_grad():
+        loss = model(first, labels=first).loss.item()
+    assert config["bits_per_token"] == pytest.approx(loss / np.log(2), rel=1e-5)
+    assert asked[0] is None and asked[1].shape[-1] == 3 and asked[2].shape[-1] == 2
+    assert (asked[1][20:, :, 0] == 0).all()  # the first block is forced there
+
+
+def test_logits_are_those_that_are_asked_for(folder, monkeypatch):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    rows = []
+    model.lm_head.register_forward_hook(lambda _, given, out: rows.append(out.shape[1]))
+    monkeypatch.setattr(scoring, "POSITIONS_AT_ONCE", 50)
+    settings = [scoring.Setting("window@32", "window", Choice("window", Rule(16, 2)))]
+    scorer = scoring.Scorer(model, settings, None)
+    ids = np.arange(120) % 256
+    rows.clear()
+    whole = scorer(ids)
+    assert rows == [1, 50, 50, 19] * 2
+    rows.clear()
+    some = scorer(ids, [30, 31, 90])
+    assert rows == [1, 3] * 2
+    assert np.abs(some.nats - whole.nats[:, [29, 30, 89]]).max() < 1e-5
+    assert (some.right == whole.right[:, [29, 30, 89]]).all()
+    monkeypatch.setattr(scorer, "_keeps_logits", False)
+    assert np.abs(scorer(ids).nats - whole.nats).max() < 1e-5
+
+
+def test_the_error_behind_a_layer_counts_every_token_alike():
+    own, hidden = torch.ones(10, 4), torch.ones(10, 4)
+    own[0] *= 1e6  # a massive activation
+    hidden[0], hidden[1:] = own[0] * 1.2, 1.1
+    assert scoring.mean_error(hidden, own) == pytest.approx((0.2 + 9 * 0.1) / 10, rel=1e-5)
 
 
 @pytest.mark.parametrize("arguments, said", [

@@ -12,7 +12,9 @@ from make_evaluation import summary
 
 from msalab.capture.layer import CaptureError
 from msalab.evaluation import exercises, files, text
-from msalab.evaluation.intervals import ratio_interval
+from msalab.evaluation.intervals import interval_text, ratio_interval
+from msalab.evaluation.tables import retrieval_table, sensitivity_table, table
+from msalab.progress import Progress
 from msalab.plots import evaluation as pictures
 from msalab.plots.__main__ import main as plot
 from msalab.plots.results import ResultsError
@@ -103,10 +105,15 @@ def test_documents_are_read_or_refused(tmp_path):
 
 
 def test_intervals_are_those_of_the_bootstrap():
-    assert ratio_interval([4.0], [2], 0) == {"mean": 2.0, "low": None, "high": None}
+    assert ratio_interval([4.0], [2], 0) == {"mean": 2.0, "low": None, "high": None, "units": 1}
     assert ratio_interval([0.0], [0], 0)["mean"] is None
-    same = ratio_interval([2.0, 4.0, 6.0], [1, 2, 3], 0)
+    # Of fewer than six units an interval is hardly more than the least and the greatest of them.
+    five = ratio_interval([2.0, 4.0, 6.0, 2.0, 4.0], [1, 2, 3, 1, 2], 0)
+    assert (five["mean"], five["low"], five["units"]) == (2.0, None, 5)
+    assert interval_text(five, "documents") == "none: 5 documents, fewer than 6"
+    same = ratio_interval([2.0, 4.0, 6.0] * 2, [1, 2, 3] * 2, 0)
     assert same["low"] == same["mean"] == same["high"] == 2.0
+    assert interval_text(same, "documents") == "+2.0000 to +2.0000, 6 documents"
     # Of n clusters of one value each the mean is about normal, its deviation 1 / sqrt(n).
     rng, n, inside = np.random.default_rng(1), 60, 0
     for seed in range(200):
@@ -115,6 +122,37 @@ def test_intervals_are_those_of_the_bootstrap():
         assert abs((found["high"] - found["low"]) / (2 * 1.96 / math.sqrt(n)) - 1) < 0.5
     # Binomial of 200 at 0.95: five deviations are 15.4; percentile intervals are a little short.
     assert 0.95 * 200 - 16 - 4 <= inside <= 200
+
+
+def test_tables_have_counts_and_intervals_or_the_reason():
+    said = summary()
+    for config in said["configs"]:
+        config.setdefault("bits_per_byte", None)
+    said["configs"][0]["bits_per_token"] = 3.0
+    said["configs"][1]["excess"] = {"mean": 0.5, "low": None, "high": None, "units": 2}
+    lines = table(said).splitlines()
+    assert lines[2].endswith("none: 2 documents, fewer than 6") and "beyond" in lines[0]
+    assert sensitivity_table(said).splitlines()[1].startswith("  layer   1  +0.5000")
+    for row in said["retrieval_total"][1:]:
+        row["exact_match_difference"] = {"mean": -0.5, "low": None, "high": None, "units": 4}
+    lines = retrieval_table(said).splitlines()
+    assert lines[1].endswith("4 exercises, 4 answers")
+    assert lines[2].endswith("-0.5000  none: 4 exercises, fewer than 6")
+
+
+def test_progress_says_what_is_left():
+    now, lines = [0.0], []
+    progress = Progress(lines.append, 100, clock=lambda: now[0])
+    assert progress.left() == ""
+    now[0] = 4.0
+    progress.advance(10, "one")  # nothing yet: it is young
+    assert lines == [] and progress.left() == ""
+    now[0] = 20.0
+    progress.advance(10, "two")
+    assert lines == ["two: 20 %, 01:20 left"]
+    now[0] = 21.0
+    progress.advance(30, "three")  # lines are seconds apart
+    assert lines == ["two: 20 %, 01:20 left"] and progress.left() == ", 00:21 left"
 
 
 def test_files_are_sealed(tmp_path):
@@ -140,7 +178,7 @@ def test_pictures_show_the_numbers_of_the_summary(tmp_path):
 
     assert [(row["selector"], row["budget"], row["low"], row["high"])
             for row in rows("loss_by_budget")] == [
-        (name, budget, "0.25", "nan") for name in ("oracle", "mean-key") for budget in ("64", "128")]
+        (name, budget, "0.25", "0.75") for name in ("oracle", "mean-key") for budget in ("64", "128")]
     assert len(rows("loss_by_position")) == 8
     assert {row["error"] for row in rows("error_by_layer")} == {"0.25", "nan"}
     assert {row["exact_match"] for row in rows("retrieval")} == {"0.25"}

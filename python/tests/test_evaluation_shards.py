@@ -39,7 +39,7 @@ def arrays_of(name):
     if name.startswith("text"):
         n = 60 + number
         return {"nats": rng.random((2, n)), "right": rng.random((2, n)) < 0.5,
-                "layer_error": rng.random((1, 2)), "bytes": np.ones(n), "document": number % 3}
+                "layer_error": rng.random((1, 2)), "bytes": np.ones(n), "document": number % 6}
     answers = 1 if name.startswith("needle") else 4
     return {"right": rng.random((2, answers)) < 0.5, "log_likelihood": -rng.random((2, answers)),
             "depth": np.full(answers, (int(name[-1]) + 0.5) / 3)}

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
                                                           "requirements-capture.txt")
 pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
 
+from make_advice import make_advice  # noqa: E402
 from make_indexer import make_indexer  # noqa: E402
 from test_capture_models import FAMILIES, SIZES, make_model  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
@@ -24,6 +25,7 @@ import msalab  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
 from msalab import indexer, selectors  # noqa: E402
 from msalab.capture.__main__ import main as convert  # noqa: E402
+from msalab.selectors import Choice, Rule  # noqa: E402
 
 mt.register()
 CACHE = ("cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters
@@ -313,8 +315,7 @@ def test_refuses_settings_that_cannot_be(tmp_path):
     model = model_of("llama")
     refused(model, "selector is 'best'.*oracle, mean-key, quest, window", selector="best")
     refused(model, "top_k is 0, must be an integer of at least 1", top_k=0)
-    refused(model, "force_begin_blocks . force_end_blocks is 4, must be at most top_k = 3",
-            force_begin_blocks=3)
+    refused(model, "forced_first . forced_local is 4, must be at most top_k = 3", forced_first=3)
     refused(model, r"dense_layers names \[9\]", dense_layers=(9,))
     refused(model, "no layer is left", dense_layers=range(4))
     refused(model, 'selector "index" needs an indexer', selector="index")
@@ -337,6 +338,37 @@ def test_refuses_settings_that_cannot_be(tmp_path):
             indexer=gate)
     (tmp_path / "text.h5").write_text("no HDF5")
     refused(model, "text.h5: cannot be read", indexer=tmp_path / "text.h5")
+
+
+def test_an_indexer_brings_its_rule(tmp_path):
+    model = model_of("llama")
+    fit = make_indexer(tmp_path / "fit.h5", range(4), groups=GROUPS, dim=16, model_dim=64, first=1)
+    rule = mt.plan(model, mt.choice(None, fit), fit, ()).layers
+    assert {one.rule for one in rule.values()} == {Rule(16, 3, 1, 1)}
+    asked = mt.choice(None, fit, block_size=32, top_k=None, forced_first=0)
+    assert asked.rule == Rule(32, 3, 0, 1)
+    assert mt.choice("quest", None).rule == Rule()
+
+
+def test_refuses_advice_that_cannot_be_run(tmp_path):
+    model = model_of("llama")
+
+    def advised(layers):
+        return make_advice(tmp_path / "summary.json", layers)
+
+    with pytest.raises(msalab.InputError, match="top_k is given, and so is advice"):
+        mt.configure(model, top_k=3, advice=advised({0: ("quest", 16, 2, 0, 1)}))
+    for layers, said in (({0: ("sparq", 16, 2, 0, 1)}, "layer 0: is advised sparq, which does not work"),
+                         ({0: None, 1: None}, "leaves every layer dense"),
+                         ({0: ("quest", 16, 2, 0, 1)}, r"says nothing of layers \[1, 2, 3\]"),
+                         (dict.fromkeys(range(4), ("index", 16, 2, 0, 1)), 'selector "index" needs')):
+        with pytest.raises(msalab.InputError, match=said):
+            mt.configure(model, advice=advised(layers))
+    (tmp_path / "other.json").write_text('{"format": "msa-compare-summary"}')
+    with pytest.raises(msalab.InputError, match='must be "msa-advise-summary"'):
+        mt.configure(model, advice=tmp_path / "other.json")
+    assert mt.configure(model, advice={0: Choice("quest", Rule(16, 2)), 2: None},
+                        dense_layers=(1, 3)) == [0]
 
 
 def test_refuses_what_is_not_configured():

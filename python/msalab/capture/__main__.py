@@ -173,7 +173,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
     command.add_argument("--dtype", default="auto",
                          choices=("auto", "float32", "bfloat16", "float16"),
-                         help="that the model runs in; auto (default): that of the weights")
+                         help="that the model runs in, and its activations are stored in; auto "
+                              "(default): that of the weights, of a GGUF file bfloat16")
     command.add_argument("--attention", metavar="NAME",
                          help="eager, sdpa, flash_attention_2, ...; default: the library's choice")
     command.add_argument("--revision", help="of the model on the hub")

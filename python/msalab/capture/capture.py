@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..progress import Progress
 from .layer import Layer, require
 from .writer import ActivationsWriter
 
@@ -43,6 +44,7 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
     require(wanted and not unknown, f"no layer {', '.join(map(str, unknown))} with softmax "
             f"attention in {model.model_id}; there are: {', '.join(map(str, model.layers))}")
     cu_seqlens = np.cumsum([0, *map(len, sequences)])
+    progress = Progress(note, len(wanted) * int(cu_seqlens[-1]))
     with ActivationsWriter(path, model_id=model.model_id, model_config=model.model_config,
                            producer=model.producer, cu_seqlens=cu_seqlens,
                            tokens=np.concatenate(sequences), overwrite=overwrite) as writer:
@@ -55,15 +57,27 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
                 require(len(layer.q) == len(tokens), f"{place}: {len(layer.q)} tokens recorded, "
                         f"the sequence has {len(tokens)}")
                 writer.write(number, int(cu_seqlens[sequence]), layer)
+                if not sequence and not recorded:
+                    note(_size_text(layer, int(cu_seqlens[-1]), len(wanted)))
                 recorded.add(number)
+                progress.count(len(tokens))
                 note(f"sequence {sequence + 1}/{len(sequences)}, {len(tokens)} tokens: "
-                     f"layer {number} ({len(recorded)}/{len(wanted)})")
+                     f"layer {number} ({len(recorded)}/{len(wanted)}){progress.left()}")
 
             model.run(tokens, wanted, record)
             missing = [number for number in wanted if number not in recorded]
             require(not missing, f"sequence {sequence}: nothing came of layer "
                     f"{', '.join(map(str, missing))}")
         writer.finish()
+
+
+def _size_text(layer: Layer, tokens: int, layers: int) -> str:
+    """Of the file, before it is compressed, by its first layer."""
+    arrays = layer.arrays().values()
+    size = sum(array.nbytes for array in arrays) // len(layer.q) * tokens * layers
+    wide = any(array.dtype == np.float32 for array in arrays)
+    return (f"{layers} layer{'s' * (layers > 1)} of {tokens} tokens: {size / 1e9:.2f} GB before they are "
+            "compressed" + ("; in half precision (--dtype bfloat16) half of it" if wide else ""))
 
 
 def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:

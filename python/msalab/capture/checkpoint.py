@@ -117,6 +117,8 @@ def _branches(options, weights) -> bytes:
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
         file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
+        file.create_group("run").attrs["options"] = json.dumps(
+            {name: options[name] for name in ("block_size", "top_k", "forced_first", "forced_local")})
         for name, values in weights.items():
             if INDEXER not in name:
                 continue

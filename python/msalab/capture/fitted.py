@@ -18,6 +18,9 @@ from .layer import CaptureError, require
 EPSILON = 1e-6  # of the RMS norms (core/indexer/index_branch.h)
 METADATA = "msalab_index_branch"  # of a safetensors file: MiniMax-M3's configuration, as far as it counts
 NAME = "model.layers.{layer}.self_attn.indexer.{part}.weight"
+# A rule's parts, and what MiniMax-M3's configuration calls them.
+OF_M3 = {"block_size": "index_block_size", "top_k": "index_topk_blocks",
+         "forced_local": "index_local_blocks"}
 PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
@@ -135,7 +138,7 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
         tensors |= {NAME.format(layer=layer, part=part): np.ascontiguousarray(value)
                     for part, value in zip(PARTS, values)}
     form = {"layers": wanted, "index_n_heads": first.groups, "index_head_dim": len(first.w_k),
-            **_rule(path), "rope_type": "default", "rope_theta": first.theta,
+            **_rule_of_m3(path), "rope_type": "default", "rope_theta": first.theta,
             "rotary_dim": _rotary(first), "rope_layout": "halves", "rms_norm_eps": EPSILON,
             "index_scale": len(first.w_k) ** -0.5}
     return save(tensors, {"format": "pt", METADATA: json.dumps(form)})
@@ -145,17 +148,27 @@ def _rotary(branch: Fitted) -> int:
     return 2 * len(branch.frequencies)
 
 
-def _rule(path) -> dict:
-    """Which blocks the fit was for."""
+def _rule_of_m3(path) -> dict:
+    of = rule(path)
+    require(of["forced_first"] == 0, f"{path}: was fitted with --forced-first {of['forced_first']}, and "
+            "MiniMax-M3 keeps no first blocks")
+    return {OF_M3[name]: value for name, value in of.items() if name in OF_M3}
+
+
+def rule(path) -> dict[str, int]:
+    """Which blocks the fit was for, of what read() takes: block_size, top_k, forced_first, forced_local."""
     path = Path(path)
     path = path / "results.h5" if path.is_dir() else path
+    require(path.is_file(), f"{path}: no such file")
     try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "numpy") as file:
+                form = json.loads(file.metadata()[METADATA])
+            return {"forced_first": 0} | {name: int(form[of_m3]) for name, of_m3 in OF_M3.items()}
         with h5py.File(path, "r") as file:
             options = json.loads(file["run"].attrs["options"])
-            size, top_k, local, first = (options[name] for name in (
-                "block_size", "top_k", "forced_local", "forced_first"))
-    except (KeyError, ValueError, TypeError, OSError) as error:
+            return {name: int(options[name]) for name in (*OF_M3, "forced_first")}
+    except OSError as error:
+        raise CaptureError(f"{path}: cannot be read: {error}") from error
+    except Exception as error:  # the libraries raise errors of many types on damaged files
         raise CaptureError(f"{path}: /run does not say block size and k of the fit: {error}") from error
-    require(first == 0, f"{path}: was fitted with --forced-first {first}, and MiniMax-M3 keeps no first "
-            "blocks")
-    return {"index_block_size": size, "index_topk_blocks": top_k, "index_local_blocks": local}

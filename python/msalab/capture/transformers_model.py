@@ -47,7 +47,8 @@ class TransformersModel:
     @classmethod
     def load(cls, model_id: str, *, device: str = "cpu", dtype: str = "auto",
              attention: str | None = None, revision: str | None = None):
-        """From the hub, a folder or a GGUF file, in the type of its weights; device "auto" spreads it over all
+        """From the hub, a folder or a GGUF file, in the type of its weights (of a GGUF file bfloat16:
+        it is quantised of weights in half precision); device "auto" spreads it over all
         (by the package accelerate). attention: sdpa, eager, flash_attention_2, ...
 
         The library's report of what it loads is silenced: it names the language head, which is
@@ -58,7 +59,7 @@ class TransformersModel:
         transformers.logging.set_verbosity_error()
         try:
             model, found = transformers.AutoModel.from_pretrained(
-                place, dtype=dtype, device_map=device if device == "auto" else None,
+                place, dtype=own_dtype(dtype, how), device_map=device if device == "auto" else None,
                 attn_implementation=attention, revision=revision, output_loading_info=True, **how)
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{model_id} cannot be loaded: {error}") from error
@@ -264,6 +265,11 @@ def _hides_keys(arguments, layer: Layer) -> bool:
     chunk = layer.attention_chunk or tokens
     shown = min(tokens, layer.sliding_window or tokens, (tokens - 1) % chunk + 1)
     return seen < shown
+
+
+def own_dtype(asked: str, how: dict) -> str:
+    """What to load a model in; `how`: of place_of()."""
+    return "bfloat16" if asked == "auto" and "gguf_file" in how else asked
 
 
 def check_device(device: str):

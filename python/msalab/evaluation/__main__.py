@@ -28,20 +28,29 @@ def parser() -> argparse.ArgumentParser:
                         "folder: the selector index")
     select.add_argument("--selector", type=names, metavar="A,B",
                         help="oracle, mean-key, quest, window, index (default: mean-key,window,"
-                             "oracle, and index with --indexer)")
+                             "oracle, and index with --indexer; with --from-advice none)")
+    select.add_argument("--from-advice", metavar="SUMMARY", help="summary.json of msa-advise, or its "
+                        "folder: each layer as it is recommended, beside the selectors")
     size = select.add_mutually_exclusive_group()
-    size.add_argument("--budgets", type=integers, default=[512, 1024], metavar="N,M",
-                      help="tokens that a query reads (default: 512,1024)")
+    size.add_argument("--budgets", type=integers, metavar="N,M",
+                      help="tokens that a query reads (default: 512,1024; with --indexer what it was "
+                           "fitted for)")
     size.add_argument("--top-k", type=integers, metavar="N,M", help="the same in blocks")
-    select.add_argument("--block-size", type=int, default=128, metavar="N",
-                        help="tokens (default: 128)")
-    select.add_argument("--forced-first", type=int, default=0, metavar="N",
-                        help="oldest blocks that are always kept (default: 0)")
-    select.add_argument("--forced-local", type=int, default=1, metavar="N",
-                        help="newest ones, the query's own among them (default: 1)")
+    select.add_argument("--block-size", type=int, metavar="N",
+                        help="tokens (default: 128; with --indexer what it was fitted for)")
+    select.add_argument("--forced-first", type=integers, metavar="N,M",
+                        help="oldest blocks that are always kept (default: 0,1, both; of index what it "
+                             "was fitted for). A window keeps the first block in any case")
+    select.add_argument("--forced-local", type=int, metavar="N",
+                        help="newest ones, the query's own among them (default: 1; with --indexer what "
+                             "it was fitted for)")
     select.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                         help="layers that attend to everything; those with a sliding window always "
                              "keep to it")
+    select.add_argument("--sensitivity", choices=("dense", "sparse"), metavar="ONE",
+                        help="of each setting, on the text, one layer at a time: dense (what is gained "
+                             "by it) or alone sparse (what is lost by it); as many passes more as there "
+                             "are layers")
     on = top.add_argument_group("on what")
     on.add_argument("--context", type=int, default=2048, metavar="N",
                     help="tokens of a sequence, at most (default: 2048)")

@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""Means over tokens or answers with percentile bootstrap intervals: whole clusters (documents,
+"""Means over tokens or answers with percentile bootstrap intervals: whole units (documents, sequences,
 exercises) are drawn with replacement, since tokens of one are alike."""
 
 import numpy as np
 
 RESAMPLES, SHARE = 1000, 0.95
+FEWEST = 6  # units of an interval: of fewer it is hardly more than their least and greatest mean
 
 
 def ratio_interval(sums, counts, seed: int) -> dict:
-    """{"mean", "low", "high"}: sum(sums) / sum(counts) over clusters, and the interval of SHARE
-    over resamples; without two clusters low and high are None, without a count the mean is."""
+    """{"mean", "low", "high", "units"}: sum(sums) / sum(counts) over units, and the interval of SHARE
+    over resamples; below FEWEST units low and high are None, without a count the mean is."""
     sums, counts = np.asarray(sums, float), np.asarray(counts, float)
     kept = counts > 0
     sums, counts = sums[kept], counts[kept]
-    if not len(counts):
-        return {"mean": None, "low": None, "high": None}
-    mean = float(sums.sum() / counts.sum())
-    if len(counts) < 2:
-        return {"mean": mean, "low": None, "high": None}
-    drawn = np.random.default_rng(seed).integers(0, len(counts), (RESAMPLES, len(counts)))
+    units = len(counts)
+    mean = float(sums.sum() / counts.sum()) if units else None
+    if units < FEWEST:
+        return {"mean": mean, "low": None, "high": None, "units": units}
+    drawn = np.random.default_rng(seed).integers(0, units, (RESAMPLES, units))
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(means, [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    return {"mean": mean, "low": float(low), "high": float(high)}
+    return {"mean": mean, "low": float(low), "high": float(high), "units": units}
+
+
+def interval_text(one: dict, what: str, digits: int = 4) -> str:
+    """"+0.0210 to +0.0330, 8 documents", or why there is none."""
+    if None not in (one["low"], one["high"]):
+        return f"{one['low']:+.{digits}f} to {one['high']:+.{digits}f}, {one['units']} {what}"
+    return f"none: {one['units']} {what}, fewer than {FEWEST}"

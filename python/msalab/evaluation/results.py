@@ -12,9 +12,9 @@ import numpy as np
 
 from ..plots.evaluation import draw_all
 from .files import write_h5, write_json
-from .intervals import RESAMPLES, SHARE, ratio_interval
+from .intervals import FEWEST, RESAMPLES, SHARE, ratio_interval
 
-FORMAT, VERSION = "msalab-evaluation", 1
+FORMAT, VERSION = "msalab-evaluation", 2
 DENSE = "dense"
 FIRST_BUCKET = 64  # positions; each bucket behind it ends at twice the position
 DEFINITIONS = {
@@ -24,9 +24,16 @@ DEFINITIONS = {
     "perplexity": "2 ^ bits_per_token",
     "excess": "bits per token above the model's own attention, the same tokens under both; low "
               f"and high: percentile bootstrap interval of {SHARE:.0%}, {RESAMPLES} resamples of "
-              "whole documents, or of sequences where there is one document",
-    "layer_error": "|h - h_dense| / |h_dense| of the hidden states behind each layer, the error of "
-                   "all layers before included; mean over sequences",
+              "whole documents, or of sequences where there is one document; below "
+              f"{FEWEST} of them there is none",
+    "excess_beyond": "the same over the tokens that are foretold from positions beyond the budget: "
+                     "before them a query reads all there is",
+    "layer_error": "mean over tokens of |h - h_dense| / |h_dense| of the hidden state behind each "
+                   "layer, the error of all layers before included; then over sequences. It says "
+                   "where states differ, not which layer to keep dense: sensitivity does",
+    "sensitivity": "bits per token: of one sparse layer, the excess with this layer alone sparse; of "
+                   "one dense layer, what of the excess is gone with this layer dense, too",
+    "first_block": "excess without and with the first block forced, and their paired difference",
     "exact_match": "share of the answers of which every token is the likeliest one, those before "
                    "it being right",
     "log_likelihood": "mean natural logarithm of the probability of an answer",
@@ -82,6 +89,10 @@ def _fill(file, record, plan, texts, tasks):
         lengths = [len(one["nats"][0]) for one in texts]
         add("evaluate/text/nats", np.concatenate([one["nats"] for one in texts], 1),
             "config,token", "nat", "-log probability of each token but a sequence's first")
+        if plan.get("variants"):
+            file["evaluate/sensitivity/variants"] = [one["config"] for one in plan["variants"]]
+            add("evaluate/sensitivity/nats", np.concatenate([one["variants"] for one in texts], 1),
+                "variant,token", "nat", "likewise, with one layer dense or sparse")
         add("evaluate/text/sequence", np.repeat(np.arange(len(texts)), lengths), "token", "1",
             "sequence of each")
         add("evaluate/text/position", np.concatenate([np.arange(count) for count in lengths]),
@@ -116,15 +127,20 @@ def summarise(record, plan, texts, tasks) -> dict:
     if texts:
         resampled = "documents" if len(set(documents)) > 1 else "sequences"
         clusters = documents if resampled == "documents" else list(range(len(texts)))
-        _describe_text(seed, described, clusters, texts)
-        by_position = _by_position(seed, names, clusters, texts)
+        over = _Means(clusters, texts, seed)
+        _describe_text(described, over)
+        by_position = _by_position(names, over)
     return {"format": FORMAT, "format_version": VERSION, "model": plan["model"],
-            "options": {name: asked[name] for name in ("context", "block_size", "dense_layers")} |
+            "options": {name: asked[name] for name in ("context", "dense_layers")} |
                        {"seed": seed},
             "definitions": DEFINITIONS, "layers": plan["layers"], "sequences": len(texts),
             "tokens": int(sum(one["nats"].shape[1] for one in texts)),
             "documents": len(set(documents)), "resampled": resampled,
             "configs": described, "by_position": by_position,
+            "first_block": _first_block(described, over) if texts else [],
+            "sensitivity": _sensitivity(plan, described, over) if texts else [],
+            "retrieval_total": [row for task, length, found in tasks
+                                for row in _retrieval(seed, 1, names, task, length, found)],
             "retrieval": [row for task, length, found in tasks
                           for row in _retrieval(seed, asked["depths"], names, task, length, found)]}
 
@@ -134,39 +150,83 @@ def _clustered(values, clusters) -> np.ndarray:
     return np.bincount(np.unique(clusters, return_inverse=True)[1], weights=values)
 
 
-def _describe_text(seed, described, clusters, texts):
-    tokens = [one["nats"].shape[1] for one in texts]
-    total_bytes = sum(one["bytes"].sum() for one in texts)
+class _Means:
+    """Means of bits over the tokens of all sequences, and how sure they are."""
+
+    def __init__(self, clusters, texts, seed):
+        self.clusters, self.texts, self.seed = clusters, texts, seed
+
+    def excess(self, row, base=0, first=0, end=None, rows="nats") -> dict:
+        """Of a config over another one, at the positions from first to end."""
+        bits, counts = [], []
+        for one in self.texts:
+            more = (one[rows][row].astype(float) - one["nats"][base])[first:end]
+            bits.append(more.sum() / math.log(2))
+            counts.append(len(more))
+        return ratio_interval(_clustered(bits, self.clusters), _clustered(counts, self.clusters),
+                              self.seed) | {"tokens": sum(counts)}
+
+    def bits(self, row, first=0, end=None) -> tuple[float, int]:
+        """Sum, and of how many tokens."""
+        found = [one["nats"][row, first:end].astype(float) for one in self.texts]
+        return sum(some.sum() for some in found) / math.log(2), sum(map(len, found))
+
+
+def _describe_text(described, over):
+    total_bytes = sum(one["bytes"].sum() for one in over.texts)
     for row, config in enumerate(described):
-        bits = sum(one["nats"][row].sum() for one in texts) / math.log(2)
-        config["bits_per_token"] = bits / sum(tokens)
+        bits, tokens = over.bits(row)
+        config["bits_per_token"] = bits / tokens
         config["bits_per_byte"] = _number(bits / total_bytes if total_bytes else math.nan)
         config["perplexity"] = _number(np.exp2(config["bits_per_token"]))
         if row == 0:
             continue
-        excess = [(one["nats"][row] - one["nats"][0]).sum() / math.log(2) for one in texts]
-        config["excess"] = ratio_interval(_clustered(excess, clusters),
-                                          _clustered(tokens, clusters), seed)
-        errors = np.mean([one["layer_error"][row - 1] for one in texts], 0)
+        config["excess"] = over.excess(row)
+        config["excess_beyond"] = over.excess(row, first=config["budget"])
+        errors = np.mean([one["layer_error"][row - 1] for one in over.texts], 0)
         config["layer_error"] = [_number(error) for error in errors]
 
 
-def _by_position(seed, names, clusters, texts) -> list[dict]:
+def _by_position(names, over) -> list[dict]:
     rows, first, end = [], 0, FIRST_BUCKET
-    longest = max(one["nats"].shape[1] for one in texts)
+    longest = max(one["nats"].shape[1] for one in over.texts)
     while first < longest:
-        counts = [len(one["nats"][0, first:end]) for one in texts]
         for row, name in enumerate(names):
-            bits = [one["nats"][row, first:end].sum() / math.log(2) for one in texts]
-            own = [one["nats"][0, first:end].sum() / math.log(2) for one in texts]
-            rows.append({"config": name, "first": first, "end": min(end, longest),
-                         "tokens": sum(counts), "bits_per_token": sum(bits) / sum(counts)})
+            bits, tokens = over.bits(row, first, end)
+            rows.append({"config": name, "first": first, "end": min(end, longest), "tokens": tokens,
+                         "bits_per_token": bits / tokens})
             if row:
-                rows[-1]["excess"] = ratio_interval(
-                    _clustered(np.subtract(bits, own), clusters), _clustered(counts, clusters),
-                    seed)
+                rows[-1]["excess"] = over.excess(row, first=first, end=end)
         first, end = end, 2 * end
     return rows
+
+
+def _first_block(described, over) -> list[dict]:
+    """Selectors that ran with and without it."""
+    places = {(c["selector"], c["budget"], c["forced_first"]): row
+              for row, c in enumerate(described) if c.get("forced_first") is not None}
+    rows = []
+    for (selector, budget, first), row in places.items():
+        forced = places.get((selector, budget, 1))
+        if first == 0 and forced is not None:
+            rows.append({"selector": selector, "budget": budget, "excess": described[row]["excess"],
+                         "forced": described[forced]["excess"], "gain": over.excess(row, forced)})
+    return rows
+
+
+def _sensitivity(plan, described, over) -> list[dict]:
+    """A row for each layer of each setting, that which matters most first."""
+    place = {config["config"]: row for row, config in enumerate(described)}
+    rows = []
+    for number, one in enumerate(plan.get("variants", [])):
+        alone = one["one"] == "sparse"
+        bits = over.excess(number, 0 if alone else place[one["of"]], rows="variants")
+        if not alone:  # less excess is what a dense layer gains
+            low, high = bits["low"], bits["high"]
+            bits |= {"mean": -bits["mean"], "low": None if high is None else -high,
+                     "high": None if low is None else -low}
+        rows.append({"config": one["of"], "one": one["one"], "layer": one["layer"], "bits": bits})
+    return sorted(rows, key=lambda row: (place[row["config"]], -row["bits"]["mean"]))
 
 
 def _retrieval(seed, depths, names, task, length, found) -> list[dict]:
@@ -181,9 +241,11 @@ def _retrieval(seed, depths, names, task, length, found) -> list[dict]:
         for row, name in enumerate(names):
             right, likelihood = (found[key][:, here].astype(float)
                                  for key in ("right", "log_likelihood"))
+            share = ratio_interval(_clustered(right[row], exercise), answers, seed)
             rows.append({"task": task, "length": length, "shallowest": low, "deepest": high,
                          "config": name, "exercises": len(answers), "answers": int(here.sum()),
-                         "exact_match": right[row].mean(),
+                         "exact_match": share["mean"],
+                         "exact_match_interval": [share["low"], share["high"]],
                          "log_likelihood": likelihood[row].mean()})
             if row:
                 for key, values in (("exact_match", right), ("log_likelihood", likelihood)):

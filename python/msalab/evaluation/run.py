@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
+from .. import advice as advices
+from .. import indexer as indexers
 from .. import selectors
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
+from ..progress import Progress
 from . import exercises, text
 from .files import sha256
 from .results import unit_names
@@ -20,34 +24,107 @@ from .shard import Shard, launched, parse_shard
 from .units import work
 
 
-def settings_of(options) -> list[Setting]:
-    """Every selector at every budget. CaptureError naming the option."""
-    names = options.selector or ["mean-key", "window", "oracle"]
-    if options.indexer is not None and "index" not in names:
-        names = ["index", *names]
+def settings_of(options, note) -> list[Setting]:
+    """Every selector at every budget, with and without forced first blocks, and the advice.
+    CaptureError naming the option."""
+    names = _selectors_of(options)
+    fitted = None if options.indexer is None else indexers.rule(options.indexer)
+    size, counts = _sizes_of(options, fitted)
+    local = options.forced_local
+    if local is None:
+        local = 1 if fitted is None else fitted.forced_local
+    require(local >= 1, f"--forced-local is {local}, must be at least 1")
+    firsts = options.forced_first or [0, 1]
+    require(min(firsts) >= 0, f"--forced-first is {min(firsts)}, must be at least 0")
+    most = max(options.forced_first) if options.forced_first else 0
+    require(most + local <= min(counts), f"--forced-first and --forced-local are {most + local} "
+            f"blocks, must be at most the least budget, {min(counts)} blocks")
+    if fitted is not None:
+        _note_fit(fitted, size, local, note)
+    found: dict[str, Setting] = {}
+    for name in names:
+        own = firsts
+        if name == "index" and options.forced_first is None:
+            own = [fitted.forced_first]
+        for count in sorted(counts):
+            for first in own:
+                if first + local <= count:
+                    one = _setting(name, selectors.Rule(size, count, first, local), options)
+                    found.setdefault(one.name, one)
+    if options.from_advice is not None:
+        found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
+                                  tuple(options.dense_layers))
+    return list(found.values())
+
+
+def _selectors_of(options) -> list[str]:
+    names = options.selector
+    if names is None:
+        names = [] if options.from_advice else ["mean-key", "window", "oracle"]
+        if options.indexer is not None and not options.from_advice:
+            names = ["index", *names]
     known = [*selectors.SCORES, "index"]
     unknown = [name for name in names if name not in known]
     require(not unknown, f"--selector names {', '.join(unknown)}; there are: {', '.join(known)}")
     require("index" not in names or options.indexer is not None,
             "--selector index needs --indexer, the results.h5 of msa-fit-indexer")
     require(len(set(names)) == len(names), "--selector names one twice")
+    return names
+
+
+def _sizes_of(options, fitted) -> tuple[int, list[int]]:
+    """Tokens of a block, and the budgets in blocks."""
     size = options.block_size
+    if size is None:
+        size = 128 if fitted is None else fitted.block_size
     require(size >= 1, f"--block-size is {size}, must be at least 1")
     if options.top_k is not None:
         counts = options.top_k
     else:
-        for budget in options.budgets:
+        budgets = options.budgets or ([512, 1024] if fitted is None else [fitted.tokens])
+        for budget in budgets:
             require(budget >= size and budget % size == 0, f"--budgets has {budget}, must be a "
                     f"multiple of --block-size = {size}")
-        counts = [budget // size for budget in options.budgets]
+        counts = [budget // size for budget in budgets]
     require(len(set(counts)) == len(counts), "a budget is named twice")
-    first, local = options.forced_first, options.forced_local
-    require(first >= 0, f"--forced-first is {first}, must be at least 0")
-    require(local >= 1, f"--forced-local is {local}, must be at least 1")
-    require(first + local <= min(counts), f"--forced-first and --forced-local are {first + local} "
-            f"blocks, must be at most the least budget, {min(counts)} blocks")
-    return [Setting(name, selectors.Rule(size, count, first, local))
-            for name in names for count in sorted(counts)]
+    return size, counts
+
+
+def _note_fit(fitted, size, local, note):
+    note(f"the Index Branch was fitted for {fitted.top_k} blocks of {fitted.block_size} tokens, the first "
+         f"{fitted.forced_first} and the newest {fitted.forced_local} forced")
+    for what, asked, own in (("blocks of {} tokens", size, fitted.block_size),
+                             ("the newest {} forced", local, fitted.forced_local)):
+        if asked != own:
+            note(f"note: it selects with {what.format(asked)} instead, as asked")
+
+
+def _setting(name, rule, options) -> Setting:
+    first = rule.held_first(name)
+    rule = replace(rule, forced_first=first)
+    text = f"{name}@{rule.tokens}" + (f",first={first}" if first else "")
+    return Setting(text, name, selectors.Choice(name, rule), tuple(options.dense_layers))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A setting with one more layer dense, or with one alone sparse."""
+
+    setting: Setting
+    of: str
+    one: str
+    layer: int
+
+
+def variants_of(settings, plans, one: str | None) -> list[Variant]:
+    found = []
+    for setting, plan in zip(settings, plans):
+        for layer in plan.sparse if one else []:
+            others = [number for number in plan.sparse if number != layer]
+            dense = (*setting.dense_layers, *([layer] if one == "dense" else others))
+            found.append(Variant(replace(setting, name=f"{setting.name},{one}={layer}",
+                                         dense_layers=dense), setting.name, one, layer))
+    return found
 
 
 def check_options(options):
@@ -58,6 +135,7 @@ def check_options(options):
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
     require(not unknown, f"--tasks names {', '.join(unknown)}; there are: "
             f"{', '.join(exercises.TASKS)}")
+    require(not options.sensitivity or options.sequences, "--sensitivity is of text, and --sequences is 0")
     require(options.sequences or options.tasks, "--sequences 0 and no tasks: nothing to do")
 
 
@@ -106,6 +184,9 @@ def record_of(options, model, settings) -> dict:
     if options.indexer is not None:
         given = Path(options.indexer)
         files.append(given / "results.h5" if given.is_dir() else given)
+    if options.from_advice is not None:
+        given = Path(options.from_advice)
+        files.append(given / "summary.json" if given.is_dir() else given)
     inputs: dict[str, str] = {}
     for path in files:
         require(path.is_file(), f"{path}: no such file")
@@ -113,12 +194,11 @@ def record_of(options, model, settings) -> dict:
         while name in inputs:
             name, copy = f"{path.name} ({copy})", copy + 1
         inputs[name] = sha256(path)
-    names = ("block_size", "forced_first", "forced_local", "dense_layers", "context",
-             "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
+    names = ("dense_layers", "sensitivity", "context", "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
     return {"program": "msalab evaluate", "commit": _version(), "compiler": _software(),
             "model": weights, "inputs": inputs, "seed": options.seed,
             "options": {name: getattr(options, name) for name in names} |
-                       {"configs": [setting.name for setting in settings]}}
+                       {"configs": [_described(setting) for setting in settings]}}
 
 
 def _version() -> str:
@@ -135,13 +215,23 @@ def _software() -> str:
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
 
 
-def plan_of(options, model, settings, layers, sequences) -> dict:
+def _described(setting) -> dict:
+    """A setting in results: what differs by layer is in `layers`."""
+    found = {"config": setting.name, "selector": setting.selector, "budget": setting.budget,
+             "forced_first": setting.forced_first}
+    if not isinstance(setting.how, dict):
+        return found | vars(setting.how.rule)
+    return found | {"layers": {str(layer): one and {"selector": one.selector} | vars(one.rule)
+                               for layer, one in setting.how.items()}}
+
+
+def plan_of(options, model, settings, variants, layers, sequences) -> dict:
     """What the results need beside the record and the units."""
     return {"model": str(options.model), "device": _device(model), "layers": layers,
             "texts": len(sequences),
-            "settings": [{"config": one.name, "selector": one.selector, "budget": one.budget,
-                          "top_k": one.rule.top_k, "block_size": one.rule.block_size}
-                         for one in settings]}
+            "settings": [_described(one) for one in settings],
+            "variants": [{"config": one.setting.name, "of": one.of, "one": one.one,
+                          "layer": one.layer} for one in variants]}
 
 
 def _device(model) -> str:
@@ -158,29 +248,69 @@ def run(options, note) -> dict | None:
     shard, part = parse_shard(options.shard) if options.shard else None, launched()
     require(not (shard and part), "--shard is given, and so are several processes of one run: one of "
             "the two spreads it")
-    settings = settings_of(options)
+    settings = settings_of(options, note)
     documents = text.read_documents(options.text)
     vocabulary = text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision)
     model = load(options)
-    scorer = Scorer(model, settings, options.indexer, options.dense_layers)
+    scorer = Scorer(model, settings, options.indexer)
+    variants = variants_of(settings, scorer.plans, options.sensitivity)
+    scorer.add([one.setting for one in variants])
     sequences = text.cut(documents, vocabulary, options.context, options.sequences)
     require(sequences or not options.sequences, "the text has no sequence of two tokens")
     options.lengths = options.lengths or [options.context]
     _check_positions(options, model)
     filler = [vocabulary.with_bytes(document)[0] for document in documents] if options.tasks else []
-    makers = [lambda s=sequence: _text(scorer, s) for sequence in sequences]
-    makers += [lambda e=_exercise(options, task, length, number, vocabulary, filler): _answer(
-        scorer, e) for task in options.tasks for length in options.lengths
-        for number in range(options.exercises)]
-    out = Path(options.out)
     record = record_of(options, model, settings)
-    plan = plan_of(options, model, settings, scorer.layers, sequences)
-    return work(out, shard or part or Shard(0, 1), options, record, plan,
-                dict(zip(unit_names(record, plan), makers)), note)
+    plan = plan_of(options, model, settings, variants, scorer.layers, sequences)
+    watch = Watch(scorer, note)
+    units = [(sequence.ids, lambda s=sequence: _text(scorer, s, len(settings)))
+             for sequence in sequences]
+    for task in options.tasks:
+        for length in options.lengths:
+            for number in range(options.exercises):
+                made = _exercise(options, task, length, number, vocabulary, filler)
+                units.append((made.ids, lambda e=made: _answer(scorer, e, len(settings))))
+    makers = {name: watch.watched(name, len(ids), 1 + len(
+        scorer.settings if name.startswith("text") else settings), make)
+        for name, (ids, make) in zip(unit_names(record, plan), units)}
+    return work(Path(options.out), shard or part or Shard(0, 1), options, record, plan, makers, note,
+                watch)
 
 
-def _text(scorer, sequence) -> dict:
-    return vars(scorer(sequence.ids)) | {"bytes": sequence.bytes, "document": sequence.document}
+class Watch:
+    """How far a run is: a pass of the model over a unit counts its tokens."""
+
+    def __init__(self, scorer, note):
+        self._note, self._work, self._now = note, {}, ("", 0)
+        self._progress = Progress(note, 1)
+        scorer.tell = self._passed
+
+    def watched(self, name, tokens, passes, make):
+        self._work[name] = tokens * passes
+
+        def made():
+            self._now = name, tokens
+            return make()
+
+        return made
+
+    def begin(self, names):
+        self._progress = Progress(self._note, sum(self._work[name] for name in names))
+
+    def left(self) -> str:
+        return self._progress.left()
+
+    def _passed(self, setting):
+        name, tokens = self._now
+        self._progress.advance(tokens, f"  {name}, {setting}")
+
+
+def _text(scorer, sequence, settings: int) -> dict:
+    scores = scorer(sequence.ids)
+    rows = 1 + settings
+    return {"nats": scores.nats[:rows], "right": scores.right[:rows],
+            "layer_error": scores.layer_error[:settings], "variants": scores.nats[rows:],
+            "bytes": sequence.bytes, "document": sequence.document}
 
 
 def _exercise(options, task, length, number, vocabulary, filler):
@@ -189,10 +319,11 @@ def _exercise(options, task, length, number, vocabulary, filler):
                                    [options.seed, exercises.TASKS.index(task), length, number])
 
 
-def _answer(scorer, exercise) -> dict:
+def _answer(scorer, exercise, settings: int) -> dict:
     """By answer: right bool [C, A], log_likelihood float64 [C, A], depth [A]."""
-    scores = scorer(exercise.ids)
-    told = [slice(begin - 1, end - 1) for begin, end in exercise.answers]
-    return {"right": np.stack([scores.right[:, here].all(1) for here in told], 1),
-            "log_likelihood": np.stack([-scores.nats[:, here].sum(1) for here in told], 1),
-            "depth": np.full(len(told), exercise.depth)}
+    scores = scorer(exercise.ids, np.concatenate([np.arange(*answer) for answer in exercise.answers]),
+                    settings)
+    begins = np.cumsum([0, *(end - begin for begin, end in exercise.answers[:-1])])
+    return {"right": np.logical_and.reduceat(scores.right, begins, 1),
+            "log_likelihood": -np.add.reduceat(scores.nats.astype(float), begins, 1),
+            "depth": np.full(len(begins), exercise.depth)}

@@ -3,54 +3,71 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from .. import indexer as indexers
 from .. import transformers as msa
 from ..operations import InputError
-from ..selectors import Rule
+from ..selectors import Choice
 
-POSITIONS_AT_ONCE = 256  # whose logits are looked at in double precision
+POSITIONS_AT_ONCE = 256  # whose logits are in memory
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A selector at a budget, tokens that a query reads."""
+    """How the layers attend: all by one choice, or by each one's own."""
 
+    name: str
     selector: str
-    rule: Rule
+    how: Choice | dict
+    dense_layers: tuple = ()
+
+    def rules(self) -> list:
+        choices = self.how.values() if isinstance(self.how, dict) else [self.how]
+        return [one.rule for one in choices if one is not None]
 
     @property
     def budget(self) -> int:
-        return self.rule.block_size * self.rule.top_k
+        """Tokens that a query reads, of the layer that reads most."""
+        return max(rule.tokens for rule in self.rules())
 
     @property
-    def name(self) -> str:
-        return f"{self.selector}@{self.budget}"
+    def forced_first(self) -> int | None:
+        """Oldest blocks that are always kept; None where it is each layer's own."""
+        return None if isinstance(self.how, dict) else self.how.rule.held_first(self.selector)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one sequence of n tokens under C settings, dense first, and L layers."""
+    """Of one sequence of n tokens, P of them foretold, under C settings, dense first, and L layers."""
 
-    nats: np.ndarray  # float64 [C, n - 1]: -log probability of each token but the first
-    right: np.ndarray  # bool [C, n - 1]: it is the likeliest one
-    layer_error: np.ndarray  # float64 [C - 1, L]: |h - h_dense| / |h_dense| behind each layer
+    nats: np.ndarray  # float32 [C, P]: -log probability of each token
+    right: np.ndarray  # bool [C, P]: it is the likeliest one
+    layer_error: np.ndarray  # float64 [C - 1, L]: mean over tokens of |h - h_dense| / |h_dense|
 
 
 class Scorer:
-    """InputError where a setting does not fit the model."""
+    """InputError where a setting does not fit the model. tell(setting): a pass is done."""
 
-    def __init__(self, model, settings: list[Setting], indexer, dense_layers):
+    def __init__(self, model, settings: list[Setting], indexer,
+                 tell: Callable[[str], None] = lambda name: None):
         msa.register()
         self.model = model.eval()
+        self.tell = tell
         self._own = model.config._attn_implementation
-        self.plans = [msa.plan(model, None if s.selector == "index" else s.selector,
-                               indexer if s.selector == "index" else None, dense_layers, None,
-                               s.rule) for s in settings]
+        self._decoder = model.get_decoder()
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._branches = None if indexer is None else indexers.read(indexer)
+        self.settings: list[Setting] = []
+        self.plans: list[msa.Plan] = []
+        self.add(settings)
         modules, _ = msa.attention_modules(model)
         self.layers = sorted(modules)
         names = {module: name for name, module in model.named_modules()}
@@ -59,45 +76,73 @@ class Scorer:
         embedding = model.get_input_embeddings().weight
         self._device, self._vocabulary = embedding.device, len(embedding)
 
+    def add(self, settings: list[Setting]):
+        self.settings += settings
+        self.plans += [msa.plan(self.model, one.how, self._branches, one.dense_layers)
+                       for one in settings]
+
     @torch.no_grad()
-    def __call__(self, ids: np.ndarray) -> Scores:
+    def __call__(self, ids: np.ndarray, foretold=None, settings: int | None = None) -> Scores:
+        """foretold: places of the tokens that are scored; default: of all but the first. settings: so
+        many of them, the first; default: all."""
         if not 0 <= ids.min() <= ids.max() < self._vocabulary:
             raise InputError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary of the "
                              f"model is 0 to {self._vocabulary - 1}")
         tokens = torch.as_tensor(ids, device=self._device)[None]
+        foretold = torch.as_tensor(np.arange(1, len(ids)) if foretold is None else foretold,
+                                   device=self._device)
         dense: list[torch.Tensor] = []
         with self._behind_layers(lambda number, hidden: dense.append(hidden)):
-            found = [self._score(tokens)]
-        errors = np.full((len(self.plans), len(self.layers)), np.nan)
+            found = [self._score(tokens, foretold)]
+        self.tell("dense")
+        plans = self.plans[:settings]
+        errors = np.full((len(plans), len(self.layers)), np.nan)
         self.model.set_attn_implementation(msa.NAME)
         try:
-            for row, plan in enumerate(self.plans):
+            for row, plan in enumerate(plans):
                 plan.apply()
 
                 def compare(number, hidden, row=row):
-                    own = dense[number].float()
-                    norm = own.norm().item()
-                    difference = (hidden.float() - own).norm().item()
-                    errors[row, number] = difference / norm if norm else np.nan
+                    errors[row, number] = mean_error(hidden, dense[number])
 
                 with self._behind_layers(compare):
-                    found.append(self._score(tokens))
+                    found.append(self._score(tokens, foretold))
+                self.tell(self.settings[row].name)
         finally:
             self.model.set_attn_implementation(self._own)
         return Scores(*(np.stack(values) for values in zip(*found)), errors)
 
-    def _score(self, tokens):
-        logits = self.model(input_ids=tokens, use_cache=False).logits[0, :-1]
-        targets, nats, right = tokens[0, 1:], [], []
-        for begin in range(0, len(logits), POSITIONS_AT_ONCE):
-            some = logits[begin:begin + POSITIONS_AT_ONCE].double()
-            told = targets[begin:begin + POSITIONS_AT_ONCE]
-            nats.append(torch.nn.functional.cross_entropy(some, told, reduction="none"))
-            right.append(some.argmax(-1) == told)
+    def _score(self, tokens, foretold):
+        nats, right = [], []
+        for told, logits in self._logits(tokens, foretold):
+            logits = logits.float()
+            targets = tokens[0, told]
+            nats.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+            right.append(logits.argmax(-1) == targets)
         return torch.cat(nats).cpu().numpy(), torch.cat(right).cpu().numpy()
+
+    def _logits(self, tokens, foretold):
+        """Some of the places, and the logits that foretell them. The decoder runs once, the language
+        head only where it is asked for; a model that cannot leave logits out gives all at once."""
+        if not self._keeps_logits:
+            logits = self.model(input_ids=tokens, use_cache=False).logits[0]
+            for told in foretold.split(POSITIONS_AT_ONCE):
+                yield told, logits[told - 1]
+            return
+        output = []
+        hook = self._decoder.register_forward_hook(lambda *call: output.append(call[2]))
+        try:
+            self.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
+        finally:
+            hook.remove()
+        for told in foretold.split(POSITIONS_AT_ONCE):
+            with patch.object(self._decoder, "forward", lambda *_, **__: output[0]):
+                yield told, self.model(input_ids=tokens, use_cache=False,
+                                       logits_to_keep=told - 1).logits[0]
 
     @contextmanager
     def _behind_layers(self, tell):
+        """tell(place, hidden states) behind each layer that runs."""
         with ExitStack() as stack:
             for place, block in enumerate(self._blocks):
                 def hook(_, __, output, place=place):
@@ -105,3 +150,12 @@ class Scorer:
 
                 stack.callback(block.register_forward_hook(hook).remove)
             yield
+
+
+def mean_error(hidden: torch.Tensor, own: torch.Tensor) -> float:
+    """Mean over the tokens [n, channels] of |h - h_own| / |h_own|. One token of huge norm, as the first
+    of many models, counts as any other; tokens that are 0 are left out."""
+    own = own.float()
+    norm = own.norm(dim=-1)
+    ratio = (hidden.float() - own).norm(dim=-1) / norm
+    return ratio[norm > 0].double().mean().item()

@@ -146,9 +146,10 @@ def _begin(path: Path, run: dict, options):
         raise
 
 
-def work(out: Path, part: Shard, options, record, plan, makers, note) -> dict | None:
+def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None) -> dict | None:
     """Does a part's units, of which `makers` has all of the run by name, but those that are done. The
-    summary, where these were the last ones."""
+    summary, where these were the last ones. watch.begin(names) is told which ones it will make,
+    watch.left() says how long that takes."""
     run = json.loads(json.dumps({"record": record, "plan": plan, "count": part.count}))
     names, path = list(makers), out / "units" / f"{part.index}-of-{part.count}.jsonl"
     with _one_at_a_time(out):
@@ -158,8 +159,11 @@ def work(out: Path, part: Shard, options, record, plan, makers, note) -> dict | 
         file, done = _begin(path, run, options)
     with file:
         mine = names[part.index::part.count]
+        if watch is not None:
+            watch.begin([name for name in mine if name not in done])
         for number, name in enumerate(mine, 1):
-            note(f"{f'shard {part.text}: ' if part.count > 1 else ''}{number}/{len(mine)}: {name}")
+            note(f"{f'shard {part.text}: ' if part.count > 1 else ''}{number}/{len(mine)}: {name}"
+                 f"{watch.left() if watch is not None else ''}")
             if name in done:
                 continue
             arrays = {key: np.asarray(values) for key, values in makers[name]().items()}

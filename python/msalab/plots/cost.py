@@ -19,7 +19,7 @@ ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 # The versions of each format that are understood; a format without versions has none.
 VERSIONS = {"msa-bench": (1, 2), "msa-cost": (2,), "msa-cost-measured": (2,),
-            "msa-torch-times": (1,)}
+            "msa-torch-times": (1,), "msalab-evaluation": (2,)}
 
 
 def read_json(path, *formats: str) -> dict:

@@ -23,11 +23,25 @@ def _value(number) -> float:
 
 
 def _settings(summary) -> list[dict]:
-    return [config for config in summary["configs"] if "selector" in config]
+    """With the name of the line that they lie on: a selector, and how many first blocks it keeps."""
+    return [config | {"line": _line(config)} for config in summary["configs"] if "selector" in config]
 
 
-def _selectors(settings) -> list[str]:
-    return list(dict.fromkeys(config["selector"] for config in settings))
+def _line(config) -> str:
+    first = config.get("forced_first")
+    return f"{config['selector']},first={first}" if first else config["selector"]
+
+
+def _lines(settings) -> list[str]:
+    return list(dict.fromkeys(config["line"] for config in settings))
+
+
+def _look(line: str, lines) -> dict:
+    """Of a selector, solid; with first blocks forced, the same in dots and half the marker."""
+    name, _, forced = line.partition(",")
+    look = style.selector_style(name, {one.partition(",")[0] for one in lines})
+    unforced = name in lines
+    return look | ({"linestyle": ":", "fillstyle": "none"} if forced and unforced else {})
 
 
 def _draw_with_interval(axes, x, excess, look, label):
@@ -49,22 +63,22 @@ def _count_axis(axes, counts, label: str):
 def loss_by_budget(summary):
     """(figure, table): bits per token above dense attention against the budget."""
     settings = _settings(summary)
-    rows = [(c["selector"], c["budget"], c["bits_per_token"], *(_value(c["excess"][name])
-                                                               for name in NONE))
+    rows = [(c["line"], c["budget"], c["bits_per_token"],
+             *(_value(c["excess"][name]) for name in NONE), _value(c["excess_beyond"]["mean"]))
             for c in settings]
     figure = style.new_figure(3.2)
     axes = figure.subplots()
-    names = _selectors(settings)
+    names = _lines(settings)
     for name in names:
-        of_name = [c for c in settings if c["selector"] == name]
+        of_name = [c for c in settings if c["line"] == name]
         _draw_with_interval(axes, [c["budget"] for c in of_name], [c["excess"] for c in of_name],
-                            style.selector_style(name, names), name)
+                            _look(name, names), name)
     axes.axhline(0, color=style.DENSE, linewidth=1)
     _count_axis(axes, [c["budget"] for c in settings], "budget, tokens per query")
     axes.set_ylabel("bits per token above dense")
     axes.legend()
     return figure, Table.from_rows(("selector", "budget", "bits_per_token", "excess", "low",
-                                    "high"), rows)
+                                    "high", "beyond"), rows)
 
 
 def _panels(summary, height=HEIGHT):
@@ -81,16 +95,17 @@ def _panels(summary, height=HEIGHT):
 def loss_by_position(summary):
     """(figure, table): bits per token above dense attention by position in the sequence."""
     figure, panels = _panels(summary)
-    names, rows = _selectors(_settings(summary)), []
+    names, rows = _lines(_settings(summary)), []
     of = {c["config"]: c for c in _settings(summary)}
     for budget, axes in panels:
         for name in names:
             here = [row for row in summary["by_position"]
-                    if (c := of.get(row["config"])) and (c["selector"], c["budget"])
+                    if (c := of.get(row["config"])) and (c["line"], c["budget"])
                     == (name, budget)]
+            if not here:
+                continue
             _draw_with_interval(axes, [row["end"] for row in here],
-                                [row["excess"] for row in here],
-                                style.selector_style(name, names), name)
+                                [row["excess"] for row in here], _look(name, names), name)
             rows += [(name, budget, row["first"], row["end"], row["bits_per_token"],
                       *(_value(row["excess"][part]) for part in NONE)) for row in here]
         axes.axhline(0, color=style.DENSE, linewidth=1)
@@ -106,15 +121,15 @@ def error_by_layer(summary):
     """(figure, table): relative error of the hidden states behind each layer."""
     figure, panels = _panels(summary)
     settings = _settings(summary)
-    names, rows = _selectors(settings), []
+    names, rows = _lines(settings), []
     for budget, axes in panels:
         for config in (c for c in settings if c["budget"] == budget):
             errors = [_value(error) for error in config["layer_error"]]
-            axes.plot(summary["layers"], errors, label=config["selector"],
-                      **style.selector_style(config["selector"], names))
-            rows += [(config["selector"], budget, layer, error)
+            axes.plot(summary["layers"], errors, label=config["line"],
+                      **_look(config["line"], names))
+            rows += [(config["line"], budget, layer, error)
                      for layer, error in zip(summary["layers"], errors)]
-        axes.set_ylabel("|h - h_dense| / |h_dense|")
+        axes.set_ylabel("|h - h_dense| / |h_dense|,\nmean over tokens")
         axes.set_ylim(bottom=0)
     panels[-1][1].set_xlabel("behind layer")
     panels[0][1].legend()
@@ -122,43 +137,76 @@ def error_by_layer(summary):
 
 
 @style.styled
+def sensitivity(summary):
+    """(figure, table): what one layer dense, or one alone sparse, gains or loses; a panel for each
+    setting."""
+    found: dict[str, list] = {}
+    for row in summary["sensitivity"]:
+        found.setdefault(row["config"], []).append(row)
+    figure = style.new_figure(HEIGHT * len(found))
+    panels = np.atleast_1d(figure.subplots(len(found), 1, sharex=True))
+    rows = []
+    for axes, (config, of_config) in zip(panels, found.items()):
+        of_config = sorted(of_config, key=lambda row: row["layer"])
+        mean, low, high = (np.asarray([_value(row["bits"][name]) for row in of_config])
+                           for name in ("mean", "low", "high"))
+        layers = [row["layer"] for row in of_config]
+        axes.bar(layers, mean, color=style.PAIR[0])
+        axes.errorbar(layers, mean, [np.maximum(mean - low, 0), np.maximum(high - mean, 0)],
+                      linestyle="", color=style.GUIDE, linewidth=1, capsize=2)
+        axes.axhline(0, color=style.DENSE, linewidth=1)
+        axes.set_title(config)
+        one = of_config[0]["one"]
+        axes.set_ylabel("bits per token\n" + ("gained" if one == "dense" else "lost"))
+        rows += [(config, one, *values) for values in zip(layers, mean, low, high)]
+    style.layer_axis(panels[-1], [row["layer"] for row in summary["sensitivity"]],
+                     f"layer, {rows[0][1]} {'beside the dense ones' if rows[0][1] == 'dense' else 'alone'}")
+    return figure, Table.from_rows(("config", "one", "layer", "bits", "low", "high"), rows)
+
+
+@style.styled
 def retrieval(summary):
-    """(figure, table): right answers against the budget, a panel for each task and length; dense
-    attention's share is the grey line."""
-    of = {c["config"]: c for c in summary["configs"]}
+    """(figure, table): right answers against the budget with their intervals, a panel for each task
+    and length; dense attention's share is the grey line."""
+    of = {c["config"]: c for c in _settings(summary)}
     cells: dict[tuple, dict] = {}
-    for row in summary["retrieval"]:
-        sums = cells.setdefault((row["task"], row["length"]), {}).setdefault(row["config"], [0, 0])
-        sums[0] += row["exact_match"] * row["answers"]
-        sums[1] += row["answers"]
+    for row in summary["retrieval_total"]:
+        cells.setdefault((row["task"], row["length"]), {})[row["config"]] = row
     figure = style.new_figure(HEIGHT * len(cells))
     panels = np.atleast_1d(figure.subplots(len(cells), 1, sharex=True, sharey=True))
-    names, rows = _selectors(_settings(summary)), []
+    names, rows = _lines(_settings(summary)), []
     for axes, ((task, length), found) in zip(panels, cells.items()):
-        share = {config: right / count for config, (right, count) in found.items()}
         for name in names:
-            points = sorted((of[config]["budget"], value) for config, value in share.items()
-                            if of[config].get("selector") == name)
-            axes.plot(*zip(*points), label=name, **style.selector_style(name, names))
-        axes.axhline(share["dense"], color=style.DENSE, linewidth=1, label="dense")
-        axes.set_title(f"{task}, {length} tokens")
+            points = sorted((of[config]["budget"], row["exact_match"],
+                             *map(_value, row["exact_match_interval"]))
+                            for config, row in found.items()
+                            if config in of and of[config]["line"] == name)
+            budgets, share, low, high = map(np.asarray, zip(*points))
+            look = _look(name, names)
+            axes.plot(budgets, share, label=name, **look)
+            axes.fill_between(budgets, low, high, color=look["color"], alpha=0.1, linewidth=0)
+        dense = found["dense"]
+        axes.axhline(dense["exact_match"], color=style.DENSE, linewidth=1, label="dense")
+        axes.set_title(f"{task}, {length} tokens, {dense['exercises']} exercises")
         axes.set_ylabel("right answers")
         axes.set_ylim(-0.03, 1.03)
-        rows += [(task, length, config, of[config].get("budget", 0), value, found[config][1])
-                 for config, value in share.items()]
+        rows += [(task, length, config, of.get(config, {}).get("budget", 0), row["exact_match"],
+                  *map(_value, row["exact_match_interval"]), row["exercises"], row["answers"])
+                 for config, row in found.items()]
     _count_axis(panels[-1], [c["budget"] for c in _settings(summary)], "budget, tokens per query")
     panels[0].legend()
-    return figure, Table.from_rows(("task", "length", "config", "budget", "exact_match",
-                                    "answers"), rows)
+    return figure, Table.from_rows(("task", "length", "config", "budget", "exact_match", "low", "high",
+                                    "exercises", "answers"), rows)
 
 
 def numbers(summary) -> Table:
     """A row for each setting."""
     rows = [(c["config"], *(_value(c.get(name)) for name in
                             ("bits_per_token", "bits_per_byte", "perplexity")),
-             *(_value(c.get("excess", NONE)[name]) for name in NONE)) for c in summary["configs"]]
+             *(_value(c.get("excess", NONE)[name]) for name in NONE),
+             _value(c.get("excess_beyond", NONE)["mean"])) for c in summary["configs"]]
     return Table.from_rows(("config", "bits_per_token", "bits_per_byte", "perplexity", "excess",
-                            "low", "high"), rows)
+                            "low", "high", "beyond"), rows)
 
 
 def pictures(summary):
@@ -167,6 +215,8 @@ def pictures(summary):
         yield "loss_by_budget", loss_by_budget
         yield "loss_by_position", loss_by_position
         yield "error_by_layer", error_by_layer
+    if summary["sensitivity"]:
+        yield "sensitivity", sensitivity
     if summary["retrieval"]:
         yield "retrieval", retrieval
 

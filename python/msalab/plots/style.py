@@ -19,6 +19,7 @@ MAGNITUDE = "viridis"
 MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
 DENSE, OTHERS, GUIDE = "0.55", "0.72", "0.35"
 WIDTH = 5.2  # inches
+MOST_LAYERS = 12  # that an axis of this width names
 
 PAIR = ("tab:blue", "tab:orange")
 _TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
@@ -64,11 +65,20 @@ def series_style(place: int) -> dict:
 def selector_style(name: str, among) -> dict:
     """Line style of a selector; the same in every picture that shows the same ones."""
     if name == "oracle":
-        return {"color": REFERENCE, "marker": "", "linestyle": "--", "zorder": 3}
+        return {"color": REFERENCE, "marker": "x", "linestyle": "--", "zorder": 3}
     order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
     place = order.index(name)
     return {**series_style(place), "linestyle": "-" if place < COLOURS else ":", "zorder": 2,
             **_OF_ITS_OWN.get(name, {})}
+
+
+def layer_axis(axes, layers, label: str = "layer", where=None, side: str = "x"):
+    """An axis of layers, as many of them named as have room. where: of each; default: its number."""
+    layers = sorted(set(layers))
+    where = layers if where is None else list(where)
+    step = -(-len(layers) // MOST_LAYERS)
+    getattr(axes, f"set_{side}ticks")(where[::step], [str(layer) for layer in layers[::step]])
+    getattr(axes, f"set_{side}label")(label)
 
 
 def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
