@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
@@ -41,11 +42,11 @@ std::string blocks_group(const std::string& layer, const OfBlocks& of) {
     return group_of(layer) + "/blocks/" + of.group;
 }
 
-/// A measure of the last evaluation, and what it is more than at the start.
+/// A measure of the best evaluation, and what it is more than at the start.
 struct Sure {
     const analysis::Metric* metric;
     double start;
-    analysis::Estimate last, gain;
+    analysis::Estimate best, gain;
 
     bool is_of_fit() const { return std::string_view(metric->name) != "oracle_mass"; }
     bool is_distinguishable() const { return !(gain.low <= 0 && gain.high >= 0); }
@@ -53,16 +54,17 @@ struct Sure {
 
 std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::string& layer) {
     const std::vector<Evaluation> evaluations = read_evaluations(results, std::stoll(layer));
+    const Evaluation& kept = evaluations[read_best(results, std::stoll(layer))];
     std::vector<Sure> all;
     for (const OfBlocks& of : kOfBlocks) {
         const std::string group = blocks_group(layer, of);
-        std::vector<double> first, last, more;
+        std::vector<double> first, best, more;
         for (const char* name : of.measures)
             for (const Measure& measure : kMeasures)
                 if (std::string_view(measure.metric) == name) {
                     first.push_back(evaluations.front().*measure.value);
-                    last.push_back(evaluations.back().*measure.value);
-                    more.push_back(last.back() - first.back());
+                    best.push_back(kept.*measure.value);
+                    more.push_back(best.back() - first.back());
                 }
         const measure::DrawnBlocks blocks(results, group);
         const auto drawn = [&](const char* at) {
@@ -74,12 +76,12 @@ std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::str
                 columns.push_back(blocks.means(sums.view(), counts.view(), c * groups, groups));
             return columns;
         };
-        const auto at_start = drawn("/start"), at_end = drawn("/last");
+        const auto at_start = drawn("/start"), at_best = drawn("/best");
         for (size_t n = 0; n < first.size(); ++n)
             all.push_back(
                 {&analysis::metric(of.measures[n]), first[n],
-                 analysis::with_interval(last[n], at_end[n]),
-                 analysis::with_interval(more[n], measure::differences(at_end[n], at_start[n]))});
+                 analysis::with_interval(best[n], at_best[n]),
+                 analysis::with_interval(more[n], measure::differences(at_best[n], at_start[n]))});
     }
     return all;
 }
@@ -89,10 +91,10 @@ std::string gain_text(const analysis::Estimate& gain) {
     return (gain.value > 0 ? "+" : "") + experiments::text_of(gain);
 }
 
-/// How sure the last evaluation of each layer is, and what it gained; nothing where no layer has
+/// How sure the best evaluation of each layer is, and what it gained; nothing where no layer has
 /// two blocks.
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
-    Table table({"layer", "measure", "start", "after the last step\n95 % interval",
+    Table table({"layer", "measure", "start", "kept\n95 % interval",
                  "gain over the start\n95 % interval", ""});
     std::string from;
     bool marked = false;
@@ -104,7 +106,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
             const bool none = of.is_of_fit() && !of.is_distinguishable();
             marked |= none;
             table.add({layer, of.metric->heading, fixed_text(of.start, kDecimals),
-                       experiments::text_of(of.last), of.is_of_fit() ? gain_text(of.gain) : "",
+                       experiments::text_of(of.best), of.is_of_fit() ? gain_text(of.gain) : "",
                        none ? "=" : ""});
         }
     }
@@ -112,7 +114,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     out << "\nOn the held-out queries:\n";
     table.print(out);
     print_paragraph(out,
-                    from + " The gain is of the same draws at the start and at the end" +
+                    from + " The gain is of the same draws at the start and of the weights kept" +
                         (marked ? "; =: its interval holds 0, on these queries the two are not "
                                   "distinguishable."
                                 : "."));
@@ -146,7 +148,10 @@ std::string fit_definitions(const std::string& note) {
     for (const Measure& measure : kMeasures)
         definitions[measure.metric] = analysis::metric(measure.metric).definition;
     if (!note.empty()) definitions["top_k"] = note;
-    definitions["steps"] = "training steps done before the evaluation";
+    definitions["steps"] = "training steps done";
+    definitions["best_step"] =
+        "steps done before the evaluation that keeps most mass, whose weights and measures these "
+        "are; it was chosen by the same held-out queries";
     definitions["warmup_steps"] = "first steps, with the KL over all visible keys";
     definitions["split"] = "which queries were trained on, which are held out";
     definitions["train_queries"] = "queries that training steps draw from";
@@ -157,9 +162,9 @@ std::string fit_definitions(const std::string& note) {
     for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
         definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
-        std::string(measure::kIntervalsWords) + "; of the last evaluation, on its held-out queries";
+        std::string(measure::kIntervalsWords) + "; of the best evaluation, on its held-out queries";
     definitions["gain"] =
-        "the last evaluation minus the one before the first step, with the interval of the "
+        "the best evaluation minus the one before the first step, with the interval of the "
         "difference, both on the same draws; a KL gets better by falling";
     return definitions.dump();
 }
@@ -168,17 +173,19 @@ std::string fit_summary_json(const io::ResultsReader& results) {
     ordered_json summary = begin_summary("msa-summary", results.run());
     summary["rows"] = ordered_json::array();
     for (const std::string& layer : results.list("/fit")) {
-        const Evaluation last = read_evaluations(results, std::stoll(layer)).back();
-        ordered_json row{{"layer", std::stoll(layer)}, {"steps", last.step}};
+        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
+        const Evaluation& best = all[read_best(results, std::stoll(layer))];
+        ordered_json row{
+            {"layer", std::stoll(layer)}, {"steps", all.back().step}, {"best_step", best.step}};
         for (const Measure& measure : kMeasures)
-            row[measure.metric] = json_number(last.*measure.value);
+            row[measure.metric] = json_number(best.*measure.value);
         row["split"] = results.text(group_of(layer), "split");
         for (const char* name : kCounts) row[name] = size_of(results, layer, name);
         for (const char* name : kCosts)
             if (results.has(group_of(layer), name))
                 row[name] = results.number(group_of(layer), name);
         for (const Sure& of : sure_measures(results, layer)) {
-            row["intervals"][of.metric->name] = measure::interval_json(of.last);
+            row["intervals"][of.metric->name] = measure::interval_json(of.best);
             if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
         }
         summary["rows"].push_back(row);
@@ -194,6 +201,7 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
     }
     Table table(header), definitions({"column", "definition"});
     int64_t counted = 0;
+    std::vector<int64_t> worse;
     for (const std::string& layer : results.list("/fit")) {
         if (table.empty()) {
             const ordered_json options = ordered_json::parse(results.run().options);
@@ -205,18 +213,25 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
         }
         counted = size_of(results, layer, "rows_counted");
         const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
-        for (const Evaluation* e : {&all.front(), &all.back()}) {
-            std::vector<std::string> cells{layer, std::to_string(e->step)};
+        const size_t best = read_best(results, std::stoll(layer));
+        for (size_t n : std::set{size_t{0}, best, all.size() - 1}) {
+            std::vector<std::string> cells{layer, text(all[n].step, n == best ? " *" : "")};
             for (const Measure& measure : kMeasures)
-                cells.push_back(fixed_text(e->*measure.value, kDecimals));
+                cells.push_back(fixed_text(all[n].*measure.value, kDecimals));
             table.add(cells);
         }
+        if (best + 1 < all.size()) worse.push_back(std::stoll(layer));
     }
     for (const Measure& measure : kMeasures) {
         const analysis::Metric& of = analysis::metric(measure.metric);
         definitions.add({of.heading, of.definition});
     }
     table.print(out);
+    out << "*: the weights that are kept, of the evaluation that keeps most mass\n";
+    if (!worse.empty())
+        print_paragraph(out, "Layers that further steps made worse: " + layers_text(worse) +
+                                 ". More queries to train on, fewer steps or a smaller --lr may "
+                                 "help.");
     out << '\n';
     definitions.print(out);
     print_intervals(results, out);
