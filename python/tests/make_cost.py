@@ -114,7 +114,8 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
                 for selector, mass, seconds in (("mean-key", 0.6, 0.02), ("quest", 0.55, 0.03),
                                                 ("oracle", 0.8, 0.1))
                 for top_k in (4, 8)]
-    chosen = settings[1]
+    chosen = settings[1] | {"dense_layers": [layer + 1], "cost": settings[1]["cost"] | {
+        "share_of_dense": 0.58}}
     return {"format": "msa-advise-summary", "program": "msa-advise",
             "options": {"phase": "prefill", "context": 131072, "hardware": "h100"},
             "definitions": {"mass_kept": "what mass_kept means"}, "target": {"keep": 0.7},

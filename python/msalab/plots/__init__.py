@@ -2,6 +2,7 @@
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
 from .advice import cost_front, read_advice
+from .by_layer import mass_by_layer, sink_by_layer
 from .cache import cache_curves, read_cache
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
@@ -37,7 +38,7 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
            "entropy_per_layer", "gradient_norms", "held_out_loss", "host_table", "index_by_layer",
            "judge_all", "layer_table", "loop_orders", "lorenz_curve",
            "loss_by_bits", "loss_by_distance",
-           "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
+           "mass_by_layer", "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
            "needle_depth_map", "overlap_map", "pilot_numbers",
            "predicted_over_measured",
            "predicted_over_measured_bars", "probed_curves", "queries_per_block", "read_advice", "read_bench",
@@ -45,4 +46,4 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
            "read_records", "read_sharing", "read_torch_times", "retrieval_curves", "rival_bars",
            "rival_table", "rival_title", "roofline", "save", "selection_heat_map",
            "sharing_patterns", "sink_bars",
-           "summary_table", "training_curves", "training_loss", "union_sizes"]
+           "sink_by_layer", "summary_table", "training_curves", "training_loss", "union_sizes"]

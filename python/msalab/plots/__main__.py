@@ -26,8 +26,11 @@ from .reuse import loss_by_distance, read_sharing, sharing_patterns
 from .style import save
 
 
+ALL = "all"
+
+
 def layer_list(text: str) -> list[int]:
-    return [int(layer) for layer in text.split(",")]
+    return text if text == ALL else [int(layer) for layer in text.split(",")]
 
 
 def of_file(path, make, *arguments):
@@ -124,7 +127,9 @@ def main(arguments=None) -> int:
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
                         help="benchmark record to show beside the costs, needs --cost from "
                              "sizes; repeatable")
-    parser.add_argument("--layers", type=layer_list, metavar="3,6", help="default: all")
+    parser.add_argument("--layers", type=layer_list, metavar="3,6",
+                        help="layers, or all; default: all in the pictures that show them together, "
+                             "six of them by themselves")
     options = parser.parse_args(arguments)
     try:
         if options.results.endswith(".json"):
@@ -137,7 +142,9 @@ def main(arguments=None) -> int:
             if options.selections:
                 whole = files.enter_context(Results(options.selections))
                 instead.append(of_file(options.selections, selections_section, whole, results))
-            print(write_report(results, options.out, options.layers, before, after, instead))
+            layers = results.layers if options.layers == ALL else options.layers
+            print(write_report(results, options.out, layers, before, after, instead,
+                               lambda line: print(line, file=sys.stderr, flush=True)))
     except (ResultsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -24,6 +24,7 @@ class Advice:
     layers: Table    # one row per layer: its own setting, or dense
     chosen: int      # row of the setting recommended, or else nearest to the target
     recommended: bool
+    plan: tuple      # of it: time over dense attention's, mass kept, its layers that stay dense
     target: str      # "keep 0.95"
     where: str       # "prefill of 131072 tokens on h100"
     dense_seconds: float
@@ -63,7 +64,9 @@ def read_advice(path) -> Advice:
           *(["", 0, 0, 0, 0, 0, *[math.nan] * 6, layer["dense_cost"]["seconds"], 1.0]
             if layer["stays_dense"] else _row(layer["recommended"]))]
          for layer in summary["layers"]))
-    return Advice(settings, layers, chosen, summary["recommended"] is not None,
+    plan = (float(shown["cost"]["share_of_dense"]), _number(shown["mass_kept"]["value"]),
+            tuple(shown["dense_layers"]))
+    return Advice(settings, layers, chosen, summary["recommended"] is not None, plan,
                   f"{target[0]} {target[1]:g}",
                   f"{options['phase']} of {options['context']} tokens on {options['hardware']}",
                   summary["dense"]["seconds"],
@@ -79,8 +82,9 @@ def setting_name(settings: Table, row: int) -> str:
 @style.styled
 def cost_front(advice: Advice):
     """Mass kept against the time of all layers, relative to dense attention, a point per setting;
-    the line is the Pareto front with its 95 % intervals. Ringed: the setting recommended, or else
-    the nearest to the target."""
+    the line is the Pareto front with its 95 % intervals. Ringed: the plan, which is the setting
+    recommended, or else the nearest to the target, with the layers dense that it leaves so: its
+    time is of all layers, its mass of the sparse ones."""
     of = advice.settings
     share, kept = of["share_of_dense"], of["mass_kept"]
     figure = style.new_figure(4.2)
@@ -90,8 +94,7 @@ def cost_front(advice: Advice):
         here = of["selector"] == name
         look = style.selector_style(name, names)
         axes.plot(share[here], kept[here], label=name,
-                  **{**look, "linestyle": "", "marker": look["marker"] or "x", "markersize": 4,
-                     "alpha": 0.6})
+                  **{**look, "linestyle": "", "markersize": 4, "alpha": 0.6})
     front = np.flatnonzero(of["on_front"])
     front = front[np.argsort(share[front])]
     axes.plot(share[front], kept[front], color=style.MASKED, linewidth=5, drawstyle="steps-post",
@@ -102,7 +105,8 @@ def cost_front(advice: Advice):
                   capsize=2, zorder=2.5)
     row = advice.chosen
     word = "recommended" if advice.recommended else "nearest to the target"
-    axes.plot(share[row], kept[row], linestyle="", marker="o", markersize=13,
+    time, mass, dense = advice.plan
+    axes.plot(time, mass, linestyle="", marker="o", markersize=13,
               markerfacecolor="none", markeredgecolor=style.REFERENCE, markeredgewidth=1.6,
               label=word, zorder=4)
     if advice.target.startswith("keep"):
@@ -113,7 +117,11 @@ def cost_front(advice: Advice):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(xlabel=f"time / dense attention, {advice.where}", ylabel="mass kept")
-    axes.set_title(f"{advice.target}: {word} {setting_name(of, row)}", loc="left", fontsize=8)
+    if dense:  # away from the setting's own point, which has every layer sparse
+        axes.annotate("", (time, mass), (share[row], kept[row]), arrowprops={
+            "arrowstyle": "->", "color": style.REFERENCE, "linewidth": 0.8})
+    stay = f",\n{len(dense)} of {len(set(advice.layers['layer'].tolist()))} layers dense" if dense else ""
+    axes.set_title(f"{advice.target}: {word} {setting_name(of, row)}{stay}", loc="left", fontsize=8)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure, Table(**{name: values for name, values in of.columns.items()},
                          chosen=np.arange(len(of)) == row)

@@ -111,7 +111,8 @@ def _draw_link(axes, report: CacheReport):
         axes.plot(of["blocks"], megabytes, **look)
         chosen = of["recommended"] & ~np.isnan(megabytes)
         axes.plot(of["blocks"][chosen], megabytes[chosen], linestyle="", marker="o",
-                  markersize=12, markerfacecolor="none", markeredgecolor=style.REFERENCE, zorder=4)
+                  markersize=11, markerfacecolor="none", markeredgecolor=look["color"],
+                  markeredgewidth=1.6, zorder=4)
     axes.axhline(report.bytes_per_token / 1e6, color=style.GUIDE, linewidth=1, linestyle=":")
     axes.set(yscale="log", ylabel="MB per token",
              xlabel=f"blocks of the cache; context: {report.context_blocks}")
@@ -124,13 +125,12 @@ def _draw_guesses(axes, report: CacheReport):
     for name in report.selectors:
         of = report.layers.where(selector=name)
         look = {**style.selector_style(name, report.selectors), "markersize": 5}
-        look["marker"] = look["marker"] or "o"
         axes.plot(of["layer"], 100 * of["previous_layer_share"],
                   **{**look, "markerfacecolor": look["color"]})
         axes.plot(of["layer"], 100 * of["previous_step_share"],
                   **{**look, "linestyle": "", "markerfacecolor": "none", "alpha": 0.7})
-    axes.set(xticks=sorted(set(report.layers["layer"].tolist())), xlabel="layer",
-             ylabel="guessed %")
+    style.layer_axis(axes, report.layers["layer"].tolist())
+    axes.set_ylabel("guessed %")
     axes.set_title("filled: by the layer before; hollow: by the step before", loc="left",
                    fontsize=9, color=style.GUIDE)
 

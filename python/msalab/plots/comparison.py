@@ -62,9 +62,17 @@ def _selectors(table: Table) -> list[str]:
     return sorted(kept, key=lambda name: (name != "oracle", -kept[name]))
 
 
-def _draw_lines(axes, cost: np.ndarray, here: Table):
-    """Mass kept against cost, a line per selector: a handful in colour with their names at the
-    ends, the others grey, whose names show where a pointer rests on them. Hollow: a choice that
+def _in_colour(here: Table, front=()) -> list[str]:
+    """Selectors that a picture must name: the well-known ones, the best one, those of its front."""
+    names = _selectors(here)
+    best = [name for name in names if "oracle" not in name][:1]
+    return [name for name in names
+            if name in (*style.IN_COLOUR, *best, *here["selector"][list(front)].tolist())]
+
+
+def _draw_lines(axes, cost: np.ndarray, here: Table, named: list[str]):
+    """Mass kept against cost, a line per selector: those in `named` in colour with their names at
+    the ends, the others grey, whose names show where a pointer rests on them. Hollow: a choice that
     reads more tokens than its budget."""
     ends, colours = {}, {}
     names = _selectors(here)
@@ -72,7 +80,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table):
         of_name = here["selector"] == name
         x, kept = cost[of_name], here["mass_kept"][of_name]
         over = here["over_budget"][of_name]
-        coloured = name in style.IN_COLOUR
+        coloured = name in named
         look = (style.selector_style(name, names) if coloured
                 else {"color": style.OTHERS, "zorder": 1.5})
         line, = axes.plot(x, kept, label=name if coloured else "others",
@@ -88,7 +96,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table):
             colours[name] = look["color"]
     below = _clip_baseline(axes, here)
     style.label_ends(axes, {name: end for name, end in ends.items() if name not in below}, colours)
-    grey = len(names) - sum(name in style.IN_COLOUR for name in names)
+    grey = len(names) - len(named)
     notes = [f"grey: {grey} other selector{'s' * (grey > 1)}"] if grey else []
     if here["over_budget"].any():
         notes.append("hollow: reads more than its budget")
@@ -131,17 +139,18 @@ def mass_kept_versus_budget(table: Table, layer: int):
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(xlabel=f"tokens read per query; layer {layer}", ylabel="mass kept")
-    _draw_lines(axes, here["tokens_read"], here)
-    _shade_intervals(axes, here["tokens_read"], here)
+    named = _in_colour(here)
+    _draw_lines(axes, here["tokens_read"], here, named)
+    _shade_intervals(axes, here["tokens_read"], here, named)
     return figure, Table(**{name: here[name] for name in
                             ("layer", "selector", "setting", "budget", "tokens_read",
                              "over_budget", "mass_kept", *INTERVALS)})
 
 
-def _shade_intervals(axes, cost: np.ndarray, here: Table):
+def _shade_intervals(axes, cost: np.ndarray, here: Table, named: list[str]):
     """The 95 % intervals of the selectors in colour."""
     names = _selectors(here)
-    for name in filter(style.IN_COLOUR.__contains__, names):
+    for name in named:
         of_name = here["selector"] == name
         axes.fill_between(cost[of_name], *(here[end][of_name] for end in INTERVALS), alpha=0.15,
                           linewidth=0, color=style.selector_style(name, names)["color"], zorder=1)
@@ -176,7 +185,7 @@ def mass_kept_versus_cost(table: Table, layer: int, cost: str = "flops"):
              ylabel="mass kept")
     axes.plot(total[front] / scale, here["mass_kept"][front], color=style.MASKED, linewidth=5,
               drawstyle="steps-post", solid_joinstyle="round", zorder=1)
-    _draw_lines(axes, total / scale, here)
+    _draw_lines(axes, total / scale, here, _in_colour(here, front))
     return figure, Table(layer=here["layer"], selector=here["selector"], budget=here["budget"],
                          mass_kept=here["mass_kept"], on_front=np.isin(range(len(here)), front),
                          **{cost: total})

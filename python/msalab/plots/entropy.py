@@ -22,6 +22,7 @@ def entropy_per_layer(results: Results, layers=None):
     figure = style.new_figure(3.4)
     axes = figure.subplots()
     where, rows = np.arange(len(layers)), []
+    step = 0.45 / (len(results.selectors) + 1)  # markers of a layer stay at its side
     dense = [results.metric("dense", layer, "entropy") for layer in layers]
     middle = np.array([values.mean() for values in dense])
     reach = np.abs([[values.min() for values in dense], [values.max() for values in dense]]
@@ -32,14 +33,12 @@ def entropy_per_layer(results: Results, layers=None):
     for place, selector in enumerate(results.selectors):
         heads = [results.metric(selector, layer, "entropy_sparse") for layer in layers]
         look = style.selector_style(selector, results.selectors)
-        look["marker"] = look["marker"] or "_"  # a single layer has no line to show
-        shift = 0.05 * (place + 1)
+        shift = min(0.05, step) * (place + 1)
         axes.plot(where + shift, [values.mean() for values in heads], label=selector, **look)
         rows += [(layer, selector, head, value) for layer, values in zip(layers, heads)
                  for head, value in enumerate(values)]
-    axes.set_xticks(where, [str(layer) for layer in layers])
-    axes.set(xlim=(-0.5, len(layers) - 0.1), ylim=(0, None), xlabel="layer",
-             ylabel="entropy, nats")
+    style.layer_axis(axes, layers, where=where)
+    axes.set(xlim=(-0.5, len(layers) - 0.1), ylim=(0, None), ylabel="entropy, nats")
     keys = axes.secondary_yaxis("right", functions=(np.exp, _log))
     keys.set_ylabel("keys of an even spread")
     keys.set_yticks([1, 3, 10, 30, 100, 300, 1000, 3000])

@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from .advice import Advice, cost_front
+from .by_layer import mass_by_layer, sink_by_layer
 from .cache import CacheReport, cache_curves
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
@@ -52,6 +53,7 @@ class Section:
     table: Table | None = None  # to be read beside the pictures
     table_name: str = ""  # of its file
     definitions: Mapping[str, str] = field(default_factory=dict)  # of its table's columns
+    is_overview: bool = False  # of all layers, whichever the page shows by themselves
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -85,6 +87,29 @@ def _per_selector(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Pi
 
 SECTIONS = (
     Section(
+        "layers",
+        "Which layers can be sparse?",
+        ("The attention that the blocks of this run keep, layer by layer; each line is a selector, "
+         "the shade its 95 % interval, the dashed black line the oracle.",
+         "Where the oracle is low the budget is too small for the layer, whatever selects. Where a "
+         "line drops far below it, this selector misses what the layer needs: an attention sink, if "
+         "the next picture shows one there. Mass is not the model's loss: msalab evaluate "
+         "--sensitivity finds which layers it hangs on."),
+        lambda results, layers: iter([Picture("mass_by_layer", *mass_by_layer(results, layers))]),
+        is_overview=True,
+    ),
+    Section(
+        "sink-by-layer",
+        "Where is an attention sink?",
+        ("Mean attention probability on token 0, by layer (across) and query head (down; white lines "
+         "part the GQA groups): above of dense attention, below over the blocks that the selector "
+         "kept. The scale is 0 to 1 in every picture.",
+         "Bright cells above and dark ones below are a sink that the selector drops: keep the first "
+         "block (--forced-first 1)."),
+        _per_selector("sink_by_layer", sink_by_layer),
+        is_overview=True,
+    ),
+    Section(
         "mass-kept",
         "What would a larger budget keep?",
         ("Each line is a selector: how much of the dense attention probability falls on the "
@@ -113,8 +138,9 @@ SECTIONS = (
         ("Mean attention probability on token 0, per query head. Grey: dense attention; colour: "
          "attention over the selected blocks alone.",
          "Tall grey bars mean a sink. Where the coloured bar is far shorter, the selector dropped "
-         "the first block; where it is taller, the sink took the mass of what was left out. Mind "
-         "the scale: without a sink the bars are tiny."),
+         "the first block; where it is taller, the sink took the mass of what was left out. All "
+         "these pictures have one scale, which reaches 0.05 at least: without a sink the bars are "
+         "hardly seen."),
         _per_layer_and_selector(
             "sink", lambda results, selector, layer: sink_bars(results, selector, [layer])),
     ),
@@ -148,6 +174,7 @@ SECTIONS = (
          "one layer differ, a selection per group is worth its cost; where neighbouring layers "
          "agree, one may reuse the other's. The local block alone makes a little of it."),
         _per_selector("overlap", overlap_map),
+        is_overview=True,
     ),
     Section(
         "entropy",
@@ -159,12 +186,13 @@ SECTIONS = (
          "that the layer used."),
         lambda results, layers: iter(
             [Picture("entropy", *entropy_per_layer(results, layers))]),
+        is_overview=True,
     ),
     Section(
         "needle",
         "Is what matters found wherever it lies?",
-        ("Of the blocks that the oracle wanted, the query's own aside, the share that the selector "
-         "found: down by how deep they lie in the context (0 % is its beginning), across by how "
+        ("Of the far blocks that the oracle wanted, neither the first one nor the query's newest two, "
+         "the share that the selector found: down by how deep they lie in the context (0 % is its beginning), across by how "
          "much context the query saw.",
          "Yellow everywhere is a selector that finds needles at any depth. A dark band in the "
          "middle is a selector that knows only the beginning and the end. White: nothing was "
@@ -287,7 +315,7 @@ def cache_section(report: CacheReport) -> Section:
          "used one leaves first. The shade reaches up to Belady's optimum, which knows the future: "
          "all that a better policy could gain. Then what crosses the link per token of the whole "
          f"model{counted}; the dotted line is all that the link carries ({report.where}), and a "
-         "ring marks the smallest cache below it.",
+         "ring in a selector's colour marks the smallest cache below it.",
          f"{guesses}The table has each layer's first uses and distances of reuse, and the share "
          "of a step's blocks that the step before had selected."),
         lambda *_: iter([Picture("cache", *cache_curves(report))]), report.layers, "cache_layers",

@@ -22,7 +22,7 @@ def lorenz(queries_per_block: np.ndarray) -> np.ndarray:
 def lorenz_curve(results: Results, layer: int):
     """Share of the queries against share of the blocks, least popular first, one line per
     selector; the dotted diagonal is perfect evenness."""
-    figure = style.new_figure(3.9)
+    figure = style.new_figure(4.0 + 0.11 * len(results.selectors))
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color=style.GUIDE, linestyle=":", linewidth=1.2)
     rows = []
@@ -30,11 +30,12 @@ def lorenz_curve(results: Results, layer: int):
         popularity = results.popularity(selector, layer)
         share = lorenz(popularity.queries_per_block)
         blocks = np.linspace(0, 1, len(share))
-        look = {**style.selector_style(selector, results.selectors), "marker": ""}
+        look = {**style.selector_style(selector, results.selectors), "markevery": 0.2,
+                "markersize": 4}
         axes.plot(blocks, share, label=f"{selector}, Gini {popularity.gini:.2f}", **look)
         rows += [(layer, selector, *point) for point in zip(blocks, share)]
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal",
              xlabel=f"share of the blocks, least popular first; layer {layer}",
              ylabel="share of the queries on them")
-    axes.legend(loc="upper left")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure, Table.from_rows(("layer", "selector", "blocks", "queries"), rows)

@@ -14,8 +14,8 @@ CHUNK = 4096  # queries at a time
 
 def depth_recall(results: Results, selector: str, layer: int, cells: int = 10):
     """(found, wanted) [cells, cells] by depth (row: 0 oldest block, 1 newest) and context (column):
-    how many blocks of the oracle, the query's own aside, were wanted and how many of them the
-    selector chose. Queries that see at most k blocks have no choice and do not count."""
+    how many far blocks of the oracle were wanted and how many of them the selector chose. Far is
+    neither the first block nor the query's newest two (docs/terms.md). Queries that see at most k blocks have no choice and do not count."""
     block_size = results.sizes(layer).block_size
     local = results.queries(layer).position // block_size
     wanted_ids, chosen_ids = results.ids("oracle", layer), results.ids(selector, layer)
@@ -25,7 +25,7 @@ def depth_recall(results: Results, selector: str, layer: int, cells: int = 10):
         here = slice(start, start + CHUNK)
         wish, chosen, own = wanted_ids[here], chosen_ids[here], local[here][:, None, None]
         hit = (wish[..., :, None] == chosen[..., None, :]).any(-1)
-        counts = (wish >= 0) & (wish != own) & (own + 1 > chosen.shape[2])
+        counts = (wish > 0) & (wish < own - 1) & (own + 1 > chosen.shape[2])
         row = np.minimum(wish * cells // np.maximum(own, 1), cells - 1)
         cell = row * cells + np.broadcast_to(own * cells // longest, row.shape)
         wanted += np.bincount(cell[counts], minlength=cells * cells)

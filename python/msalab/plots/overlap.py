@@ -62,8 +62,8 @@ def overlap_map(results: Results, selector: str, layers=None):
     axes.grid(False)
     image = axes.imshow(matrix, cmap=style.MAGNITUDE, vmin=0, vmax=1)
     centres = np.arange(len(layers)) * groups + (groups - 1) / 2
-    for setter in (axes.set_xticks, axes.set_yticks):
-        setter(centres, [str(layer) for layer in layers])
+    style.layer_axis(axes, layers, f"layer, its {groups} groups side by side", centres)
+    style.layer_axis(axes, layers, "layer", centres, "y")
     for edge in np.arange(1, len(layers)) * groups - 0.5:
         axes.axhline(edge, color=style.NO_DATA, linewidth=1)
         axes.axvline(edge, color=style.NO_DATA, linewidth=1)
@@ -71,7 +71,6 @@ def overlap_map(results: Results, selector: str, layers=None):
         for (row, column), value in np.ndenumerate(matrix):
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9,
                       color="white" if value < 0.6 else "black")
-    axes.set(xlabel=f"layer, its {groups} groups side by side", ylabel="layer")
     bar = figure.colorbar(image, ax=axes, location="top", aspect=40, pad=0.02)
     bar.set_label(f"{selector}: blocks in both over blocks in either (IoU)")
     places = [(layer, group) for layer in layers for group in range(groups)]

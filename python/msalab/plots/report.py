@@ -17,12 +17,14 @@ import jinja2
 import numpy as np
 
 from .gallery import SECTIONS, Section
+from ..progress import Progress
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
 from .style import as_part_of_page, has_names, save
 from .summary import summary_table
 from .table import Table
 
+MOST_LAYERS = 6  # that a page shows by themselves unless it is told which
 SHARES = ("mass_kept", "oracle_mass", "block_recall", "score_recall")  # shown with a bar, 0 to 1
 
 
@@ -38,30 +40,58 @@ class Shown:
 
 
 def write_report(results: Results, out_dir, layers=None, before: Sequence[Section] = (),
-                 after: Sequence[Section] = (), instead: Sequence[Section] = ()) -> Path:
+                 after: Sequence[Section] = (), instead: Sequence[Section] = (),
+                 note=lambda line: None) -> Path:
     """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; sections of
-    other files stand before and after those of the results, or instead of the one of their key."""
-    layers = results.layers if layers is None else layers
+    other files stand before and after those of the results, or instead of the one of their key.
+    layers: default: all in what shows them together, by themselves at most MOST_LAYERS."""
+    every = results.layers if layers is None else layers
+    layers = telling_layers(results) if layers is None else layers
+    if len(layers) < len(every):
+        note(f"pictures of layers {', '.join(map(str, layers))} alone, of {len(every)}; --layers picks "
+             "others, --layers all draws all")
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
     replaced = {section.key: section for section in instead}
     sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS), *after)
     with _whole_folder(Path(out_dir)) as folder:
-        shown = {}
+        shown: dict[str, list[Shown]] = {}
+        progress = Progress(note, len(sections))
         for section in sections:
+            shown[section.key] = []
             with blamed(results.path, f"the section {section.key} cannot be drawn"):
-                shown[section.key] = [_save(picture, folder)
-                                      for picture in section.draw(results, layers)]
+                for picture in section.draw(results, every if section.is_overview else layers):
+                    shown[section.key].append(_save(picture, folder))
+                    progress.advance(0, f"{sum(map(len, shown.values()))} pictures, {section.key}")
+            progress.count(1)
         with blamed(results.path, "the summary cannot be made"):
-            summary = summary_table(results, layers)
+            summary = summary_table(results, every)
             summary.to_csv(folder / "summary.csv")
             for section in sections:
                 if section.table is not None:
                     section.table.to_csv(folder / f"{section.table_name}.csv")
-            page = _render(results, layers, summary, sections, shown).encode()
+            page = _render(results, layers, every, summary, sections, shown).encode()
         (folder / "report.html").write_bytes(page)
     return Path(out_dir) / "report.html"
+
+
+def telling_layers(results: Results) -> list[int]:
+    """At most MOST_LAYERS: the first and the last one, those with the strongest sink and the least
+    mass kept, and others evenly between."""
+    layers = list(results.layers)
+    if len(layers) <= MOST_LAYERS:
+        return layers
+    practical = [name for name in results.selectors if "oracle" not in name] or results.selectors
+
+    def kept(layer):
+        return max(results.average(name, layer, "mass_kept") for name in practical)
+
+    with blamed(results.path, "its averages cannot be read"):
+        chosen = [layers[0], layers[-1], min(layers, key=kept),
+                  max(layers, key=lambda layer: results.average("dense", layer, "sink_mass"))]
+    chosen += [layers[round(place)] for place in np.linspace(0, len(layers) - 1, MOST_LAYERS)[1:-1]]
+    return sorted(list(dict.fromkeys(chosen))[:MOST_LAYERS])
 
 
 @contextmanager
@@ -98,7 +128,7 @@ def best_practical(summary: Table) -> tuple[str, float] | None:
     return max(known, key=lambda item: item[1], default=None)
 
 
-def _render(results: Results, layers, summary: Table, sections, shown) -> str:
+def _render(results: Results, layers, every, summary: Table, sections, shown) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
@@ -111,7 +141,7 @@ def _render(results: Results, layers, summary: Table, sections, shown) -> str:
             alike = words.get(name, text) == text
             words[name if alike else f"{name} ({section.key})"] = text
     return environment.get_template("report.html.jinja").render(
-        layers=layers, selectors=results.selectors, sections=sections, shown=shown,
+        layers=layers, every=every, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
         oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan,
         sizes=results.sizes(layers[0]),

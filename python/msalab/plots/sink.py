@@ -3,11 +3,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from . import style
 from .results import Results
 from .table import Table
+
+
+LEAST = 0.05  # that a scale reaches: below it there is no sink to be seen
+
+
+@lru_cache(maxsize=2)
+def largest(results: Results) -> float:
+    """The largest bar of any layer and selector, so that all pictures have one scale."""
+    every = [results.metric("dense", layer, "sink_mass") for layer in results.layers]
+    every += [results.metric(selector, layer, "sink_mass_sparse")
+              for layer in results.layers for selector in results.selectors]
+    return max(LEAST, *(float(np.nanmax(values)) for values in every if len(values)))
 
 
 @style.styled
@@ -28,7 +42,8 @@ def sink_bars(results: Results, selector: str, layers=None):
         group_size = results.sizes(layer).group_size
         for edge in heads[group_size::group_size]:
             panel.axvline(edge - 0.5, color=style.GUIDE, linewidth=0.8, linestyle=":")
-        panel.set(title=f"layer {layer}", xlim=(-0.6, len(heads) - 0.4))
+        panel.set(title=f"layer {layer}", xlim=(-0.6, len(heads) - 0.4),
+                  ylim=(0, 1.03 * largest(results)))
         panel.grid(False, axis="x")
         panel.locator_params(axis="x", integer=True)
         rows += [(layer, h, h // group_size, dense[h], sparse[h]) for h in heads]

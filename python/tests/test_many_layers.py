@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""Pictures of 30 layers and of eleven selectors: what a reader must see there."""
+
+import csv
+import json
+
+import make_results as maker
+import numpy as np
+import pytest
+from make_cost import advice, cache, comparison
+from make_evaluation import summary
+from make_results import Case, make_results
+
+from msalab.plots import Results, entropy_per_layer, lorenz_curve, overlap_map, sink_bars, style
+from msalab.plots.__main__ import main
+from msalab.plots import gallery, report
+from msalab.plots.advice import cost_front, read_advice
+from msalab.plots.by_layer import mass_by_layer, sink_by_layer
+from msalab.plots.cache import cache_curves, read_cache
+from msalab.plots.comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
+from msalab.plots.evaluation import loss_by_budget
+from msalab.plots.needle import depth_recall
+
+ELEVEN = ("index", "mean-key", "window", "random", "quest", "sparq", "infllm-v2", "nsa", "keydiff",
+          "oracle-logit", "oracle")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """30 layers and eleven selectors."""
+    path = tmp_path_factory.mktemp("many") / "results.h5"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maker, "RULES", dict.fromkeys(ELEVEN, "a rule"))
+        make_results(path, Case(lengths=(96,), layers=tuple(range(30)), selectors=ELEVEN, stride=9,
+                                query_heads=4, kv_heads=2, top_k=2))
+    with Results(path) as results:
+        yield results
+
+
+def write(path, content):
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_an_axis_names_as_many_layers_as_have_room(many):
+    for figure, _ in (mass_by_layer(many), entropy_per_layer(many), overlap_map(many, "window"),
+                      sink_by_layer(many, "window")):
+        labels = [tick for axes in figure.axes for tick in axes.get_xticklabels()
+                  if axes.get_xlabel().startswith("layer")]
+        assert 6 <= len(labels) <= style.MOST_LAYERS
+
+
+def test_markers_of_a_layer_stay_beside_it(many):
+    figure, _ = entropy_per_layer(many)
+    for name in ELEVEN:
+        shift = lines_of(figure.axes[0])[name].get_xdata() - np.arange(30)
+        assert (0 < shift).all() and (shift < 0.5).all(), name
+    assert len({lines_of(figure.axes[0])[name].get_xdata()[0] for name in ELEVEN}) == len(ELEVEN)
+
+
+def test_mass_and_sink_by_layer_are_those_of_the_file(many):
+    figure, table = mass_by_layer(many)
+    assert set(lines_of(figure.axes[0])) == set(ELEVEN)
+    row = table.where(layer=17, selector="quest")
+    assert row["mass_kept"].tolist() == [many.average("quest", 17, "mass_kept")]
+    figure, table = sink_by_layer(many, "quest")
+    dense, sparse = (axes.images[0] for axes in figure.axes[:2])
+    assert dense.get_clim() == sparse.get_clim() == (0, 1)
+    for image, of, name in ((dense, "dense", "sink_mass"), (sparse, "quest", "sink_mass_sparse")):
+        np.testing.assert_array_equal(image.get_array()[:, 17], many.metric(of, 17, name))
+    assert len(table) == 30 * 4
+
+
+def test_sink_bars_have_one_scale(many):
+    limits = {sink_bars(many, selector, [layer])[0].axes[0].get_ylim()
+              for selector in ("window", "oracle") for layer in (0, 29)}
+    assert len(limits) == 1 and limits.pop()[1] >= 0.05
+
+
+def test_lines_that_lie_on_each_other_have_markers(many):
+    figure, _ = lorenz_curve(many, 0)
+    looks = {(line.get_color(), line.get_marker()) for name, line in lines_of(figure.axes[0]).items()
+             if name.partition(",")[0] in ELEVEN}
+    assert len(looks) == len(ELEVEN) and figure.axes[0].get_legend() is None  # it lies outside
+    # Of one budget, a line is a point.
+    one = summary()
+    one["configs"] = [config for config in one["configs"] if config.get("budget") != 128]
+    assert lines_of(loss_by_budget(one)[0].axes[0])["oracle"].get_marker() == "x"
+
+
+def test_a_report_of_many_layers_shows_six_by_themselves(many, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "SECTIONS", [section for section in gallery.SECTIONS
+                                             if section.key in ("layers", "mass-kept")])
+    assert main([str(many.path), "--out", str(tmp_path)]) == 0
+    assert "pictures of layers 0, " in capsys.readouterr().err
+    found = {int(path.stem.rpartition("layer")[2]) for path in tmp_path.glob("mass_kept_layer*.svg")}
+    assert len(found) == 6 and {0, 29} < found
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "By themselves this page shows layers 0, " in page
+    with open(tmp_path / "mass_by_layer.csv", encoding="utf-8") as file:
+        assert {int(row["layer"]) for row in csv.DictReader(file)} == set(range(30))
+
+
+def test_far_blocks_are_neither_the_first_nor_the_newest_two(tmp_path):
+    path = tmp_path / "r.h5"
+    make_results(path, Case(lengths=(160,), layers=(0,), kv_heads=1, query_heads=1, top_k=4))
+    with Results(path) as results:
+        _, wanted = depth_recall(results, "window", 0)
+        ids, own = results.ids("oracle", 0)[:], results.queries(0).position // 16
+        far = (ids > 0) & (ids < own[:, None, None] - 1) & (own[:, None, None] >= 4)
+        assert wanted.sum() == far.sum() > 0
+
+
+def test_the_best_selector_and_the_front_are_in_colour(tmp_path):
+    made = comparison()
+    for row in list(made["rows"]):
+        if row["selector"] == "quest":
+            made["rows"].append(row | {"selector": "zeta", "mass_kept": row["mass_kept"] + 0.05})
+            made["rows"].append(row | {"selector": "alpha", "mass_kept": 0.5, "index_flops": 1.0})
+            made["rows"].append(row | {"selector": "eta", "mass_kept": 0.45, "index_flops": 9e9})
+    table = read_comparison(write(tmp_path / "c.json", made))
+    for (figure, _), named in ((mass_kept_versus_budget(table, 3), {"zeta"}),
+                               (mass_kept_versus_cost(table, 3), {"zeta", "alpha"})):
+        labels = {text.get_text() for text in figure.axes[0].texts}
+        assert labels & {"zeta", "alpha", "eta"} == named
+
+
+def test_the_ring_is_the_plan(tmp_path):
+    made = read_advice(write(tmp_path / "a.json", advice()))
+    figure, _ = cost_front(made)
+    ring = lines_of(figure.axes[0])["recommended"]
+    assert (ring.get_xdata().tolist(), ring.get_ydata().tolist()) == ([0.58], [made.plan[1]])
+    assert "1 of 2 layers dense" in figure.axes[0].get_title(loc="left")
+
+
+def test_rings_have_the_colour_of_their_selector(tmp_path):
+    report = read_cache(write(tmp_path / "c.json", cache()))
+    figure, _ = cache_curves(report)
+    rings = [line for line in figure.axes[1].lines if line.get_markersize() == 11 and len(line.get_xdata())]
+    assert [line.get_markeredgecolor() for line in rings] == [
+        style.selector_style("quest", report.selectors)["color"]]
