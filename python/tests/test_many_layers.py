@@ -140,6 +140,6 @@ def test_the_ring_is_the_plan(tmp_path):
 def test_rings_have_the_colour_of_their_selector(tmp_path):
     report = read_cache(write(tmp_path / "c.json", cache()))
     figure, _ = cache_curves(report)
-    rings = [line for line in figure.axes[1].lines if line.get_markersize() == 11 and len(line.get_xdata())]
+    rings = [line for line in figure.axes[1].lines if line.get_markersize() == 12 and len(line.get_xdata())]
     assert [line.get_markeredgecolor() for line in rings] == [
         style.selector_style("quest", report.selectors)["color"]]

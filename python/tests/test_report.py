@@ -17,7 +17,7 @@ from msalab.plots.report import best_practical, number
 
 PER_LAYER = ("mass_kept", "queries_per_block", "lorenz")
 PER_LAYER_AND_SELECTOR = ("selection", "sink", "needle")
-PER_SELECTOR = ("overlap",)
+PER_SELECTOR = ("overlap", "sink_by_layer")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_writes_every_picture(out):
               for selector in ("oracle", "random", "window") for layer in (3, 6)}
     stems -= {f"needle_oracle_layer{layer}" for layer in (3, 6)}  # it finds all it wants
     stems |= {f"{stem}_{selector}" for stem in PER_SELECTOR
-              for selector in ("oracle", "random", "window")} | {"entropy"}
+              for selector in ("oracle", "random", "window")} | {"entropy", "mass_by_layer"}
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg", "csv")}
     assert {path.name for path in out.iterdir()} == expected | {"report.html", "summary.csv"}
 

@@ -111,7 +111,7 @@ def _draw_link(axes, report: CacheReport):
         axes.plot(of["blocks"], megabytes, **look)
         chosen = of["recommended"] & ~np.isnan(megabytes)
         axes.plot(of["blocks"][chosen], megabytes[chosen], linestyle="", marker="o",
-                  markersize=11, markerfacecolor="none", markeredgecolor=look["color"],
+                  markersize=12, markerfacecolor="none", markeredgecolor=look["color"],
                   markeredgewidth=1.6, zorder=4)
     axes.axhline(report.bytes_per_token / 1e6, color=style.GUIDE, linewidth=1, linestyle=":")
     axes.set(yscale="log", ylabel="MB per token",
