@@ -37,11 +37,17 @@ def _lines(settings) -> list[str]:
 
 
 def _look(line: str, lines) -> dict:
-    """Of a selector, solid; with first blocks forced, the same in dots and half the marker."""
-    name, _, forced = line.partition(",")
+    """Of a selector; with first blocks forced beside the same without, dots and their number as marker."""
+    name, _, forced = line.partition(",first=")
     look = style.selector_style(name, {one.partition(",")[0] for one in lines})
-    unforced = name in lines
-    return look | ({"linestyle": ":", "fillstyle": "none"} if forced and unforced else {})
+    if forced and name in lines:
+        look |= {"linestyle": ":", "marker": f"${forced}$", "markersize": 7,
+                 "markerfacecolor": look["color"]}
+    return look
+
+
+def _legend(figure, axes):
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def _draw_with_interval(axes, x, excess, look, label):
@@ -66,7 +72,7 @@ def loss_by_budget(summary):
     rows = [(c["line"], c["budget"], c["bits_per_token"],
              *(_value(c["excess"][name]) for name in NONE), _value(c["excess_beyond"]["mean"]))
             for c in settings]
-    figure = style.new_figure(3.2)
+    figure = style.new_figure(3.6)
     axes = figure.subplots()
     names = _lines(settings)
     for name in names:
@@ -76,7 +82,7 @@ def loss_by_budget(summary):
     axes.axhline(0, color=style.DENSE, linewidth=1)
     _count_axis(axes, [c["budget"] for c in settings], "budget, tokens per query")
     axes.set_ylabel("bits per token above dense")
-    axes.legend()
+    _legend(figure, axes)
     return figure, Table.from_rows(("selector", "budget", "bits_per_token", "excess", "low",
                                     "high", "beyond"), rows)
 
@@ -84,7 +90,7 @@ def loss_by_budget(summary):
 def _panels(summary, height=HEIGHT):
     """One panel for each budget: (figure, [(budget, axes)])."""
     budgets = sorted({c["budget"] for c in _settings(summary)})
-    figure = style.new_figure(height * len(budgets))
+    figure = style.new_figure(0.6 + height * len(budgets))
     panels = np.atleast_1d(figure.subplots(len(budgets), 1, sharex=True, sharey=True))
     for budget, axes in zip(budgets, panels):
         axes.set_title(f"budget {budget} tokens")
@@ -111,7 +117,7 @@ def loss_by_position(summary):
         axes.axhline(0, color=style.DENSE, linewidth=1)
         axes.set_ylabel("bits per token\nabove dense")
     _count_axis(panels[-1][1], [row["end"] for row in summary["by_position"]], "position, up to")
-    panels[0][1].legend()
+    _legend(figure, panels[0][1])
     return figure, Table.from_rows(("selector", "budget", "first", "end", "bits_per_token",
                                     "excess", "low", "high"), rows)
 
@@ -132,7 +138,7 @@ def error_by_layer(summary):
         axes.set_ylabel("|h - h_dense| / |h_dense|,\nmean over tokens")
         axes.set_ylim(bottom=0)
     panels[-1][1].set_xlabel("behind layer")
-    panels[0][1].legend()
+    _legend(figure, panels[0][1])
     return figure, Table.from_rows(("selector", "budget", "layer", "error"), rows)
 
 
@@ -172,7 +178,7 @@ def retrieval(summary):
     cells: dict[tuple, dict] = {}
     for row in summary["retrieval_total"]:
         cells.setdefault((row["task"], row["length"]), {})[row["config"]] = row
-    figure = style.new_figure(HEIGHT * len(cells))
+    figure = style.new_figure(0.6 + HEIGHT * len(cells))
     panels = np.atleast_1d(figure.subplots(len(cells), 1, sharex=True, sharey=True))
     names, rows = _lines(_settings(summary)), []
     for axes, ((task, length), found) in zip(panels, cells.items()):
@@ -194,7 +200,7 @@ def retrieval(summary):
                   *map(_value, row["exact_match_interval"]), row["exercises"], row["answers"])
                  for config, row in found.items()]
     _count_axis(panels[-1], [c["budget"] for c in _settings(summary)], "budget, tokens per query")
-    panels[0].legend()
+    _legend(figure, panels[0])
     return figure, Table.from_rows(("task", "length", "config", "budget", "exact_match", "low", "high",
                                     "exercises", "answers"), rows)
 
