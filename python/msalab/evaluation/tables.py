@@ -58,7 +58,7 @@ def sensitivity_table(summary) -> str:
     parts = []
     for config, rows in found.items():
         what = ("sparse alone, bits a token above dense" if rows[0]["one"] == "sparse" else
-                "dense alone, bits a token gained")
+                "dense beside the sparse others, bits a token gained")
         lines = [f"  layer {row['layer']:>3}  {row['bits']['mean']:+.4f}  interval of 95 %: "
                  f"{interval_text(row['bits'], summary['resampled'])}" for row in rows[:WORST]]
         rest = sum(row["bits"]["mean"] for row in rows[WORST:])
