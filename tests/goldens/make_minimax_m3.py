@@ -31,7 +31,8 @@ def main() -> None:
         layer = source["layers/0"]
 
         def keep(name, values):
-            target.create_dataset(name, data=values, shuffle=True, compression=9)
+            target.create_dataset(name, data=values, shuffle=True, compression=9,
+                                  chunks=values.shape)
 
         for name in ("k", "v", "index_k"):
             keep(name, layer[name][keys])
