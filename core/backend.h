@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The one interface that every implementation of MSA answers to. Shape letters: core/problem.h.
+// The one interface that every implementation of MSA has. Shape letters: core/problem.h.
 //
 // Public calls check shapes, spaces, elements and support once, for all backends, and throw with
 // the offending values; the virtual do_* may then assume valid arguments. Views live in the
 // backend's space(); copies are explicit. Calls run in order but may be asynchronous: results are
 // readable after finish(). One object is not safe for two threads; two objects are independent.
 //
-// For all operations: keys behind a query's position and blocks outside its ids have no influence
-// on its results, not even when they hold NaN. A NaN that a query does see makes its outputs NaN.
-// The same arguments give bitwise the same results, on any threads; "cuda-unordered" is excepted.
+// For all operations: keys after a query's position and blocks outside its ids have no influence on
+// its results, not even if they hold NaN. A NaN that a query does see makes its outputs NaN. The
+// same arguments give bitwise the same results for any number of threads ("cuda-unordered"
+// excepted).
 #pragma once
 
 #include <cstdint>
@@ -29,12 +30,12 @@ namespace msa {
 struct AttentionInput {
     In<3> q;     // [Nq, Hq, dh], after RoPE
     In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
-    /// [Hq] A learnable logit of each query head that competes in its softmax and has no value
+    /// [Hq] A learnable logit of each query head that takes part in its softmax and has no value
     /// (GPT-OSS, arXiv 2508.10925): lse' = ln(e^lse + e^sink), out' = out e^(lse - lse'). A row
     /// without visible keys has out 0 and lse = sink. NaN makes the head's outputs NaN. Absent:
     /// none.
     View<const float, 1> sinks = {};
-    OperandScales scales = {};  // of e4m3, which sparse_attention alone takes
+    OperandScales scales = {};  // of e4m3 operands, which only sparse_attention takes
 };
 
 struct AttentionOutput {
@@ -42,7 +43,7 @@ struct AttentionOutput {
     View<float, 2> lse;  // [Nq, Hq] natural log of the sum of exp(logit); no visible key: -inf
 };
 
-/// What a backward pass is given beside the forward input.
+/// What a backward pass takes in addition to the forward input.
 struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
@@ -50,7 +51,7 @@ struct AttentionSaved {
     bool whole = true;  // false: out and lse cover more keys than given; returns these keys' share
 };
 
-/// What supports() is asked for a call of sparse_attention_grad.
+/// The request that supports() takes for a call of sparse_attention_grad.
 SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput&,
                                                          View<const int32_t, 3> ids,
                                                          const AttentionSaved&, LoopOrder);
@@ -88,20 +89,19 @@ public:
 
     /// Memory of this backend's space, zero-filled.
     virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
-    /// Copies between the host and this backend's space, in either direction, or within either. It
-    /// takes its turn among the calls. Host memory is the caller's own again on return: a host
-    /// source may be changed, and what went to the host is there. Within the backend's space, and
-    /// for a host source, the copy itself may happen later, like a call.
+    /// Copies between the host and this backend's space, or within either, in order with the calls.
+    /// On return the caller may change a host source and read a host destination. Otherwise the
+    /// copy itself may be asynchronous, like a call.
     virtual void copy(void* to, Space to_space, const void* from, Space from_space,
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
-    /// What answered the last call, for backends that choose; recorded beside timings.
+    /// What ran the last call, for backends that choose; recorded beside timings.
     virtual std::string answered_by() const { return std::string(name()); }
-    /// Runs `calls`, operations of this backend on one problem, and returns what runs them again on
-    /// the same views, whose contents may have changed. A device repeats them as one launch (a CUDA
-    /// graph). Throws UnsupportedError for what it cannot repeat so. The views' memory must live as
-    /// long as the result is in use.
+    /// Runs `calls`, operations of this backend on one problem, and returns a function that runs
+    /// them again on the same views, whose contents may have changed. A device repeats them as one
+    /// launch (a CUDA graph). Throws UnsupportedError for calls that cannot be captured. The views'
+    /// memory must outlive the result.
     virtual std::function<void()> capture(const std::function<void()>& calls) {
         calls();
         return calls;
@@ -117,7 +117,7 @@ public:
         copy(here.data(), space(), host.data(), host.space(), host.size() * int64_t{sizeof(T)});
         return here;
     }
-    /// Waits for the calls so far, as copy() does.
+    /// Waits for all calls so far.
     template <typename T, int Rank>
     void download(View<T, Rank> here, View<std::remove_const_t<T>, Rank> to) {
         MSA_CHECK(to.shape() == here.shape());
@@ -135,13 +135,14 @@ public:
     /// Its gradient, from what the forward pass left. With p = exp(scale q.k - lse),
     /// dP = <d_out, v> and D = <d_out, out>, a row's dS is p (dP - D), and
     ///   d_q = scale sum dS k over its keys,   d_k = scale sum dS q,   d_v = sum p d_out
-    /// over the G heads of the group and all queries that see the key; with sinks s, which lse and
-    /// out have in them, d_sinks = -sum exp(s - lse) D over all queries. A query or a key without
-    /// the other gets 0. A NaN that a row sees, in its d_out too, makes its d_q and the d_k and d_v
-    /// of all keys that it sees NaN.
+    /// over the G heads of the group and all queries that see the key. With sinks s (lse and out
+    /// include them), d_sinks = -sum exp(s - lse) D over all queries. A query that sees no key, and
+    /// a key that no query sees, get 0. A NaN that a row sees, also one in its d_out, makes its d_q
+    /// and the d_k and d_v of all keys that it sees NaN.
     ///
-    /// Saved lse and out that cannot be of this input are refused on the host (check_saved, in
-    /// core/attention_saved.h); on a device they must be right. No backend takes a window or cap.
+    /// Saved lse and out that cannot belong to this input are refused on the host (check_saved, in
+    /// core/attention_saved.h); on a device they must be right. No backend supports a window or
+    /// cap.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -164,19 +165,19 @@ public:
 
     /// Softmax attention over the visible tokens of the blocks ids [Nq, Hkv, k] of the query's
     /// group (eq:msa-sparse-attn). Blocks may be one token. An empty row of ids: out 0, lse -inf.
-    /// Host ids are checked with check_selection; ids on a device must satisfy it unchecked.
+    /// Ids must satisfy check_selection, which is called for ids on the host.
     void sparse_attention(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                           const AttentionOutput&, LoopOrder order = LoopOrder::automatic);
-    /// Its gradient, as dense_attention_grad's over the keys of the query's blocks; none through
-    /// ids.
+    /// Its gradient, as in dense_attention_grad, over the keys of the query's blocks. No gradient
+    /// passes through ids.
     void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                                const AttentionSaved&, const AttentionGradient&,
                                LoopOrder order = LoopOrder::automatic);
 
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
-    /// mean over the G heads of the group (P_b); with sinks, a row's masses add up to 1 less the
-    /// sinks' mean share. max_logit: maximum of the logit over the block's visible tokens and the
-    /// group's heads. Blocks may be as small as one token. To stream, cut the queries:
+    /// mean over the G heads of the group (P_b); with sinks, a row's masses add up to 1 minus the
+    /// sinks' mean probability. max_logit: maximum of the logit over the block's visible tokens and
+    /// the group's heads. Blocks may be as small as one token. To stream, cut the queries:
     /// Problem::with_queries.
     void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
@@ -186,16 +187,15 @@ public:
     /// gets no gradient.
     ///
     /// Each head's probabilities on the support are those of sparse attention there: with the
-    /// window, the cap and the head's sink. Sinks take part of each head's probability away, so
-    /// the mean over the heads is divided by its sum: the teacher is a distribution over the keys,
-    /// to which a head counts by what its sink leaves of it. A row whose support is empty, or whose
-    /// window shows no key of it, has KL 0 and no gradient.
+    /// window, the cap and the head's sink. Sinks take part of each head's probability, so the mean
+    /// over the heads is divided by its sum. The teacher is thus a distribution over the keys, with
+    /// each head weighted by 1 - its sink's probability. A row has KL 0 and no gradient if its
+    /// support is empty or lies wholly before its window.
     ///
-    /// A main_lse has the sinks in it, as attention gives it, so what they leave of a head is 1 -
-    /// exp(sink - lse). Where a float lse cannot tell that, the sums are formed anew; on cuda's
-    /// plain kernel for all rows with sinks. An lse that cannot be of this input is refused on the
-    /// host (check_index_lse, in core/index_lse.h, says what is looked at); on a device it must be
-    /// right unchecked.
+    /// main_lse includes the sinks, as attention returns it, so a head's weight is 1 - exp(sink -
+    /// lse). If a float lse is too coarse for that difference, the sums are computed again (by
+    /// cuda's plain kernel for all rows with sinks). An lse that cannot belong to this input is
+    /// refused on the host (check_index_lse, in core/index_lse.h); on a device it must be right.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
@@ -211,7 +211,7 @@ protected:
                                      LoopOrder) = 0;
     virtual void do_block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&) = 0;
     virtual void do_index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&) = 0;
-    // A backend overrides these once its supports() says yes.
+    // A backend overrides those that its supports() accepts.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,
                                          const AttentionSaved&, const AttentionGradient&);
     virtual void do_sparse_attention_grad(const Problem&, const AttentionInput&,

@@ -6,7 +6,7 @@
 
 namespace msa {
 
-/// Tokens of the longest of the packed sequences that cu_seqlens [S+1] bounds; 0 without any.
+/// Tokens of the longest packed sequence, given its bounds cu_seqlens [S+1]; 0 if there is none.
 int64_t longest_sequence(std::span<const int64_t> cu_seqlens);
 
 }  // namespace msa

@@ -14,7 +14,7 @@ public:
     using std::invalid_argument::invalid_argument;
 };
 
-/// The request is valid, but this backend cannot answer it; the text is Support::why_not.
+/// The request is valid, but this backend does not support it; the text is Support::why_not.
 class UnsupportedError : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the backends that work in host memory have in common.
+// The common part of the backends that work in host memory.
 #pragma once
 
 #include "core/backend.h"
@@ -18,12 +18,11 @@ protected:
     static Support takes_elements(const Request&);
 };
 
-/// The operands of sparse_attention as floats: in place, or what e4m3 values with their scales
-/// stand for.
+/// The operands of sparse_attention as floats: floats in place, or e4m3 values times their scales.
 class FloatOperands {
 public:
     FloatOperands(const Problem&, const AttentionInput&, int threads);
-    /// Lives no longer than this object and the input.
+    /// Valid while this object and the input live.
     const AttentionInput& view() const { return floats_; }
 
 private:

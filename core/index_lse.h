@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Do the log-sum-exp that a caller gives to index_kl belong to its input? Asked on the host.
+// Checks on the host that the log-sum-exps given to index_kl belong to its input.
 #pragma once
 
 #include "core/backend.h"
 
 namespace msa {
 
-/// Throws InputError naming the row, the value and the rule unless of main_lse and index_lse, each
-/// where it is present,
+/// Checks main_lse and index_lse, each if present. Throws InputError naming the row, the value and
+/// the rule unless:
 ///   - a row that sees no key of its support has -inf or, of main_lse with sinks, its sink,
 ///   - another row is finite, but where the equations give no finite number either,
 ///   - kCheckedRows rows (core/attention_saved.h), the first, the last and others evenly between,
 ///     have what the equations give in double, within the bound of a float.
-/// Of rows that are not finite, the first kCheckedRows are compared with the equations. The values
-/// of other rows are not looked at. All is on the host.
+/// The first kCheckedRows rows that are not finite are compared with the equations, too. Other rows
+/// are not checked. All arguments are in host memory.
 void check_index_lse(const Problem&, const IndexKlInput&);
 
 }  // namespace msa

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of what the Index Branch does and how it learns. Shape letters: core/problem.h; the
-// operations: core/backend.h.
+// Operands of the Index Branch's operations: scores, selection and KL loss. Shape letters:
+// core/problem.h; the operations: core/backend.h.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct IndexInput {
     In<2> index_k;  // [Nk, didx], one head shared by all groups
 };
 
-/// If sinks leave less than this of a row's probability, a float lse cannot recover the rest.
+/// If a row's heads have less probability than this outside their sinks, on average, a float lse is
+/// too coarse to recover it.
 constexpr double kLeastShare = 1.0 / 8;
 
 /// What index_kl compares.
@@ -26,17 +27,17 @@ struct IndexKlInput {
     View<const int32_t, 3> ids;  // [Nq, Hkv, k] the selected support; absent: full (warm-up)
     Teacher teacher = Teacher::mean;
     View<const float, 1> sinks = {};  // the teacher's, as in AttentionInput
-    /// What the forward pass knows already (LSE fusion, sec:kernel:sparse_kl), each on the support:
-    /// the lse of sparse_attention with these ids, of dense_attention without ids; and that of
+    /// Results of the forward pass on the same support (LSE fusion, sec:kernel:sparse_kl): the lse
+    /// of sparse_attention with these ids, or of dense_attention without ids; and the lse of
     /// index_select. Absent: computed.
-    View<const float, 2> main_lse = {};   // [Nq, Hq] natural log, the sinks in it
+    View<const float, 2> main_lse = {};   // [Nq, Hq] natural log, sinks included
     View<const float, 2> index_lse = {};  // [Nq, Hkv] likewise
-    /// The gradients are those of gradient_scale * (the sum of all rows' kl): the weight of the
-    /// loss over the number of its rows. Absent: 1 / (Nq Hkv), of the mean.
+    /// Gradients are of gradient_scale * (the sum of all rows' kl). Absent: 1 / (Nq Hkv), the
+    /// gradient of the mean.
     std::optional<double> gradient_scale = {};
 };
 
-/// Either may be absent, not both: training asks for gradients alone.
+/// kl or both gradients may be absent, but not all: training needs gradients alone.
 struct IndexKlOutput {
     View<double, 2> kl;        // [Nq, Hkv]; a row without a visible key in its support: 0
     View<float, 3> d_index_q;  // [Nq, Hkv, didx]; both absent or both present

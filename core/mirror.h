@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One tensor in two places: in a backend's space and on the host. It is made in one of them and
-// copied to the other when that side first asks, so that nothing travels that nobody reads.
+// One tensor in two places: a backend's space and the host. It is created in one and copied to the
+// other on first use, so nothing is copied that nobody reads.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ class Mirror {
 public:
     /// Absent.
     Mirror() = default;
-    /// A tensor that the caller keeps: in the backend's space, of any element, or floats on the
-    /// host.
+    /// A tensor that the caller keeps alive: of any element in the backend's space, or floats on
+    /// the host.
     Mirror(Backend& backend, In<Rank> tensor) : state_(std::make_shared<State>(backend)) {
         (tensor.space() == backend.space() ? state_->there : state_->here) = tensor;
     }
-    /// The same tensor in both places, which the caller keeps.
+    /// The same tensor in both places, kept alive by the caller.
     Mirror(Backend& backend, In<Rank> there, View<const float, Rank> here)
         : Mirror(backend, there) {
         state_->here = here;
@@ -37,7 +37,7 @@ public:
         return state_->there ? state_->there.shape() : state_->here.shape();
     }
 
-    /// In the backend's space, in the element that it is stored in there.
+    /// In the backend's space, in its stored element type.
     In<Rank> operand() const {
         if (!state_) return {};
         return state_->there ? state_->there : In<Rank>(floats());

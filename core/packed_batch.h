@@ -23,9 +23,10 @@ struct QueryRange {
     bool operator==(const QueryRange&) const = default;
 };
 
-/// A handle of an immutable layout: copies share it. It is checked once, when it is made; what is
-/// derived from it, here and by backends, is kept as long as a handle lives. Code that calls
-/// operations in a loop (training steps, decoding) makes the layout once and keeps the handle.
+/// A handle to an immutable layout; copies share it. The layout is checked once, when it is
+/// created. Data derived from it, here and by backends, is kept as long as a handle lives. Code
+/// that calls operations in a loop (training steps, decoding) should create the layout once and
+/// keep the handle.
 ///
 /// Sequence s owns the queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and the keys
 /// [cu_seqlens_k[s], cu_seqlens_k[s+1]) of the packed token axes. An empty sequence is valid.
@@ -33,7 +34,8 @@ struct QueryRange {
 /// Query positions say where in its sequence each query sits; a query sees the keys 0..position of
 /// its sequence, and a negative position sees none. Without positions the usual rule holds: the
 /// last query sits on the last key, so query i of a sequence sits at Nk - Nq + i. That covers
-/// prefill, chunked prefill on a prefix, and decode. Positions let some queries stand for all.
+/// prefill, chunked prefill on a prefix, and decode. Explicit positions allow a sample of the
+/// queries.
 class PackedBatch {
 public:
     /// No sequences.
@@ -54,14 +56,15 @@ public:
     int64_t longest_keys() const;  // keys of the longest sequence
     int64_t longest_queries() const;
 
-    /// [Nq] the keys that each query sees; the query's position is count - 1. Made at first use.
+    /// [Nq] the keys that each query sees; the query's position is count - 1. Computed on first
+    /// use.
     const std::vector<KeyRange>& visible_keys() const;
 
-    /// The same keys, and the given query rows alone (not decreasing), at their positions.
+    /// The same keys with only the given query rows (not decreasing), at their positions.
     PackedBatch with_query_rows(std::span<const int64_t> rows) const;
     PackedBatch with_queries(QueryRange range) const;
 
-    /// Do both describe the same layout? Handles of one layout compare at once.
+    /// Whether both describe the same layout. Comparing handles of one layout takes constant time.
     bool operator==(const PackedBatch& other) const;
     /// The layout itself, for caches that must not outlive it.
     std::shared_ptr<const void> identity() const;

@@ -23,7 +23,7 @@ namespace msa {
 
 inline constexpr int64_t kMinHeadDim = 16, kMaxHeadDim = 256;     // dh and didx
 inline constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  // Bk
-/// Bk of block_mass and index_scores alone: blocks of one token give probabilities and products
+/// The least Bk of block_mass and index_scores: blocks of one token give probabilities and products
 /// token by token.
 inline constexpr int64_t kMinScoredBlockSize = 1;
 
@@ -32,22 +32,22 @@ struct Problem {
     int64_t query_heads = 0;   // Hq
     int64_t kv_heads = 0;      // Hkv
     int64_t head_dim = 0;      // dh
-    int64_t index_dim = 0;     // didx; 0 where there is no Index Branch
+    int64_t index_dim = 0;     // didx; 0 without an Index Branch
     int64_t block_size = 128;  // Bk
     int64_t dsa_heads = 0;     // of DSA's indexer (core/indexer/lightning_kl.h),
-    int64_t dsa_dim = 0;       // and channels of each; 0 where there is none
+    int64_t dsa_dim = 0;       // and channels of each; 0 without one
     int64_t gate_dim = 0;      // of SeerAttention's gate (core/indexer/gate_kl.h), or 0
 
     /// Factors on the raw dot products q . k and index_q . index_k; absent: 1/sqrt(dh) and
     /// 1/sqrt(didx).
     std::optional<double> own_softmax_scale, own_index_scale;
 
-    /// What the attention of some models adds to plain causal softmax. It belongs to the Main
-    /// Branch: dense_attention, sparse_attention, block_mass and the teacher of index_kl obey it.
-    /// The Index Branch and select_blocks do not: every causal block stays a candidate. That is why
-    /// visible_keys() stays causal, and its count - 1 the query's position and local block; what
-    /// attends asks window_start() besides.
-    std::optional<int64_t> window;  // a query at position i attends to i - window + 1 .. i alone
+    /// Window and soft cap of some models' attention. They apply to the Main Branch:
+    /// dense_attention, sparse_attention, block_mass and the teacher of index_kl. They do not apply
+    /// to the Index Branch and select_blocks: every causal block stays a candidate. Hence
+    /// visible_keys() is causal, and count - 1 is the query's position; code that attends also asks
+    /// window_start().
+    std::optional<int64_t> window;  // a query at position i attends to i - window + 1 .. i
     /// A logit is softcap * tanh(softmax_scale * q . k / softcap) (Gemma 2, arXiv 2408.00118).
     std::optional<double> softcap;
 
@@ -59,7 +59,7 @@ struct Problem {
     int64_t blocks() const;
     double softmax_scale() const;
     double index_scale() const;
-    /// First position that the Main Branch attends to from where `count` keys are visible.
+    /// First position that the Main Branch attends to for a query that sees `count` keys.
     int64_t window_start(int64_t count) const;
     /// Logit of the Main Branch from the product q . k.
     double logit(double product) const;
@@ -67,10 +67,10 @@ struct Problem {
     /// Throws InputError naming the value and the rule it breaks.
     void validate(int64_t min_block_size = kMinBlockSize) const;
 
-    /// The same keys, and the given query rows alone (not decreasing), at their positions: row i of
-    /// its operands is row rows[i] of this one's. How queries are sampled.
+    /// The same keys with only the given query rows (not decreasing), at their positions: row i of
+    /// its operands is row rows[i] of this one's. For sampling queries.
     Problem with_query_rows(std::span<const int64_t> rows) const;
-    /// The same for the rows [range.begin, range.end): how anything is streamed over queries.
+    /// The same for the rows [range.begin, range.end). For streaming over queries.
     Problem with_queries(QueryRange range) const;
 };
 
@@ -78,8 +78,8 @@ struct Problem {
 Problem square_problem(int64_t tokens, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
                        int64_t index_dim, int64_t block_size);
 
-/// PackedBatch::visible_keys: the only thing most kernels need to know of the layout. The query's
-/// local block is (count - 1) / Bk.
+/// PackedBatch::visible_keys, all that most kernels need of the layout. The query's local block is
+/// (count - 1) / Bk.
 inline const std::vector<KeyRange>& visible_keys(const Problem& p) {
     return p.batch.visible_keys();
 }
@@ -88,8 +88,7 @@ const std::vector<KeyRange>& visible_keys(const Problem&&) = delete;  // would n
 /// Cuts the query axis into tiles of at most `rows` rows that never cross a sequence.
 std::vector<QueryRange> query_tiles(const Problem&, int64_t rows);
 
-/// [S+1]: first block of each sequence when the blocks of all sequences are numbered through, with
-/// their total at the end.
+/// [S+1]: number of each sequence's first block, counted over all sequences, then the total.
 std::vector<int64_t> block_starts(const Problem&);
 
 /// [Nq]: the sequence of each query.
@@ -104,7 +103,7 @@ constexpr int64_t window_start(int64_t count, int64_t window) {
 /// ceil(a / b) for a >= 0, b > 0.
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Blocks with at least one visible token when `visible` keys are seen.
+/// Blocks with at least one visible token, for a query that sees `visible` keys.
 constexpr int64_t visible_blocks(int64_t visible, int64_t block_size) {
     return ceil_div(visible, block_size);
 }

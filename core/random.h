@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Counter-based random numbers: a value is a function of the integers that name it, so that it does
-// not depend on the order or the number of draws.
+// Counter-based random numbers: a value is a function of the integers that name it, whatever the
+// order or number of draws.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ constexpr uint64_t mix(uint64_t x) {
     return x ^ (x >> 31U);
 }
 
-/// Mixes a list of integers, their order counting.
+/// Mixes a list of integers; their order matters.
 template <typename... Rest>
 constexpr uint64_t mix(uint64_t first, int64_t second, Rest... rest) {
     const uint64_t both = mix(mix(first) ^ static_cast<uint64_t>(second));

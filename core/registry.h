@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Backends by name: what programs and tests make them with.
+// Creates backends by name.
 #pragma once
 
 #include <functional>
@@ -13,26 +13,27 @@
 namespace msa {
 
 struct BackendOptions {
-    /// OpenMP threads of the cpu's operations, and of work on the host beside any backend's; 0: all
-    /// cores.
+    /// OpenMP threads of the cpu backend's operations, and of host work beside any backend; 0:
+    /// threads_or_all.
     int threads = 0;
     int device = 0;  // cuda: device ordinal
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendOptions&)>;
 
-/// One that make_backend knows; `usable` tells whether this machine can start it.
+/// A registered backend; `usable` tells whether it can start on this machine.
 struct BackendInfo {
     std::string name;
     Support usable;
 };
 
-/// "reference" and "cpu" are known from the start; a further one announces itself, explicitly.
-/// "cpu" uses AVX-512 where the processor has it. There, "cpu-avx2" is known as well: it gives the
-/// bits that "cpu" gives on a processor without AVX-512. Backend::device() says which one ran.
+/// Adds a backend; "reference" and "cpu" are built in. "cpu" uses AVX-512 if the processor has it.
+/// Then "cpu-avx2" exists as well, with the bits that "cpu" gives on a processor without AVX-512.
+/// Backend::device() says which one ran.
 void register_backend(BackendInfo info, BackendFactory factory);
 std::vector<BackendInfo> list_backends();
-/// Throws InputError naming the known backends, UnsupportedError if this one cannot start here.
+/// Throws InputError naming the known backends if `name` is none of them, UnsupportedError if it
+/// cannot start on this machine.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& = {});
 
 }  // namespace msa

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What Backend::supports() is asked, and its answer. The operations: core/backend.h.
+// Argument and result of Backend::supports(). The operations: core/backend.h.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace msa {
 
-/// Loop order of sparse_attention and of sparse_attention_grad. supports() says which orders a
-/// backend has for a problem. Of a gradient it is the order of d_q; d_k and d_v are always sums
-/// over the queries of a block.
+/// Loop order of sparse_attention and sparse_attention_grad. supports() says which orders a backend
+/// has for a problem. In a gradient it is the order of d_q; d_k and d_v are always sums over the
+/// queries of a block.
 enum class LoopOrder : uint8_t {
     automatic,   // the backend's fastest; it may mix the others
     q_outer,     // one query of one group at a time walks its own blocks
@@ -24,12 +24,12 @@ enum class LoopOrder : uint8_t {
 /// "automatic", "q_outer", "union", "kv_outer"
 const char* to_string(LoopOrder);
 
-/// What the group's heads, each a softmax on the support, teach by index_kl: their mean
-/// (eq:msa-pp), or per key their maximum, over its sum on the support.
+/// The teacher of index_kl, made of the softmax of each of a group's heads on the support: their
+/// mean (eq:msa-pp), or their maximum per key divided by its sum over the support.
 enum class Teacher : uint8_t { mean, max };
 
-// What supports() is asked, one struct per operation. `element` is that of the operands q, k, v or
-// index_q, index_k; top_k the number of ids per row.
+// One request struct per operation. `element` is that of q, k, v or of index_q, index_k; top_k is
+// the number of ids per row.
 
 struct DenseAttentionRequest {
     Element element = Element::f32;
@@ -74,12 +74,12 @@ using Request = std::variant<DenseAttentionRequest, DenseAttentionGradRequest, I
 
 /// "sparse_attention"
 const char* operation_name(const Request&);
-/// Of its operands; f32 for select_blocks, whose scores always are.
+/// The request's element; f32 for select_blocks, whose scores are always float.
 Element operand_element(const Request&);
-/// automatic for operations without one.
+/// The request's loop order; automatic for operations without one.
 LoopOrder loop_order(const Request&);
 
-/// An answer with its reason.
+/// Whether a request is supported, and why not.
 struct Support {
     bool yes = true;
     std::string why_not;  // one sentence; empty when yes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Frequencies of RoPE as models scale them for long contexts. Formulas and names are those of
-// transformers' modeling_rope_utils.py; every model writes its parameters in its configuration.
+// RoPE frequencies, plain and scaled for long contexts. Formulas and names are those of
+// transformers' modeling_rope_utils.py; a model's configuration has its parameters.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace msa {
 
 enum class RopeType : uint8_t { plain, linear, dynamic, yarn, longrope, llama3 };
 
-/// What a configuration says of RoPE. 0 or empty: it says nothing.
+/// RoPE parameters of a model's configuration. 0 or empty: not given.
 struct RopeParameters {
     RopeType type = RopeType::plain;
     int64_t rotary_dim = 0;  // channels that are rotated, in pairs
@@ -26,7 +26,7 @@ struct RopeParameters {
     std::vector<double> short_factor, long_factor;     // longrope, [rotary_dim / 2]
 };
 
-/// The RoPE of stored rows, as far as turning them further takes it.
+/// What is needed to rotate stored rows further.
 struct RopePairs {
     std::vector<double> frequencies;  // [pairs] radians per position; empty: there is no RoPE
     bool interleaved = false;         // pair c is channels 2c and 2c+1; else c and c + pairs
@@ -34,14 +34,14 @@ struct RopePairs {
 
 struct RopeFrequencies {
     std::vector<double> inverse;  // [rotary_dim / 2] radians per position of each pair
-    double attention_factor = 1;  // what cosine and sine are multiplied by
+    double attention_factor = 1;  // factor on cosine and sine
 };
 
 /// theta^(-2c / rotary_dim) of each pair c.
 std::vector<double> plain_frequencies(int64_t rotary_dim, double theta);
 
-/// Those of a sequence of `tokens` (dynamic and longrope depend on its length). Throws InputError
-/// naming the parameter that the type needs and does not have.
+/// Frequencies for a sequence of `tokens` (dynamic and longrope depend on its length). Throws
+/// InputError naming a parameter that the type needs and that is missing.
 RopeFrequencies rope_frequencies(const RopeParameters&, int64_t tokens);
 
 }  // namespace msa

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The KV-outer schedule of sparse attention (sec:kernel:sparse_attn): for every key block the
-// queries that selected it, cut into chunks of bounded work, and for every (query, block) pair the
-// slot that its partial output goes to. Deterministic, no atomics.
+// The KV-outer schedule of sparse attention (sec:kernel:sparse_attn). It lists for every key block
+// the queries that selected it, cut into chunks of bounded work, and for every (query, block) pair
+// the slot of its partial output. Deterministic, no atomics.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SelectedQuery {
     bool operator==(const SelectedQuery&) const = default;
 };
 
-/// Consecutive queries of one (group, block): the work of one thread block.
+/// Consecutive queries of one (group, block).
 struct BlockChunk {
     int64_t group;
     int64_t block;  // in its sequence
@@ -41,7 +41,7 @@ struct KvOuterSchedule {
     }
 };
 
-/// The schedule of ids [Nq, Hkv, k] with at most `chunk_queries` queries to a chunk; the paper's
+/// The schedule of ids [Nq, Hkv, k] with at most `chunk_queries` queries per chunk; the paper's
 /// bound is 2 * k * Bk.
 KvOuterSchedule schedule_kv_outer(const Problem&, View<const int32_t, 3> ids,
                                   int64_t chunk_queries);

@@ -42,11 +42,10 @@ Tensor<int32_t, 3> all_visible_blocks(const Problem&);
 /// ascending without repeats, visible to its query, and padded with kNoBlock at the end only.
 void check_selection(const Problem&, View<const int32_t, 3> ids);
 
-/// What is wrong with ids selected by scores that are off by at most `bound` from `scores`
-/// [Nq, Hkv, B]; empty when nothing is. Asked for are the invariants of check_selection, every
-/// forced block, as many blocks as there are candidates up to k, and no kept block that scores more
-/// than 2 bound below a dropped one. With bound 0 the ids are therefore those of select_blocks,
-/// ties to the lower id included.
+/// Checks ids selected by scores within `bound` of `scores` [Nq, Hkv, B]. Returns the fault, empty
+/// if there is none. Required are the invariants of check_selection, every forced block, min(k,
+/// candidates) blocks, and no kept block that scores more than 2 bound below a dropped one. So with
+/// bound 0 the ids are those of select_blocks, including ties to the lower id.
 std::string selection_fault(const Problem&, const SelectionRule&, View<const float, 3> scores,
                             View<const int32_t, 3> ids, double bound);
 

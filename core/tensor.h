@@ -37,7 +37,7 @@ std::string to_string(const std::array<int64_t, Rank>& shape) {
     return s + "]";
 }
 
-/// Non-owning tensor. A default-made view is absent: data() is null and it converts to false.
+/// Non-owning tensor. A default-constructed view is absent: data() is null, and it is false.
 template <typename T, int Rank>
 class View {
 public:
@@ -85,8 +85,8 @@ private:
     Space space_ = Space::host;
 };
 
-/// A view whose element type is known at run time only: what operations take and give where
-/// backends differ (float on the CPU, bf16 or e4m3 on a GPU). Made from any View; absent like it.
+/// A view whose element type is known only at run time, as it depends on the backend (float on the
+/// CPU, bf16 on a GPU). Constructible from any View; absent if that is.
 template <typename Void, int Rank>
 class AnyView {
 public:
@@ -132,7 +132,7 @@ using In = AnyView<const void, Rank>;
 template <int Rank>
 using Out = AnyView<void, Rank>;
 
-/// What new host memory holds: zeros, or anything, where all of it is written before it is read.
+/// Contents of new host memory: zeros, or uninitialised.
 enum class Fill : uint8_t { zeros, nothing };
 
 /// 64-byte aligned host memory.

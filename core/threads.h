@@ -3,9 +3,8 @@
 
 namespace msa {
 
-/// The threads of a loop that was asked for `asked` of them: so many, or for 0 as many as OpenMP
-/// starts by itself, OMP_NUM_THREADS where it is set, else one for each processor that this process
-/// may run on.
+/// The number of threads of a loop: `asked`, or if that is 0 OpenMP's default (OMP_NUM_THREADS if
+/// set, else one per processor that this process may run on).
 int threads_or_all(int asked);
 
 }  // namespace msa

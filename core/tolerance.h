@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// How far two right answers may differ: every tolerance of the tests, of the programs' own checks
-// and of the benchmark, derived here, for gradients in core/gradient_tolerance.h, for attention to
-// e4m3 in core/e4m3_tolerance.h or for training in core/train/tolerance.h, and nowhere else.
-// u is the unit roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double
-// and only rounds its result, which the constants below absorb). A sum of n products, in any
-// order, is off by at most gamma(n) = n u / (1 - n u) times the sum of magnitudes; where n u > 1/2
-// by 2 n u, as n u bounds it for any n (S. M. Rump, BIT 52, 2012).
+// Bounds on the difference between two correct results. Every tolerance is derived here or in
+// core/gradient_tolerance.h, core/e4m3_tolerance.h or core/train/tolerance.h. u is the unit
+// roundoff of the arithmetic that sums (float: 2^-24; the reference sums in double and only rounds
+// its result, which the constants below absorb). A sum of n products, in any order, is off by at
+// most gamma(n) = n u / (1 - n u) times the sum of magnitudes. If n u > 1/2 the bound is 2 n u,
+// since n u holds for any n (S. M. Rump, BIT 52, 2012).
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,7 @@
 namespace msa {
 
 inline constexpr double kRoundoff = 0x1p-24;  // of a float sum
-/// Of one float exp, in roundoffs: good to 2 ulp (test CpuTile.Exp2IsWithinTwoUlp), which is 4.
+/// Error of one float exp in roundoffs: 2 ulp (test CpuTile.Exp2IsWithinTwoUlp) are 4.
 inline constexpr double kExpRoundoffs = 4;
 
 constexpr double gamma(double n) {
@@ -47,10 +46,10 @@ inline double logit_bound(double scale, double q_norm, double k_norm, int64_t wi
     return gamma(static_cast<double>(width) + 3) * scale * q_norm * k_norm;
 }
 
-/// The same of a Main Branch logit. A soft cap never stretches an error, since the slope of tanh is
-/// at most 1, and adds at most 16 roundoffs of the cap: with t = e^(-2|x|) off by kExpRoundoffs and
-/// by the rounding of its exponent, (1 - t) / (1 + t) is off by at most twice that, and by three
-/// roundings of its own; two more scale it.
+/// The same for a Main Branch logit. A soft cap does not enlarge an error, since the slope of tanh
+/// is at most 1. It adds at most 16 roundoffs of the cap: t = e^(-2|x|) is off by kExpRoundoffs and
+/// by the rounding of its exponent; (1 - t) / (1 + t) is off by at most twice that and three
+/// roundings of its own; two more roundings scale it.
 inline double main_logit_bound(const Problem& p, double q_norm, double k_norm) {
     return logit_bound(p.softmax_scale(), q_norm, k_norm, p.head_dim) +
            16 * kRoundoff * p.softcap.value_or(0);
@@ -70,9 +69,9 @@ inline double weight_bound(double logit, double keys) {
     return std::expm1(2 * logit) + gamma(2 * kExpRoundoffs + 2 * keys + 4);
 }
 
-/// Error of an attention output: weights, n products and additions with values up to v_max, and
-/// the rounding of the stored result. Tensor cores take the weights, the largest of a row 1 or
-/// more, in the operands' type: one more rounding of each where that is not float.
+/// Error of an attention output: weights, n products and additions with values up to v_max, and the
+/// rounding of the stored result. Tensor cores take the weights (the largest of a row is at least
+/// 1) in the operands' type, which adds a rounding of each unless that is float.
 inline double attention_bound(double logit, double keys, double v_max, Element operands,
                               Element stored) {
     const double taken =
@@ -81,7 +80,7 @@ inline double attention_bound(double logit, double keys, double v_max, Element o
            stored_bound(stored, v_max);
 }
 
-/// What slots add to attention_bound: a rounding of partial outputs, and of their mean (<= v_max).
+/// Addition to attention_bound for slots: roundings of partial outputs and their mean (<= v_max).
 inline double slot_bound(Element stored, double v_max) { return 2 * stored_bound(stored, v_max); }
 
 /// Error of lse = m + ln(sum): logit, relative error of the sum, rounding of the result.
@@ -89,19 +88,19 @@ inline double lse_bound(double logit, double keys, double lse_magnitude) {
     return logit + gamma(kExpRoundoffs + 2 * keys + 4) + 2 * kRoundoff * lse_magnitude;
 }
 
-/// What a sink adds to lse_bound: ln(e^lse + e^sink) stretches no error of lse, and adds an exp and
-/// a logarithm of at most ln 2.
+/// Addition to lse_bound for a sink: ln(e^lse + e^sink) does not enlarge an error of lse, and adds
+/// an exp and a logarithm of at most ln 2.
 inline double sink_lse_bound() { return gamma(kExpRoundoffs + 2); }
 
-/// What a sink adds to attention_bound: out is multiplied by e^(lse - lse') <= 1, whose logarithm
-/// is off by no more than lse, `lse`, and whose own arithmetic is an exp, a sum and a quotient; it
-/// is rounded once more.
+/// Addition to attention_bound for a sink: out is multiplied by e^(lse - lse') <= 1. The factor's
+/// logarithm is off by at most the error `lse` of lse; its arithmetic is an exp, a sum and a
+/// quotient. out is rounded once more.
 inline double sink_output_bound(double lse, Element stored, double v_max) {
     return (std::expm1(lse) + gamma(kExpRoundoffs + 4)) * v_max + stored_bound(stored, v_max);
 }
 
-/// Error of attention that is put together from attention to single blocks: that of their outputs,
-/// of their shares e^(lse_b - lse) of a double sum, and of a rounding and an addition for each.
+/// Error of attention merged from attention to single blocks: of their outputs, of their weights
+/// e^(lse_b - lse) with a double sum, and a rounding and an addition for each block.
 inline double joined_bound(double logit, double keys, double lse_magnitude, double v_max) {
     const double shares = std::expm1(2 * lse_bound(logit, keys, lse_magnitude)) + gamma(keys + 2);
     return attention_bound(logit, keys, v_max, Element::f32, Element::f32) + shares * v_max;
@@ -118,23 +117,23 @@ inline double token_mass_bound(double logit, double keys, double lse_magnitude) 
     return std::expm1(logit + lse_bound(logit, keys, lse_magnitude)) + gamma(keys + 2);
 }
 
-/// Error of a probability exp(logit - lse), at most 1, where only lse is rounded to float; twice
-/// that, for the double arithmetic around it.
+/// Error of a probability exp(logit - lse), at most 1, if only lse is rounded to float; doubled for
+/// the double arithmetic around it.
 inline double sink_bound(double lse_magnitude) { return std::expm1(2 * kRoundoff * lse_magnitude); }
 
-/// Error of H = lse - scale * q . mean_key, double but for lse and mean_key, which are rounded: a
-/// mean of keys is no longer than the longest, and sum |q_d m_d| <= |q| |m|; twice that.
+/// Error of H = lse - scale * q . mean_key in double, with only lse and mean_key rounded: a mean of
+/// keys is no longer than the longest key, and sum |q_d m_d| <= |q| |m|; doubled.
 inline double entropy_bound(double lse_magnitude, double scale, double q_norm, double k_norm) {
     return 2 * kRoundoff * (lse_magnitude + scale * q_norm * k_norm);
 }
 
-/// What the teacher's probabilities are off by: `log` that of their logarithm without roundings,
-/// `weight` that of all of them together, `spread` the logarithm of what the largest sum divides.
+/// Errors of the teacher's probabilities: `log` of a logarithm without roundings, `weight` of all
+/// probabilities together; `spread` is the logarithm of the largest divisor.
 struct TeacherBound {
     double log, weight, spread;
 };
-/// The mean is off like its heads. The maximum and its sum are off like one head each; the sum is
-/// from 1 to G, over the keys once more.
+/// The mean has the error of its heads. The maximum and its sum have the error of one head each;
+/// the sum lies in [1, G] and takes one more addition per key.
 inline TeacherBound teacher_bound(double main_logit, double keys, int64_t heads, Teacher teacher) {
     if (teacher == Teacher::mean) return {main_logit, weight_bound(main_logit, keys), 0};
     return {2 * main_logit, weight_bound(2 * main_logit, 3 * keys + kExpRoundoffs + 4),
@@ -157,7 +156,7 @@ inline double mean_key_bound(const Problem& p, double q_norm, double k_norm) {
     return gamma(terms + 3) * heads * q_norm * k_norm;
 }
 
-/// A mean of independent draws is off by over 5 deviations less than once in a million seeds.
+/// A mean of independent draws is off by over 5 deviations for less than one seed in a million.
 inline double sampling_bound(double variance, double draws) {
     return 5 * std::sqrt(variance / draws);
 }

@@ -10,14 +10,14 @@
 
 namespace msa {
 
-/// Offered the visible blocks of a row in ascending order, keeps those that the rule selects.
+/// Takes the visible blocks of a row in ascending order and keeps those that the rule selects.
 class TopBlocks {
 public:
     explicit TopBlocks(const SelectionRule& rule) : rule_(rule) {
         kept_.reserve(static_cast<size_t>(rule.top_k));
     }
 
-    /// Forgets all; the next row sees `blocks` blocks.
+    /// Clears the list; the next row sees `blocks` blocks.
     void start(int64_t blocks) {
         kept_.clear();
         blocks_ = blocks;
@@ -60,7 +60,7 @@ private:
 
     SelectionRule rule_;
     int64_t blocks_ = 0;
-    int64_t forced_first_ = 0, oldest_local_ = 0;  // forced: below the one, from the other on
+    int64_t forced_first_ = 0, oldest_local_ = 0;  // forced: below the first, from the second on
     int64_t free_ = 0;                             // slots that no forced block takes
     std::vector<Scored> kept_;                     // a heap, its worst in front
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Texts from outside (file names, arguments, attributes) made fit for where they go.
+// Sanitises external text (file names, arguments, attributes) for its destination.
 #pragma once
 
 #include <string>
@@ -7,11 +7,12 @@
 
 namespace msa {
 
-/// `words` with each byte that is no part of well-formed UTF-8 as backslash xNN: for JSON, HDF5.
+/// `words` with each byte that is not part of well-formed UTF-8 written as backslash xNN; for JSON
+/// and HDF5.
 std::string valid_utf8(std::string_view words);
 
-/// The same, and each byte of a control character too (U+0000 to U+001F, U+007F to U+009F) unless
-/// it is one of `kept`: for a terminal, which obeys those.
+/// The same, and also each byte of a control character (U+0000 to U+001F, U+007F to U+009F) except
+/// those in `kept`; for a terminal, which would obey them.
 std::string printable(std::string_view words, std::string_view kept = "");
 
 }  // namespace msa

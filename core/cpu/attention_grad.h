@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The gradient of attention over selected blocks, in two forms. With the letters of
-// core/reference/attention_grad.h, for a row (query, head) and a block of keys:
-//   by block   the block gathers its queries through the reverse index: S and dP, then its d_v +=
-//   P^T
-//              d_out and d_k += dS^T q, and each query's dS k to a slot, which a second phase adds
-//              up: 5 products
-//   by query   a tile of queries walks the union of its blocks: S and dP again, d_q += dS k: 3 more
+// The gradient of attention over selected blocks, in two forms. Letters as in
+// core/reference/attention_grad.h; a row is a (query, head).
+//   by block   A block gathers its queries through the reverse index and computes S and dP. It adds
+//              P^T d_out to its d_v and dS^T q to its d_k. Each query's dS k goes to a slot; a
+//              second phase adds the slots to d_q. 5 products.
+//   by query   A tile of queries walks the union of its blocks, computes S and dP again, and adds
+//              dS k to d_q: 3 more products.
 // Every sum has one owner and one order, so results do not depend on threads.
 #pragma once
 
@@ -15,20 +15,20 @@ namespace msa::cpu {
 
 class AttentionGrad {
 public:
-    /// Makes d_sinks, and zeros of the other results.
+    /// Computes d_sinks and fills the other results with zeros.
     AttentionGrad(const Problem&, const AttentionInput&, const AttentionSaved&,
                   const AttentionGradient& to, int threads);
 
-    /// Of what a pass by block adds up.
+    /// The gradients that a pass by block adds to.
     enum class Sums : uint8_t { keys, keys_and_queries };
-    /// Adds what the queries `range`, each over its blocks ids [n, Hkv, k], give to d_k and d_v,
-    /// and, through slots [n, Hq, k, dh], to d_q. Blocks are of `block_size` keys.
+    /// Adds the contributions of the queries `range`, each over its blocks ids [n, Hkv, k], to d_k
+    /// and d_v and, through slots [n, Hq, k, dh], to d_q. Blocks have `block_size` keys.
     void add_by_block(QueryRange range, View<const int32_t, 3> ids, int64_t block_size, Sums);
-    /// Adds to d_q what all queries, each over its blocks ids [Nq, Hkv, k], give; tiles of at most
-    /// `tile_queries` queries.
+    /// Adds the contributions of all queries, each over its blocks ids [Nq, Hkv, k], to d_q. A tile
+    /// has at most `tile_queries` queries.
     void add_by_query(View<const int32_t, 3> ids, int64_t tile_queries);
 
-    /// Queries whose slots, `slots` each, are in memory together.
+    /// How many queries, with `slots` slots each, fit into slot memory at once.
     int64_t piece_queries(int64_t slots) const;
 
 private:

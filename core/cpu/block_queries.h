@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The loop over key blocks, each with all queries that attend to it (the reverse index): rows are
-// gathered, so that products are of full strips whatever the queries selected. One thread has all
-// groups of a block, in order, so what it adds up for the block's keys has one owner and one order.
+// The loop over key blocks, each with all queries that attend to it (the reverse index). Rows are
+// gathered, so products have full strips whatever the queries selected. One thread takes all groups
+// of a block in order, so sums over the block's keys have one owner and one order.
 #pragma once
 
 #include <omp.h>
@@ -16,9 +16,9 @@
 
 namespace msa::cpu {
 
-inline constexpr int64_t kPassQueries = 48;  // of one product over queries, at most
+inline constexpr int64_t kPassQueries = 48;  // most queries of one product
 inline constexpr int64_t kGatheredRows = 96;
-inline constexpr int64_t kPrefetched = 4;  // queries, ahead of the one at hand
+inline constexpr int64_t kPrefetched = 4;  // queries ahead of the current one
 
 /// A block of keys of one group.
 struct GroupBlock {
@@ -36,8 +36,8 @@ struct BlockPass {
 
     int64_t size() const { return std::ssize(queries); }
     const SelectedQuery& use(int64_t n) const { return queries[static_cast<size_t>(n)]; }
-    /// Keys of the block that query n sees, and those of them that lie before a window; the first
-    /// does not decrease.
+    /// Keys of the block that query n sees, and how many of them lie before its window. The first
+    /// does not decrease with n.
     int64_t seen(int64_t n) const {
         return std::min(block.keys, visible[use(n).query].count - block.position);
     }
@@ -62,7 +62,8 @@ struct BranchScratch {
     Panels keys{};
 };
 
-/// Rows of the group's heads of a query lie together; other queries' lie where no prefetcher looks.
+/// The hardware prefetcher finds the rows of one query, which are contiguous, but not those of
+/// other queries.
 inline void prefetch_rows(const Branch& of, const BlockPass& pass, int64_t n) {
     if (n >= pass.size()) return;
     const int64_t floats = of.heads * of.width();
@@ -71,8 +72,8 @@ inline void prefetch_rows(const Branch& of, const BlockPass& pass, int64_t n) {
     for (int64_t at = 0; at < floats; at += 16) __builtin_prefetch(from + at);
 }
 
-/// visit(n, head of the group, logits, first key, end) for every row of the pass, of the keys that
-/// it attends to. Logits may be overwritten up to the padded end.
+/// Calls visit(n, head of the group, logits, first key, end) for every row of the pass and the keys
+/// that it attends to. Logits may be overwritten up to the padded end.
 template <typename Visit>
 void for_each_row(const Branch& of, const BlockPass& pass, BranchScratch& s, Visit visit) {
     const int64_t stride = padded(pass.block.keys), width = of.width();
@@ -101,9 +102,9 @@ void for_each_row(const Branch& of, const BlockPass& pass, BranchScratch& s, Vis
     }
 }
 
-/// For every block of ids [Nq, Hkv, k], in parallel: worker.begin(); for its groups that have
-/// queries worker.start(GroupBlock), then worker.add(BlockPass) over these; at last worker.end(keys
-/// of the block). A worker per thread.
+/// For every block of ids [Nq, Hkv, k], in parallel: worker.begin(); for each group with queries
+/// worker.start(GroupBlock), then worker.add(BlockPass) for each pass; finally worker.end(keys of
+/// the block). Each thread has its own worker.
 template <typename Worker>
 void for_each_block(const Problem& p, View<const int32_t, 3> ids, std::vector<Worker>& workers) {
     const KvOuterSchedule schedule =

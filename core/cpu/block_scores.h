@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// eq:msa-index-score, tile by tile: what index_scores writes down and index_select ranks at once.
+// eq:msa-index-score, tile by tile. index_scores stores these scores; index_select ranks them
+// directly.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,10 @@ constexpr int64_t block_step(int64_t block_size) {
     return block_size * std::max<int64_t>(1, 128 / block_size);
 }
 
-/// Calls taker(row) for each row of the tile and step, and what it gives, as (block, score), for
-/// the visible blocks of the step. Each row's blocks come in ascending order. Products are scaled
-/// behind the maximum: products that are equal without rounding, as those of small integers are,
-/// give equal scores on every backend, and so the same ids.
+/// Calls taker(row) for each row of the tile and step, and the function that it returns with
+/// (block, score) for the visible blocks of the step. Each row's blocks come in ascending order.
+/// Products are scaled after the maximum: products that are exact and equal, like those of small
+/// integers, then give equal scores, and so the same ids, on every backend.
 template <typename Taker>
 void for_each_block_score(const Problem& p, View<const float, 2> index_k, const RowTile& tile,
                           const Scratch& scratch, Taker taker) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Queries and keys of one kind of head, as the loops by block take them.
+// Queries and keys of the Main Branch or the Index Branch, as the loops by block take them.
 #pragma once
 
 #include "core/cpu/tile.h"
@@ -7,7 +7,7 @@
 
 namespace msa::cpu {
 
-/// The G heads of a group in the Main Branch, or its one of the Index Branch.
+/// One branch: a group has G query heads in the Main Branch and one in the Index Branch.
 struct Branch {
     View<const float, 3> q;  // [Nq, groups * heads, width]
     const float* keys;

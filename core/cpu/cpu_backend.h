@@ -10,11 +10,11 @@
 
 namespace msa {
 
-/// For processors with AVX2 and FMA; for any, where the compiler was given no instruction set. The
-/// name, a literal, is what Backend::name() gives.
+/// For processors with AVX2 and FMA, or for any processor if the build names no instruction set.
+/// Backend::name() returns `name`, which must be a literal.
 std::unique_ptr<Backend> make_cpu_backend(std::string_view name, const BackendOptions&);
-/// The same sources compiled for AVX-512 (x86-64-v4). Sums are formed in another order, so results
-/// agree within the bounds of core/tolerance.h, not bit by bit.
+/// The same sources compiled for AVX-512 (x86-64-v4). Sums have another order, so results agree
+/// within the bounds of core/tolerance.h, not bit by bit.
 std::unique_ptr<Backend> make_cpu_backend_avx512(std::string_view name, const BackendOptions&);
 
 namespace cpu {

@@ -15,10 +15,10 @@
 
 namespace msa::cpu {
 
-/// Of a tile of neighbouring queries: enough to pay for the packing of a block.
+/// Rows of a tile of neighbouring queries: enough to pay for packing a block.
 inline constexpr int64_t kUnionTileRows = 1024;
 
-/// A query of a tile that attends to `block`, the slot-th of its blocks.
+/// A query of a tile and one block that it attends to, its slot-th.
 struct BlockUse {
     int64_t block;
     int64_t query;  // of the tile, from 0
@@ -34,7 +34,7 @@ struct SupportTile {
 
     int64_t size() const { return queries.end - queries.begin; }
     int64_t first_key() const { return visible[0].first; }  // of the sequence, packed
-    /// Tokens of `block` that the tile's last query sees: what must be packed.
+    /// Tokens of `block` to pack: those that the tile's last query sees.
     int64_t keys(int64_t block, int64_t block_size) const {
         return std::clamp<int64_t>(visible[size() - 1].count - block * block_size, 0, block_size);
     }
@@ -83,7 +83,7 @@ struct UseRun {
     const BlockUse* uses;
 };
 
-/// Calls on_block(block) at each new block of the tile and on_run(UseRun) for its runs.
+/// Calls on_block(block) for each block of the tile, then on_run(UseRun) for each of its runs.
 template <typename OnBlock, typename OnRun>
 void for_each_run(std::span<const BlockUse> uses, OnBlock on_block, OnRun on_run) {
     for (size_t i = 0; i < uses.size();) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The log-sum-exp of rows over the blocks that their queries attend to: what index_select gives of
-// its ids, and index_kl makes where it is not given. And how a support is cut: into pieces of the
-// queries, and the full one into rounds of some blocks.
+// The log-sum-exp of rows over the blocks that their queries attend to: index_select returns it,
+// and index_kl computes it if the caller does not pass it. Also how a support is cut: the queries
+// into pieces, and the blocks of the full support into rounds.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 namespace msa::cpu {
 
 inline constexpr int64_t kRoundBlocks = 32;
-inline constexpr int64_t kPieceBytes = int64_t{1} << 24;  // both phases find slots in cache
+inline constexpr int64_t kPieceBytes = int64_t{1} << 24;  // slots of a piece stay in cache
 
-/// ids [Nq, Hkv, slots]: of the blocks that each query sees, those from `first` on.
+/// ids [Nq, Hkv, slots]: the blocks from `first` on that each query sees.
 Tensor<int32_t, 3> visible_ids(const Problem&, int64_t first, int64_t slots);
 
-/// visit(ids [Nq, Hkv, slots]) once for a selection; for the full support, ids absent, as often as
-/// kRoundBlocks blocks make it.
+/// Calls visit(ids [Nq, Hkv, slots]) once for a selection. For the full support (ids absent) calls
+/// it for each kRoundBlocks blocks.
 template <typename Visit>
 void for_each_round(const Problem& p, View<const int32_t, 3> ids, Visit visit) {
     if (ids) return visit(ids);
@@ -29,7 +29,7 @@ void for_each_round(const Problem& p, View<const int32_t, 3> ids, Visit visit) {
         visit(View<const int32_t, 3>(visible_ids(p, first, kRoundBlocks).view()));
 }
 
-/// Queries whose slots, of `floats` each, are in memory together; ids as in for_each_round.
+/// How many queries, with slots of `floats` floats, fit into kPieceBytes; ids as in for_each_round.
 inline int64_t piece_queries(const Problem& p, View<const int32_t, 3> ids, int64_t floats) {
     const int64_t slots = ids ? ids.extent(2) : kRoundBlocks;
     return std::clamp<int64_t>(kPieceBytes / (slots * floats * int64_t{sizeof(float)}), 1,
@@ -39,9 +39,9 @@ inline int64_t piece_queries(const Problem& p, View<const int32_t, 3> ids, int64
 class SupportSums {
 public:
     SupportSums(const Problem&, const Branch&, int threads);
-    /// The keys of blocks ids [Nq, Hkv, k] that were not added before.
+    /// Adds the keys of blocks ids [Nq, Hkv, k], none of which may have been added before.
     void add(View<const int32_t, 3> ids);
-    /// Natural log of a row's sum; -inf for none.
+    /// Natural log of a row's sum; -inf if no key was added.
     float lse(int64_t query, int64_t head) const { return log_sum(states_(query, head)); }
 
 private:

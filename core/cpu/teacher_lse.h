@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What each head of the teacher is divided by, from the lse of its logits and its sink.
+// The normaliser of each head of index_kl's teacher, from the lse of its logits and its sink.
 #pragma once
 
 #include "core/backend.h"
@@ -7,10 +7,10 @@
 
 namespace msa::cpu {
 
-/// lse [Nq, Hq] in base 2 such that a head's part of the teacher is exp2(logit - lse): of the mean,
-/// whose parts add up to 1, or of the maximum, which is yet to be divided by its sum. Heads count
-/// by what their sinks leave of them. -inf for all heads of a row that no key teaches. From
-/// in.main_lse where it is there and tells enough of what the sinks leave.
+/// lse [Nq, Hq] in base 2 such that a head's share of the teacher is exp2(logit - lse). Shares of
+/// the mean add up to 1; the maximum is yet to be divided by its sum. Each head is weighted by 1 -
+/// its sink's probability. -inf for all heads of a row if no key of its support lies in its window.
+/// Computed from in.main_lse if that is present and precise enough (kLeastShare).
 Tensor<float, 2> teacher_lse(const Problem&, const Branch& main, const IndexKlInput&, int threads);
 
 }  // namespace msa::cpu

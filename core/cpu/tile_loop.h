@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The loop that all operations over every visible key share: tiles of (query, head) rows in
+// The loop shared by all operations over every visible key: tiles of (query, head) rows in
 // parallel, steps of keys inside, strips of logits innermost. Each tile packs its own keys, so
-// memory does not grow with the sequence; a tile has rows enough to make that cheap.
+// memory does not grow with the sequence; a tile has enough rows to make that cheap.
 #pragma once
 
 #include <omp.h>
@@ -99,8 +99,8 @@ struct LogitStrip {
 };
 
 /// The loop over the keys of one tile. keys: token 0 of the sequence, `stride` floats a token.
-/// Calls on_keys(first, count) before each step, and on_logits(LogitStrip) for each strip of which
-/// some row attends to a key of it. Steps that lie before all rows' windows are skipped.
+/// Calls on_keys(first, count) before each step, and on_logits(LogitStrip) for each strip in which
+/// some row attends to a key. Steps before all rows' windows are skipped.
 template <typename OnKeys, typename OnLogits>
 void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int64_t step,
                     const Scratch& scratch, OnKeys on_keys, OnLogits on_logits) {

@@ -11,8 +11,8 @@ struct AdamW {
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
     double weight_decay = 0.01;  // decoupled: w -= rate * weight_decay * w
 
-    /// One update in place, the step-th from 1. All of one size; first and second are the moments,
-    /// zero before the first step.
+    /// One update in place; `step` counts from 1. All spans have one size; first and second are the
+    /// moments, zero before the first step.
     void update(int64_t step, double rate, std::span<float> weights,
                 std::span<const float> gradient, std::span<float> first,
                 std::span<float> second) const;

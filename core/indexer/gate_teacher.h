@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the gate of SeerAttention-R (gate_kl.h) is made of and taught by: pooled keys of blocks, and
-// the Main Branch's probabilities, pooled over the block's tokens and the group's heads.
+// Inputs and teacher of SeerAttention-R's gate (gate_kl.h): pooled keys of blocks, and the Main
+// Branch's probabilities pooled over a block's tokens and a group's heads.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace msa {
 /// Poolings of a block's keys: the largest, the least and the mean of each channel.
 inline constexpr int64_t kGatePools = 3;
 
-/// [ceil(n / block_size), Hkv * 3 * dh]: of consecutive keys [n, Hkv, dh], of which the first
-/// begins a block, group by group the largest, the least and the mean of each channel over the
-/// block. The last block may be in part.
+/// [ceil(n / block_size), Hkv * 3 * dh]: for each block and group the largest, the least and the
+/// mean of each channel. The keys [n, Hkv, dh] are consecutive and begin a block; the last block
+/// may be partial.
 Tensor<float, 2> pool_keys(View<const float, 3> k, int64_t block_size);
 
 /// Positions of the first tokens of the blocks of all sequences, in order.
 std::vector<int64_t> block_positions(const Problem&);
 
-/// The block of a query that sees `visible` keys; -1 where it sees none. The gate judges those
+/// The block of a query that sees `visible` keys; -1 if it sees none. The gate scores the blocks
 /// before it.
 constexpr int64_t own_block(int64_t visible, int64_t block_size) {
     return visible_blocks(visible, block_size) - 1;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The Index Branch's projections (eq:msa-index-proj), forward and backward: hidden states x to
-// index_q (one head per group) and index_k (one head), each head with an optional RMS norm and an
-// optional rotation of its first channels, as the Main Branch has them (core/indexer/projection.h).
-// DSA's lightning indexer (core/indexer/lightning_kl.h) has the same two, of any number of heads,
-// and a third that makes a weight of every head. SeerAttention's gate (core/indexer/gate_kl.h) has
-// key heads, too, and every head reads inputs of its own: what is called x then holds the inputs of
-// all heads, one after the other. There is no gradient into x (eq:msa-detach). Float; results do
-// not depend on `threads` (threads_or_all).
+// The projections of an indexer, forward and backward. The Index Branch (eq:msa-index-proj) maps
+// hidden states x to index_q (one head per group) and index_k (one head). Each head may have an RMS
+// norm and a rotation of its first channels, like the Main Branch (core/indexer/projection.h).
+// DSA's lightning indexer (core/indexer/lightning_kl.h) has any number of query heads, and a third
+// projection to a weight for each. SeerAttention's gate (core/indexer/gate_kl.h) has one key head
+// per group, and every head reads its own inputs; x then holds the inputs of all heads, one after
+// the other. No gradient goes into x (eq:msa-detach). Float; results do not depend on `threads`
+// (threads_or_all).
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 
 namespace msa {
 
-/// The sizes of an Index Branch and what it does beside multiplying.
+/// Sizes of an indexer, its norms and its RoPE.
 struct IndexForm {
-    int64_t groups = 0;                         // heads of index_q: Hkv; of DSA's indexer its own
+    int64_t groups = 0;                         // heads of index_q: Hkv, or DSA's own number
     int64_t index_dim = 0;                      // didx
     int64_t model_dim = 0;                      // d_model
     bool rms_norm = false;                      // per head, with a learned weight per channel
     int64_t rotary_dim = 0;                     // channels that RoPE rotates; 0: none
     double rope_theta = 1e4;                    // of plain RoPE
     std::vector<double> rope_frequencies = {};  // of scaled RoPE [rotary_dim / 2]; empty: plain
-    bool head_weights = false;                  // DSA's indexer: w_h, a weight of each head
+    bool head_weights = false;                  // DSA's indexer: w_h, one weight per head
     /// Channels that a key head of a gate reads; its query heads read model_dim each. 0: no gate.
     int64_t key_dim = 0;
-    /// Of a gate: frequencies of the model's RoPE, which its inputs are before; empty: none.
+    /// Of a gate, whose inputs are before RoPE: frequencies of the model's RoPE; empty: none.
     std::vector<double> undone_rope = {};
 
     static constexpr double kNormEpsilon = 1e-6;
@@ -43,12 +43,12 @@ struct IndexForm {
     void validate() const;
 };
 
-/// The learned numbers of an Index Branch, or anything of the same shape: its gradient, the moments
-/// of an optimizer. One list of values, w_q, w_k, w_h, norm_q, norm_k in order.
+/// The weights of an indexer, or values of the same shape: a gradient, moments of an optimizer. One
+/// list of values in the order w_q, w_k, w_h, norm_q, norm_k.
 class IndexWeights {
 public:
     IndexWeights() = default;
-    /// Zero; norm weights one.
+    /// All zero, but norm weights one.
     explicit IndexWeights(const IndexForm& form);
 
     const IndexForm& form() const { return form_; }
@@ -90,11 +90,11 @@ private:
     std::vector<float> values_;
 };
 
-/// index_q [n, Hkv, didx] of the hidden states x [n, d_model], of a gate [n, Hkv * model_dim], of
-/// tokens at `positions` [n].
+/// index_q [n, Hkv, didx] from hidden states x [n, d_model] (gate: [n, Hkv * model_dim]) of tokens
+/// at `positions` [n].
 Tensor<float, 3> index_queries(const IndexWeights&, View<const float, 2> x,
                                std::span<const int64_t> positions, int threads = 0);
-/// index_k [n, 1, didx], likewise; of a gate [n, Hkv, didx] of x [n, Hkv * key_dim].
+/// index_k [n, 1, didx] likewise; gate: [n, Hkv, didx] from x [n, Hkv * key_dim].
 Tensor<float, 3> index_keys(const IndexWeights&, View<const float, 2> x,
                             std::span<const int64_t> positions, int threads = 0);
 /// DSA's head weights w [n, 1, heads]: w_h x, without norm or rotation.

@@ -2,12 +2,13 @@
 // The KL loss of DSA's lightning indexer and its gradient. The indexer of DeepSeek-V3.2-Exp
 // (inference/model.py, class Indexer) scores key j for query i by
 //   I_ij = (H didx)^(-1/2) sum_h w_ih max(0, index_q_ih . index_k_j),
-// with H heads of its own and a weight w_ih of each that is learned, one score for all groups. With
-// p_r the teacher of group r and t the softmax of I on the support, as index_kl has them
-// (core/backend.h, eq:msa-kl), a row's loss is
+// with H heads of its own and a learned weight w_ih for each; one score serves all groups. With p_r
+// the teacher of group r and t the softmax of I on the support, as in index_kl (core/backend.h,
+// eq:msa-kl), a row's loss is
 //   KL_ir = sum_j p_rj (ln p_rj - ln t_j)    and    d mean_r KL_ir / dI_ij = t_j - mean_r p_rj.
-// On the full support that is the gradient of DeepSeek's loss, which compares t with the sum of all
-// heads; here each group is compared by itself, so that losses of both indexers are one measure.
+// On the full support this gradient equals that of DeepSeek's loss, which compares t with the sum
+// of all heads. Here each group is compared on its own, so the losses of both indexers are
+// comparable.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace msa {
 
-/// What the indexer makes of the hidden states (core/indexer/index_branch.h), on the host.
+/// The indexer's operands (core/indexer/index_branch.h), on the host.
 struct LightningInput {
     View<const float, 3> index_q;  // [Nq, H, didx]
     View<const float, 2> index_k;  // [Nk, didx]
@@ -39,7 +40,8 @@ struct LightningKlInput {
     View<const float, 1> sinks = {};  // the teacher's, [Hq]; absent: none
 };
 
-/// Any may be absent; the gradients, of the mean of kl over rows and groups, are so together.
+/// Any may be absent, the gradients only together. They are those of the mean of kl over rows and
+/// groups.
 struct LightningKlOutput {
     View<double, 2> kl = {};  // [Nq, Hkv]; where the teacher sees no key of the support: 0, and
                               // no gradient

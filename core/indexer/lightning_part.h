@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What core/indexer/lightning_kl.cpp works on: some queries and a block of keys, and running sums
-// of exponentials.
+// Working data of core/indexer/lightning_kl.cpp: some queries with a block of keys, and running
+// sums of exponentials.
 #pragma once
 
 #include <Eigen/Core>
@@ -30,7 +30,7 @@ struct ExpSum {
     double lse() const { return running_max + std::log(sum); }
 };
 
-/// Rows of a tile that have a block in their support, and its keys.
+/// A block of keys, and the rows of a tile that have it in their support.
 struct Part {
     std::vector<int64_t> rows;        // queries
     int64_t first = 0, position = 0;  // of its keys: packed, and in their sequence

@@ -33,8 +33,8 @@ void apply_rope(View<float, 3> heads, const std::vector<int64_t>& positions, int
 
 /// In place: channels 2c and 2c + 1 of the first 2n of every head go to c and c + n.
 void split_pairs(View<float, 3> heads, int64_t pairs);
-/// In place, the reverse of apply_rope: heads as they were before RoPE, with the two channels of
-/// pair c at c and c + n, whatever layout they had. Without a frequency nothing changes.
+/// In place, the inverse of apply_rope: returns heads to their state before RoPE. The two channels
+/// of pair c end up at c and c + n, whatever layout they had. Does nothing without frequencies.
 void undo_rope(View<float, 3> heads, std::span<const int64_t> positions, const RopePairs&);
 
 }  // namespace msa

@@ -18,13 +18,13 @@
 
 namespace msa::io {
 
-/// The square problem of a layer: every token is a query and a key of its sequence. With the
+/// The square problem of a layer: every token is a query and a key of its sequence. It has the
 /// layer's window and soft cap, and the sizes of its DSA indexer and its gate.
 Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_size);
-/// [Hq] The layer's learnable sinks, as in AttentionInput; absent without.
+/// [Hq] The layer's learnable sinks, as in AttentionInput; absent if it has none.
 Tensor<float, 1> layer_sinks(const LayerInfo&);
 
-/// A file of a data set, and what of the data set is in it.
+/// A file of a data set, and which part of the data set it holds.
 struct Capture {
     std::filesystem::path path;
     int64_t first_sequence = 0, sequences = 0, first_token = 0, tokens = 0;
@@ -32,14 +32,14 @@ struct Capture {
 
 class ActivationsReader {
 public:
-    /// Opens and checks everything but the values (of which it looks at one token, to find K and V
-    /// that were repeated to the query heads).
+    /// Opens and checks everything but the values. It reads one token's values, to detect K and V
+    /// that were repeated to the query heads.
     explicit ActivationsReader(const std::filesystem::path& path);
     /// Several captures of one model as one data set, whose sequences are those of the first file,
     /// then those of the second, and so on. InputError naming two files, the place in them and both
     /// values where model_id, the layers, their sizes, element types or attributes differ.
     explicit ActivationsReader(std::span<const std::filesystem::path> paths);
-    /// The same of a file in memory, which `name` stands for in messages. Keeps a copy.
+    /// Reads a file in memory and keeps a copy; messages call it `name`.
     ActivationsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ActivationsReader();
     ActivationsReader(ActivationsReader&&) noexcept;
@@ -47,19 +47,19 @@ public:
 
     const std::string& name() const;               // for messages: the paths, as in "a.h5, b.h5"
     const std::vector<Capture>& captures() const;  // in order
-    const ActivationsInfo& info() const;           // of all; what files may differ in: the first's
-    /// Throws InputError naming the layers there are.
+    const ActivationsInfo& info() const;           // of all; where files may differ, the first's
+    /// Throws InputError naming the existing layers if `number` is not one.
     const LayerInfo& layer(int64_t number) const;
 
-    /// Tokens, of gate_k blocks, [range.begin, range.end) of heads [first_head, first_head +
-    /// head_count) into to [n, head_count, channels]. A NaN or Inf is an InputError with the count
-    /// in the whole dataset and the first position.
+    /// Reads rows [range.begin, range.end), tokens (gate_k: blocks), of heads [first_head,
+    /// first_head + head_count) into to [n, head_count, channels]. A NaN or Inf is an InputError
+    /// with the count in the whole dataset and the first position.
     void read(int64_t layer, Field, QueryRange range, int64_t first_head, View<float, 3> to) const;
     /// All heads of a token range: [n, heads, channels].
     Tensor<float, 3> read(int64_t layer, Field, QueryRange range) const;
     /// All heads of the given tokens (ascending): [n, heads, channels].
     Tensor<float, 3> gather(int64_t layer, Field, std::span<const int64_t> tokens) const;
-    /// int32 [N]; throws InputError when the file has none.
+    /// Token ids, int32 [N]; throws InputError if the file has none.
     std::vector<int32_t> tokens() const;
 
 private:
@@ -74,14 +74,14 @@ class ActivationsWriter {
 public:
     /// Writes to `path`.partial until finish() renames it; an abandoned writer removes it.
     /// info.layers are created empty, to be filled by write(). Refuses an existing `path` unless
-    /// `overwrite`, and always what is no regular file.
+    /// `overwrite`, and always refuses one that is not a regular file.
     ActivationsWriter(std::filesystem::path path, const ActivationsInfo& info, bool overwrite);
     ~ActivationsWriter();
     ActivationsWriter(const ActivationsWriter&) = delete;
     ActivationsWriter& operator=(const ActivationsWriter&) = delete;
 
-    /// values [n, head_count, channels] to tokens, of gate_k blocks, from first_token, heads from
-    /// first_head; rounded to nearest even.
+    /// Writes values [n, head_count, channels] to the tokens (gate_k: blocks) from first_token on
+    /// and the heads from first_head on, rounded to nearest even.
     void write(int64_t layer, Field, int64_t first_token, int64_t first_head,
                View<const float, 3> values);
     void write_tokens(std::span<const int32_t> tokens);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One file of activations, checked and open. ActivationsReader presents one or several of them.
+// One file of activations, open and checked. ActivationsReader reads one or several of them.
 // Callers hold h5::Lock.
 #pragma once
 
@@ -13,13 +13,13 @@ namespace msa::io {
 
 class ActivationsFile {
 public:
-    /// Checks everything but the values, as ActivationsReader says.
+    /// Checks everything but the values, like ActivationsReader.
     ActivationsFile(std::filesystem::path path, h5::Handle opened);
 
     const std::filesystem::path& path() const { return path_; }
     const ActivationsInfo& info() const { return info_; }
 
-    /// Tokens of this file, as ActivationsReader::read; arguments are checked there.
+    /// As ActivationsReader::read, for tokens of this file. The caller has checked the arguments.
     void read(const LayerInfo&, Field, QueryRange, int64_t first_head, View<float, 3> to) const;
     /// The token ids of this file, as many as it has tokens.
     void read_tokens(std::span<int32_t> to) const;

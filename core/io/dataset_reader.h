@@ -27,7 +27,7 @@ struct DatasetInfo {
 class DatasetReader {
 public:
     explicit DatasetReader(const std::filesystem::path& path);
-    /// Of a file in memory, which `name` stands for in messages. Keeps a copy.
+    /// Reads a file in memory and keeps a copy; messages call it `name`.
     DatasetReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~DatasetReader();
     DatasetReader(DatasetReader&&) noexcept;
@@ -37,7 +37,7 @@ public:
     bool has(const std::string& object, const std::string& attribute) const;
     /// Names directly under a group, ascending, numbers by value.
     std::vector<std::string> list(const std::string& group) const;
-    /// Every dataset under a group, in natural order. InputError where groups are 32 deep.
+    /// Every dataset under a group, in natural order. InputError if groups are nested 32 deep.
     std::vector<DatasetInfo> datasets(const std::string& group) const;
     /// Streams the values of a numeric dataset of any rank from 1 as doubles, some MiB at a time.
     using Visitor = std::function<void(std::span<const double>)>;

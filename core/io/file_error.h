@@ -9,12 +9,11 @@
 
 namespace msa::io {
 
-/// What is wrong with a file, where whoever reads the message can do something about it. A program
-/// says what that is.
+/// Problems with a file that the user can solve. A program adds to the message how.
 enum class FileProblem : uint8_t {
-    exists,          // the output is there already
+    exists,          // the output exists already
     unfinished_run,  // the output is that of a run that has not ended
-    other_run,       // it is of a run that this one cannot go on with
+    other_run,       // it belongs to a run that this one cannot continue
     damaged_unit,    // a finished part of a run is damaged
     arrays,          // it holds arrays, and is no HDF5 file
     before_rope,     // its q or k lack the rotation

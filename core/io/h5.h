@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A thin layer over the HDF5 C library: handles that close themselves, and reads and writes whose
-// failures are exceptions that name file and object.
+// A thin layer over the HDF5 C library. Handles close themselves; failed reads and writes throw
+// exceptions that name file and object.
 #pragma once
 
 #include <hdf5.h>
@@ -16,8 +16,8 @@
 
 namespace msa::io::h5 {
 
-/// HDF5 is not safe for two threads: this holds it for one, which may hold it several times. Every
-/// public function of core/io that calls HDF5 has one; errors are not printed meanwhile.
+/// A recursive lock around HDF5, which is not thread-safe. Every public function of core/io that
+/// calls HDF5 takes it. While it is held, HDF5 prints no errors.
 class Lock {
 public:
     Lock();
@@ -57,10 +57,10 @@ std::string take_error();
 
 /// Opens for reading. InputError for a missing, empty, truncated or non-HDF5 file.
 Handle open_file(const std::filesystem::path& path);
-/// The same of a file in memory, of which it keeps a copy; `name` is for messages.
+/// Opens a file in memory and keeps a copy; `name` is for messages.
 Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> bytes);
-/// Creates or truncates, without a lock of HDF5's own: the caller holds one (partial_file.h).
-/// SystemError when the system refuses.
+/// Creates or truncates a file without HDF5's own lock; the caller holds one (partial_file.h).
+/// SystemError if the system refuses.
 Handle create_file(const std::filesystem::path& path);
 /// Flushes and closes `file`, then waits until the bytes are on the device.
 void close_durably(Handle file, const std::filesystem::path& path);
@@ -72,8 +72,8 @@ bool natural_less(const std::string& a, const std::string& b);
 std::vector<std::string> links(hid_t group);
 /// Opens a group or dataset; InputError "is missing" with the place.
 Handle open_object(hid_t file, const Place& place);
-/// Opens a dataset. InputError when it declares more bytes, or a larger chunk, than what the file
-/// stores of it could hold: what is allocated by its shape is bounded by the file's real size.
+/// Opens a dataset. InputError if it declares more bytes, or a larger chunk, than its stored bytes
+/// could hold. So the file's real size bounds what readers allocate.
 Handle open_dataset(hid_t file, const Place& place);
 /// Opens a group, made with its parents where missing.
 Handle make_group(hid_t file, const Place& place);
@@ -86,7 +86,7 @@ double number_attribute(hid_t object, const std::string& name, const Place& plac
 /// All numbers of an attribute, one for a scalar.
 std::vector<double> numbers_attribute(hid_t object, const std::string& name, const Place& place);
 int64_t integer_attribute(hid_t object, const std::string& name, const Place& place);
-/// Texts have a fixed length, but for those above 60000 bytes.
+/// Writes texts of up to 60000 bytes with a fixed length, longer ones with variable length.
 void set_attribute(hid_t object, const std::string& name, const std::string& value);
 void set_attribute(hid_t object, const std::string& name, double value);
 void set_attribute(hid_t object, const std::string& name, int64_t value);
@@ -120,7 +120,7 @@ void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, cons
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
                       const std::vector<hsize_t>& chunk);
 
-/// A list of texts, as `/done`: a dataset of one axis. Texts are written with variable length, and
+/// A list of texts like `/done`: a dataset of one axis. Texts are written with variable length and
 /// read with either.
 void write_texts(hid_t file, const Place& place, const std::vector<std::string>& values);
 std::vector<std::string> read_texts(hid_t file, const Place& place);

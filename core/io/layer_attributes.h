@@ -7,8 +7,8 @@
 
 namespace msa::io {
 
-/// Reads into `layer`, whose sizes are known, all attributes of its group but for q_state and
-/// k_state. Throws InputError for what FORMAT.md does not allow.
+/// Reads all attributes of a layer's group except q_state and k_state into `layer`, whose sizes are
+/// already set. Throws InputError for what FORMAT.md does not allow.
 void read_attributes(hid_t group, const h5::Place& place, LayerInfo& layer);
 
 }  // namespace msa::io

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a file of activations says of itself and of each layer: sizes, RoPE, and what the model's
-// own attention does (data/FORMAT.md).
+// The metadata of a file of activations and of each layer: sizes, RoPE, and the model's own
+// attention (data/FORMAT.md).
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 
 namespace msa::io {
 
-/// Has RoPE been applied to what is stored? `none`: the layer has no RoPE.
+/// Whether RoPE was applied before storing. `none`: the layer has no RoPE.
 enum class RopeState : uint8_t { post_rope, pre_rope, none };
 const char* to_string(RopeState);
 
-/// The datasets of a layer, with a row for each token; of gate_k, for each block of its sequence.
+/// The datasets of a layer. They have one row per token, gate_k one per block.
 enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w, gate_q, gate_k };
 inline constexpr Field kFields[] = {Field::x,       Field::q,       Field::k,     Field::v,
                                     Field::index_q, Field::index_k, Field::dsa_q, Field::dsa_k,
@@ -29,8 +29,8 @@ const char* to_string(Field);
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
                                                 "sinks"};
 
-/// A layer group: sizes from the shapes of its datasets, the rest from its attributes, which are
-/// valid where they are present (data/FORMAT.md).
+/// A layer group: sizes from the shapes of its datasets, the rest from its attributes
+/// (data/FORMAT.md). Attributes that are present are valid.
 struct LayerInfo {
     int64_t layer = 0;            // number in the model, from 0
     int64_t query_heads = 0;      // Hq
@@ -47,16 +47,16 @@ struct LayerInfo {
     double softmax_scale = 0;
     std::optional<int64_t> rotary_dim;
     std::optional<double> rope_theta;   // of plain RoPE
-    std::string rope_scaling;           // of another RoPE: the model's parameters, JSON text
+    std::string rope_scaling;           // of scaled RoPE: the model's parameters, JSON text
     std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
     std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
-    bool rope_interleaved = false;  // it turns channels 2c and 2c+1; else c and c + rotary_dim/2
+    bool rope_interleaved = false;  // pair c is channels 2c, 2c+1; else c, c + rotary_dim/2
     /// The model attends to selected keys only (attribute own_attention = "sparse").
     bool own_sparse = false;
-    /// Block size and k of the Index Branch that the layer has: the model's own, or a fitted one.
+    /// Block size and k of the layer's Index Branch, the model's own or a fitted one.
     std::optional<int64_t> own_block_size, own_top_k;
-    /// What the model's own attention adds to plain causal attention, by attribute (those of
-    /// kOwnAttention). layer_problem and layer_sinks take over all but attention_chunk.
+    /// Features of the model's own attention beyond plain causal attention, by attribute name
+    /// (kOwnAttention). layer_problem and layer_sinks use all but attention_chunk.
     std::map<std::string, std::vector<double>> own_attention;
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
@@ -82,8 +82,8 @@ struct ActivationsInfo {
 /// The same for the sequences of `cu_seqlens`.
 int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo&, Field);
 
-/// RoPE of the layer as its attributes have it: rope_inv_freq, or rotary_dim and rope_theta;
-/// nothing where they do not say.
+/// The layer's RoPE from its attributes rope_inv_freq, or rotary_dim and rope_theta; nothing if
+/// they are absent.
 std::optional<RopePairs> stored_rope(const LayerInfo&);
 
 }  // namespace msa::io

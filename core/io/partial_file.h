@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is being written under a name has the name when it is whole, and one writer at a time.
+// Files that get their name only when they are complete, with one writer at a time.
 #pragma once
 
 #include <filesystem>
@@ -7,13 +7,13 @@
 
 namespace msa::io {
 
-/// Refuses the name of an output that exists unless it may be `replaced`; what is no regular file
-/// (a device, a directory) is never replaced.
+/// Refuses an output path that exists unless it may be `replaced`. A path that is not a regular
+/// file (a device, a directory) is always refused.
 void check_output(const std::filesystem::path& path, bool replaced);
 
-/// A file that this process alone holds, by flock. The lock ends with the process, however it ends.
-/// NFS keeps it for all hosts that mount the folder; where a file system has no locks there is
-/// none, and two writers of one name are the user's to prevent.
+/// A file that this process alone holds, by flock. The lock ends with the process, however that
+/// ends. Over NFS it holds for all hosts that mount the folder. On a file system without locks the
+/// user must prevent two writers of one name.
 class LockedFile {
 public:
     /// Opens `lock`, empty or not. InputError "another process is writing `path`".
@@ -24,7 +24,7 @@ public:
 
     int descriptor() const { return descriptor_; }
     bool is_held() const { return descriptor_ >= 0; }
-    /// Removes the file, then lets go of it.
+    /// Removes the file, then releases the lock.
     void remove();
     void release();
 
@@ -33,8 +33,8 @@ private:
     int descriptor_ = -1;
 };
 
-/// `path`.partial, empty and locked, until finish() gives it its name; removed without it.
-/// HDF5 may open it by name, with locks of its own off (h5::create_file).
+/// `path`.partial, empty and locked, until finish() renames it; removed without finish(). HDF5 may
+/// open it by name with its own locks off (h5::create_file).
 class PartialFile {
 public:
     PartialFile(std::filesystem::path path, bool overwrite);

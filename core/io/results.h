@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Reader and writer of `msa-results` version 3 (data/FORMAT.md). A run is a list of units (one
-// layer, say). Each finished unit is a file of its own under `<path>.partial/`, made complete by a
-// rename, so that a kill at any moment loses the units under way and nothing else; finish()
-// assembles the units into `path`, again by a rename, in the order of their names: the bytes do not
-// depend on who wrote which unit when. All these files end with their checksum.
+// layer, say). Each finished unit is a file of its own under `<path>.partial/`, completed by a
+// rename, so a kill at any moment loses only the units in progress. finish() assembles the units
+// into `path`, again with a rename, in the order of their names. So the bytes do not depend on who
+// wrote which unit when. All these files end with their checksum.
 #pragma once
 
 #include <filesystem>
@@ -21,11 +21,11 @@
 
 namespace msa::io {
 
-/// InputError when the bytes of a file of results do not match the checksum at its end; a file
-/// without one passes.
+/// InputError if the bytes of a file of results do not match the checksum at its end. A file
+/// without a checksum passes.
 void require_whole(const std::filesystem::path& path);
 
-/// join: another process of the same run has opened `path`, and assembles the results.
+/// join: another process of the same run has opened `path` and assembles the results.
 enum class IfExists : uint8_t { refuse, overwrite, resume, join };
 
 /// The units of a run under way. Its functions may be called by several threads.
@@ -33,12 +33,13 @@ class ResultsWriter {
 public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it. overwrite: starts
     /// afresh; `path` stays as it is until finish(). resume: keeps the finished units of the same
-    /// run (require_same_run), all of them if `path` is that run already and nobody had begun to
-    /// replace it; InputError naming the first difference, or the damaged unit, otherwise; starts
-    /// afresh where there is nothing. InputError while another process is writing `path` (see
+    /// run (require_same_run), all of them if `path` already holds that run and nobody began to
+    /// replace it; starts afresh if there is nothing. InputError naming the first difference if it
+    /// is another run, or the damaged unit; InputError while another process is writing `path` (see
     /// core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
-    /// Without finish() and set_aside(): keeps the finished units, removes what holds none.
+    /// Without finish() or set_aside(): keeps the finished units, and removes the folder if there
+    /// are none.
     ~ResultsWriter();
     ResultsWriter(const ResultsWriter&) = delete;
     ResultsWriter& operator=(const ResultsWriter&) = delete;
@@ -46,28 +47,28 @@ public:
     /// `path` holds the whole run already.
     bool complete() const;
     bool done(const std::string& unit) const;
-    /// Units that others have finished meanwhile are done here too.
+    /// Counts units that other processes finished meanwhile as done.
     void look_again();
 
-    /// Starts a unit, which is not done.
+    /// Starts a unit that is not done yet.
     UnitWriter begin(const std::string& unit);
-    /// Takes over the finished unit of another folder, which stays as it is. InputError where it is
-    /// damaged.
+    /// Copies a finished unit from another folder. InputError if it is damaged.
     void add(const std::filesystem::path& unit_file);
-    /// What was noted of each finished unit, in the order of the run.
+    /// The notes of each finished unit (UnitWriter::note), in the order of the run.
     struct Notes {
         std::string unit;
         std::map<std::string, std::string> texts;
     };
     std::vector<Notes> notes() const;
 
-    /// Makes a unit of the results of the files of its parts (RunRecord::joined), in their order.
+    /// Writes a unit of the results from the files of its parts (RunRecord::joined), given in
+    /// order.
     using JoinParts =
         std::function<void(const std::vector<std::filesystem::path>& parts, UnitWriter& to)>;
-    /// Assembles all units, adds /run and /done, renames to `path`, removes the unit files. Parts
-    /// are joined first: the results have the unit in their place.
+    /// Joins parts into their units, assembles all units, adds /run and /done, renames to `path`,
+    /// and removes the unit files.
     void finish(const JoinParts& join = {});
-    /// Leaves the units as they are, for others to assemble.
+    /// Leaves the units for another process to assemble.
     void set_aside();
 
 private:
@@ -81,13 +82,14 @@ struct UnitFolder {
     RunRecord record;
     std::map<std::string, std::filesystem::path> units;  // by their names
 };
-/// Opens the one of the results `path`. InputError where there is none, or a process writes it.
+/// Opens the folder of units beside the results `path`. InputError if there is none, or if a
+/// process is writing it.
 UnitFolder open_units(const std::filesystem::path& path);
 
 class ResultsReader : public DatasetReader {
 public:
     explicit ResultsReader(const std::filesystem::path& path);
-    /// Of a file in memory, which `name` stands for in messages. Keeps a copy.
+    /// Reads a file in memory and keeps a copy; messages call it `name`.
     ResultsReader(const std::filesystem::path& name, std::span<const uint8_t> bytes);
     ~ResultsReader();
 

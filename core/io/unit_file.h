@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The file of a unit, as UnitWriter makes it and ResultsWriter takes it up.
+// The file of a unit, written by UnitWriter and read by ResultsWriter.
 #pragma once
 
 #include <filesystem>
@@ -30,9 +30,9 @@ struct UnitWriter::Impl {
     Done done;
 };
 
-/// The name of a unit's file: another one for another unit. "layer 3" is unit-layer-3.h5.
+/// The name of a unit's file, different for each unit: "layer 3" has unit-layer-3.h5.
 std::string file_name_of_unit(const std::string& unit);
-/// The unit that a file is of. InputError where the file is not whole.
+/// The name of the unit in a file. InputError if the file is incomplete.
 std::string unit_of_file(const std::filesystem::path& path);
 std::map<std::string, std::string> notes_of_file(const std::filesystem::path& path);
 

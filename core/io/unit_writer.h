@@ -16,37 +16,36 @@ struct Describe {
 
 class DatasetReader;
 
-/// The datasets of one unit, a file of its own. Several may be written at a time, each by a thread
-/// of its own. A unit that is not finished leaves nothing.
+/// Writes the datasets of one unit to a file of its own. Several units may be written at a time,
+/// one thread each. An unfinished unit leaves nothing behind.
 class UnitWriter {
 public:
     ~UnitWriter();
     UnitWriter(UnitWriter&&) noexcept;
     UnitWriter& operator=(UnitWriter&&) = delete;
 
-    /// A whole dataset at an absolute HDF5 path, in groups made on the way. T: float, double,
+    /// Writes a whole dataset at an absolute HDF5 path and creates its groups. T: float, double,
     /// int32_t, int64_t. Integers and floats of 16 KiB and more are chunked, shuffled, deflated.
     template <typename T, int Rank>
     void write(const std::string& dataset, View<const T, Rank> values, const Describe& describe);
-    /// A dataset of the given shape, to be filled by rows (slices of the first axis).
+    /// Creates a dataset of the given shape, to be filled by rows (slices of the first axis).
     template <typename T, int Rank>
     void create(const std::string& dataset, const Shape<Rank>& shape, const Describe& describe);
     template <typename T, int Rank>
     void write_rows(const std::string& dataset, int64_t first_row, View<const T, Rank> rows);
-    /// A number or text on a group or dataset that exists in this unit (groups are made).
+    /// Sets a number or text on a dataset of this unit or on a group, which is created if missing.
     void attribute(const std::string& object, const std::string& name, double value);
     void attribute(const std::string& object, const std::string& name, int64_t value);
     void attribute(const std::string& object, const std::string& name, const std::string& value);
 
-    /// Makes `dataset` with `rows` rows, in all else like the one of another file.
+    /// Creates `dataset` with `rows` rows, otherwise like that of another file.
     void create_like(const DatasetReader& other, const std::string& dataset, int64_t rows);
-    /// Copies all rows of the `dataset` of another file to where they begin in this one, some MiB
-    /// at a time.
+    /// Copies all rows of another file's `dataset` to first_row and on, some MiB at a time.
     void copy_rows(const DatasetReader& from, const std::string& dataset, int64_t first_row);
-    /// Copies a group or dataset of another file as it is, into groups made on the way.
+    /// Copies a group or dataset of another file unchanged and creates its groups.
     void copy(const DatasetReader& from, const std::string& object);
 
-    /// What is to be known of how the unit was made (ResultsWriter::notes); not in the results.
+    /// Notes how the unit was made (ResultsWriter::notes); not part of the results.
     void note(const std::string& name, const std::string& text);
 
     /// Makes the unit durable, under its name.

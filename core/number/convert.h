@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Values in float and in the types that operands are stored in: the one place that converts.
+// Conversion between float and the element types of stored operands; no other code converts.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ constexpr double storage_roundoff(Element element) {
     }
 }
 
-/// Half of the least value above 0 of f32, f16, bf16 or e4m3: near 0, rounding is off by no more
-/// than this, and elsewhere by no more than storage_roundoff.
+/// Half of the smallest positive value of f32, f16, bf16 or e4m3. It bounds the absolute rounding
+/// error near 0; elsewhere storage_roundoff bounds the relative one.
 constexpr double storage_floor(Element element) {
     switch (element) {
         case Element::f16: return 0x1p-25;
@@ -34,7 +34,7 @@ constexpr double storage_floor(Element element) {
     }
 }
 
-/// What a value of at most `size` is off by when it is stored.
+/// Bound on the storage error of a value of at most `size`.
 constexpr double stored_bound(Element element, double size) {
     return storage_roundoff(element) * size + storage_floor(element);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The 8-bit storage type of index operands on a GPU.
+// The 8-bit storage type of operands.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ struct E4m3 {
     uint8_t bits = 0;
 
     E4m3() = default;
-    /// The nearest, ties to even; beyond kLargest, infinities too: kLargest. NaN stays NaN.
+    /// The nearest value, ties to even. Larger values and infinities become kLargest. NaN stays
+    /// NaN.
     explicit E4m3(float value);
     explicit operator float() const;
 };

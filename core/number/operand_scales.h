@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Scales of e4m3 operands of sparse_attention, and how operands get them. Shape letters:
-// core/problem.h; the formats that a study compares: core/number/quantize.h.
+// Scales of sparse_attention's e4m3 operands, and quantisation to them. Shape letters:
+// core/problem.h; other number formats: core/number/quantize.h.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace msa {
 
-/// A value that an operand stands for is its e4m3 value times a scale; absent: times 1. A scale of
-/// q is a factor on the softmax scale of a row, so one for each row costs no more than one for a
-/// tile of rows. A scale of k or v belongs to the keys that a kernel takes at once, a block.
+/// An operand's value is its e4m3 value times a scale; absent scales are 1. A scale of q multiplies
+/// a row's softmax scale, so one per row costs no more than one per tile. A scale of k or v belongs
+/// to a block, the keys that a kernel takes at once.
 struct OperandScales {
     View<const float, 2> q;     // [1, 1], or [Nq, Hq]
     View<const float, 2> k, v;  // [1, 1], or [blocks of all sequences, Hkv], see block_starts()
@@ -22,12 +22,12 @@ struct OperandScales {
     explicit operator bool() const { return q || k || v; }
 };
 
-/// What a scale may be: kernels multiply two of them with a product of two rows, and divide by the
-/// third, in float.
+/// The range of a scale. In float, kernels multiply two scales with a product of two rows and
+/// divide by the third.
 inline constexpr float kLeastScale = 0x1p-40F, kMostScale = 0x1p40F;
 
-/// Throws InputError where scales are there without e4m3 operands, have another shape, lie in
-/// another space, or, on the host, are not from kLeastScale to kMostScale.
+/// Throws InputError if scales are given for operands other than e4m3, have another shape, lie in
+/// another space or, on the host, are outside [kLeastScale, kMostScale].
 void check_scales(const Problem&, const OperandScales&, Element operands, Space space);
 
 /// Scale (i, j); 1 where absent.
@@ -35,7 +35,7 @@ inline float scale_at(View<const float, 2> scales, int64_t i, int64_t j) {
     return !scales ? 1.0F : scales.size() == 1 ? *scales.data() : scales(i, j);
 }
 
-/// [Nk]: the number of each key's block when the blocks of all sequences are numbered through.
+/// [Nk]: the number of each key's block, counted over all sequences.
 std::vector<int64_t> key_blocks(const Problem&);
 
 /// An operand with its scales.
@@ -48,12 +48,12 @@ struct ScaledOperand {
 /// block of keys and a head (k, v).
 enum class OperandScale : uint8_t { tensor, row, block };
 
-/// The nearest e4m3 values of `operand` [tokens, heads, channels] over their scale: the largest
-/// finite magnitude that shares it, over that of e4m3, within the range that a scale may be of. The
-/// tokens are the problem's keys where blocks share scales. NaN stays NaN.
+/// Quantises `operand` [tokens, heads, channels]. A scale is the largest finite magnitude that
+/// shares it, divided by that of e4m3, within the range above; values are divided by it and rounded
+/// to the nearest e4m3. With OperandScale::block the tokens are the problem's keys. NaN stays NaN.
 ScaledOperand store_scaled(const Problem&, View<const float, 3> operand, OperandScale);
 
-/// The floats nearest to values times scales, of q (`keys` false) or of k or v. `threads`: see
+/// The floats nearest to values times scales, for q (`keys` false) or for k or v. `threads`: see
 /// core/threads.h.
 Tensor<float, 3> read_scaled(const Problem&, View<const e4m3, 3> values,
                              View<const float, 2> scales, bool keys, int threads = 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Floating point of a few bits. A magnitude is a code: the bits of the exponent, then those of the
-// fraction; codes are in the order of their values.
+// Floating point of a few bits. A magnitude's code is its exponent bits followed by its fraction
+// bits, so codes have the order of their values.
 #pragma once
 
 namespace msa {
@@ -9,8 +9,8 @@ struct SmallFloat {
     int bias = 0, fraction_bits = 0;
     float largest = 0;  // finite
 
-    /// The code of the nearest magnitude, ties to the even code; beyond `largest`: that of
-    /// `largest`. `magnitude` is not negative and no NaN.
+    /// The code of the nearest magnitude, ties to the even code, at most that of `largest`.
+    /// `magnitude` must not be negative or NaN.
     int code(float magnitude) const;
     /// The magnitude of a code; subnormals have the exponent 0.
     float magnitude(int code) const;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Those who compute together, and what they say to each other: threads of one process, each with a
-// backend of its own, or processes. Memory is the host's; what GPUs read of each other is in
-// peer_copies.h.
+// A group of ranks and its collectives. Ranks are threads of one process, each with a backend of
+// its own, or processes. All buffers are in host memory; for GPUs see peer_copies.h.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +13,15 @@
 
 namespace msa::parallel {
 
-/// Another rank has ended, and says why.
+/// Thrown when another rank has ended; the message says why.
 class GroupStopped : public std::exception {
 public:
     const char* what() const noexcept override { return "another rank has stopped"; }
 };
 
-/// The group as one of its ranks sees it; this class itself is a group of one. Collective calls
-/// return when all ranks have made them, in the same order, and throw GroupStopped where one never
-/// will.
+/// The group as seen by one of its ranks; this class itself is a group of one. All ranks must make
+/// collective calls in the same order. A call returns when all ranks have made it, and throws
+/// GroupStopped if one never will.
 class Group {
 public:
     virtual ~Group() = default;
@@ -34,24 +33,24 @@ public:
     int size() const { return size_; }
     bool is_first() const { return rank_ == 0; }
 
-    /// Collective: each value becomes its sum over the ranks, added in their order, so that all
-    /// have the same bits. All lists have one size, below 2^31.
+    /// Collective: each value becomes its sum over the ranks, added in rank order, so all ranks get
+    /// the same bits. All lists have the same size, below 2^31.
     virtual void all_reduce(std::span<float>) const {}
     virtual void all_reduce(std::span<double>) const {}
-    /// Collective: the first rank's bytes.
+    /// Collective: all ranks get the first rank's bytes.
     virtual void broadcast(std::span<std::byte>) const {}
-    /// Collective: the bytes of all ranks, as many of each, in their order.
+    /// Collective: all ranks get the bytes of each, equally many, in rank order.
     virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
         std::copy(mine.begin(), mine.end(), all.begin());
     }
-    /// Not collective: throws GroupStopped where it is known that a rank has failed. For whoever
-    /// waits for the others by other means.
+    /// Not collective: throws GroupStopped if a rank is known to have failed. For ranks that wait
+    /// for others by other means.
     virtual void check() const {}
 
-    /// Collective: is it so for any rank?
+    /// Collective: whether `mine` is true on any rank.
     bool any(bool mine) const;
-    /// Collective: waits for all ranks. Throws `error` where there is one, else GroupStopped where
-    /// another rank has one.
+    /// Collective: waits for all ranks. Throws `error` if it is set, else GroupStopped if another
+    /// rank has an error.
     void barrier(const std::exception_ptr& error = {}) const;
     /// Collective: the first rank's value.
     template <typename T>
@@ -59,8 +58,8 @@ public:
         broadcast(std::as_writable_bytes(std::span(&value, 1)));
         return value;
     }
-    /// Collective: SystemError unless the value is the same with all, to the bit, or NaN. `what`:
-    /// "losses of step 3: their sum", as the message has it before the value.
+    /// Collective: SystemError unless the value has the same bits on all ranks or is NaN on all.
+    /// `what` precedes the value in the message: "losses of step 3: their sum".
     void require_same(double value, const std::string& what) const;
 
 protected:
@@ -70,8 +69,8 @@ private:
     int rank_ = 0, size_ = 1;
 };
 
-/// Does `work` for each of `size` ranks at the same time, in a thread each, the first one in this
-/// thread. Returns when all have ended; throws the first error of any.
+/// Runs `work` for `size` ranks at the same time, the first in this thread, each other in its own.
+/// Returns when all have ended; throws the first error.
 void run_group(int size, const std::function<void(const Group&)>& work);
 
 }  // namespace msa::parallel

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What ranks copy from each other's memory, on the host or on GPUs; what they say to each other is
-// in group.h.
+// Copies between the memories of ranks, on the host or on GPUs. Collectives: group.h.
 #pragma once
 
 #include <memory>
@@ -11,15 +10,14 @@
 
 namespace msa::parallel {
 
-/// Memory that every rank has, of one size, for the others to read.
+/// A buffer of one size on every rank, which the others may read.
 struct SharedMemory {
     std::shared_ptr<void> own;         // this rank's
     std::vector<const void*> of_rank;  // where each rank has it, its own among them
 };
 
-/// One of the ranks, as it sees the others. Memory is that of the rank's backend. Calls that are
-/// collective must be made by all ranks in the same order; they throw GroupStopped where
-/// another rank has failed.
+/// One rank's view of the others. Memory is that of the rank's backend. All ranks must make
+/// collective calls in the same order; they throw GroupStopped if another rank has failed.
 class PeerCopies {
 public:
     PeerCopies(const Group& group, Backend& backend) : group_(group), backend_(backend) {}
@@ -32,19 +30,19 @@ public:
     int rank() const { return group_.rank(); }
     int ranks() const { return group_.size(); }
 
-    /// Collective: zeros. What is left of it when the last owner of `own` goes is not to be read.
+    /// Collective: allocates zeros. The memory must not be read after the last owner of `own` is
+    /// gone.
     virtual SharedMemory share(int64_t bytes) = 0;
 
-    // Copies between ranks come in rounds. What a rank's backend was asked to write before open()
-    // is there for all copies of the round; what it is asked to write after close() comes behind
-    // them.
+    // Copies between ranks come in rounds. All copies of a round see what a rank's backend was
+    // asked to write before open(); writes asked for after close() happen after the copies.
 
     /// Collective.
     virtual void open() = 0;
-    /// The bytes [offset, offset + bytes) of this rank's memory become those of rank `from`, while
-    /// the backend does what it was asked before.
+    /// Copies the bytes [offset, offset + bytes) from rank `from` to this rank's memory,
+    /// concurrently with the backend's earlier calls.
     virtual void fetch(const SharedMemory&, int from, int64_t offset, int64_t bytes) = 0;
-    /// What the backend is asked from now on comes behind the copies so far.
+    /// Later calls of the backend wait for the copies so far.
     virtual void await() = 0;
     /// Collective.
     virtual void close() = 0;
@@ -54,8 +52,8 @@ private:
     Backend& backend_;
 };
 
-/// For any backend: its own copies, in their turn among its calls, and ranks that wait for each
-/// other on the host. The right answer, but nothing overlaps.
+/// For any backend: uses its own copies, in order with its calls, and ranks wait for each other on
+/// the host. Correct, but nothing overlaps.
 std::unique_ptr<PeerCopies> make_peer_copies(const Group&, Backend&);
 
 }  // namespace msa::parallel

@@ -15,27 +15,27 @@ namespace msa::parallel {
 struct Chunk {
     int rank = 0;
     QueryRange queries;  // rows of the whole problem; may be none
-    KeyRange own_keys;   // that come with them: [Nk - Nq + begin, Nk - Nq + end)
+    KeyRange own_keys;   // at the queries' positions: [Nk - Nq + begin, Nk - Nq + end)
     Problem problem;     // these queries behind all keys that they see, and no others
 };
 
-/// Queries in 2 P chunks of one length, chunks r and 2 P - 1 - r with rank r: of a causal sequence
-/// every rank has as many (query, visible key) pairs. Keys are the ranks' like the queries that
-/// they come with; keys ahead of all queries are with every rank.
+/// Divides queries into 2 P chunks of equal length; rank r gets chunks r and 2 P - 1 - r. In a
+/// causal sequence every rank then has equally many (query, visible key) pairs. A rank owns the
+/// keys at its queries' positions; keys before all queries are on every rank.
 ///
-/// Chunks begin at multiples of unit() queries, but for the end of the last one, so their lengths
-/// differ by a unit at most. A unit is whole blocks of keys, as long as all keys are new, and whole
-/// tiles of any kernel.
+/// Chunks begin at multiples of unit() queries, so their lengths differ by at most a unit. A unit
+/// is a multiple of the block size and of any kernel's tile of queries.
 class ZigZag {
 public:
-    /// Throws InputError unless the batch is one sequence with the usual rule of positions and has
-    /// no more queries than keys, and 1 <= ranks.
+    /// Throws InputError unless the batch is one sequence with the usual rule of positions and no
+    /// more queries than keys, and ranks >= 1.
     ZigZag(const Problem&, int ranks);
 
     const Problem& problem() const { return problem_; }
     int ranks() const { return ranks_; }
     const std::vector<Chunk>& chunks() const { return chunks_; }  // [2 P], by queries
-    /// The two of a rank, by queries. A rank's operands and results hold their rows in this order.
+    /// The two chunks of a rank in query order, which is the order of rows in its operands and
+    /// results.
     std::array<const Chunk*, 2> of(int rank) const;
     int64_t queries_of(int rank) const;
     /// (query, visible key) pairs of a rank.
@@ -56,12 +56,12 @@ struct KeyPart {
     Problem problem;  // all queries over these keys alone, their blocks numbered from 0
 };
 
-/// Keys in P parts of whole blocks, the sequence's last block with the last rank. Parts differ by a
-/// block at most.
+/// Divides keys into P parts of whole blocks; the last rank has the sequence's last block. Parts
+/// differ by at most a block.
 class SplitKeys {
 public:
-    /// Throws InputError as ZigZag does, and where there is a window: a part does not tell how far
-    /// a query's window reaches into it.
+    /// Throws InputError like ZigZag, and if there is a window: a part's problem cannot express how
+    /// far a query's window reaches into it.
     SplitKeys(const Problem&, int ranks);
 
     const Problem& problem() const { return problem_; }

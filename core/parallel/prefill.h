@@ -7,11 +7,11 @@
 
 namespace msa::parallel {
 
-/// Keys that every rank will hold whole; a rank writes the rows that are its own.
+/// A key tensor that every rank holds whole; a rank writes its own rows.
 template <int Rank>
 class SharedRows {
 public:
-    /// Collective: zeros.
+    /// Collective: allocates zeros.
     SharedRows(PeerCopies& peers, Shape<Rank> shape, Element element)
         : memory_(peers.share(element_count(shape) * element_bytes(element))),
           rows_(memory_.own.get(), shape, element, peers.backend().space()) {}
@@ -35,7 +35,7 @@ struct SharedKeys {
     SharedRows<3> k, v;     // [Nk, Hkv, dh]
 };
 
-/// Operands of one rank: n = ZigZag::queries_of(rank) rows, its early chunk's and then its late
+/// Operands of one rank: n = ZigZag::queries_of(rank) rows, first its early chunk's, then its late
 /// one's.
 struct PrefillInput {
     In<3> index_q;                    // [n, Hkv, didx]
@@ -50,20 +50,20 @@ struct PrefillOutput {
     View<float, 2> lse;    // [n, Hq]
 };
 
-/// Collective: index_select and sparse_attention of a rank's queries. A rank's own rows of `keys`
-/// must be there, and those ahead of all queries; the others' come by chunks, in the order of the
-/// sequence, and a chunk is begun as soon as the keys up to its end are there.
+/// Collective: index_select and sparse_attention for a rank's queries. The rank's own rows of
+/// `keys` must be written, and those before all queries. The other ranks' rows arrive chunk by
+/// chunk in sequence order; a chunk of queries starts as soon as all keys up to its end are there.
 ///
-/// ids, and out and lse too, are to the bit those of one rank, as far as the backend's answer to a
-/// query does not hang on which other queries its call has: cpu and reference do not, nor do
-/// cuda's kernels while the chunks are long enough for the same kernel.
+/// ids, out and lse equal those of one rank bit by bit if a query's result does not depend on the
+/// other queries of its call. That holds for cpu and reference, and for cuda if the chunks are long
+/// enough for the same kernels.
 void prefill(PeerCopies&, const ZigZag&, const SelectionRule&, const SharedKeys& keys,
              const PrefillInput&, const PrefillOutput&);
 
-/// Collective: the copies of prefill() alone, of all keys to all ranks.
+/// Collective: only the copies of prefill(), of all keys to all ranks.
 void gather(PeerCopies&, const ZigZag&, const SharedKeys& keys);
 
-/// Bytes that prefill() brings to a rank.
+/// Bytes that prefill() copies to a rank.
 int64_t gathered_bytes(const ZigZag&, const SharedKeys& keys, int rank);
 
 }  // namespace msa::parallel

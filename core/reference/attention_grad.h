@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The gradient of attention from the saved out and lse, one row (query, head) after the other. With
+// The gradient of attention from the saved out and lse, one row (query, head) at a time. With
 //   p = exp(scale q.k - lse),  dP = <d_out, v>,  D = <d_out, out>,  dS = p (dP - D)
 // the row's d_q is scale sum dS k over its keys; a key's d_k and d_v are the sums of scale dS q and
 // p d_out over its rows, and the gradient of a head's sink s is -sum exp(s - lse) D.
@@ -16,7 +16,8 @@ public:
     AttentionGrad(const Problem&, const AttentionInput&, const AttentionSaved&,
                   const AttentionGradient& to);
 
-    /// Head h of query i attends to `tokens` of the packed keys: its d_q, and its part of the sums.
+    /// For head h of query i, which attends to the packed keys `tokens`: stores its d_q and adds to
+    /// the other sums.
     void add_row(int64_t i, int64_t h, const std::vector<int64_t>& tokens);
     /// Stores the sums over all rows.
     void finish();

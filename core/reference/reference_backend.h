@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The project's own truth: scalar loops with double sums, one file per operation, straight from
-// the paper's equations. Inputs and outputs are float; nothing here is meant to be fast.
+// The reference implementation: scalar loops with double sums, one file per operation, written from
+// the paper's equations. Inputs and outputs are float. It is not meant to be fast.
 #pragma once
 
 #include <limits>
@@ -16,7 +16,7 @@ std::unique_ptr<Backend> make_reference_backend(const BackendOptions&);
 
 namespace reference {
 
-/// Operands of the Main Branch; v may be absent where it is not used, sinks where there are none.
+/// Operands of the Main Branch. v may be absent if unused, sinks if there are none.
 struct MainBranch {
     View<const float, 3> q, k, v;
     View<const float, 1> sinks = {};
@@ -39,9 +39,9 @@ void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2
 void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 /// The teacher of index_kl: p of query i and group r on `tokens`, of which the Main Branch sees the
-/// last `shown`. A NaN of a head stays. Each head is weighted by 1 - its sink's probability, scaled
-/// so that the largest weight is 1: nothing underflows, and the teacher is divided by its sum
-/// anyway.
+/// last `shown`. A head's NaN propagates. Each head is weighted by 1 - its sink's probability.
+/// Weights are scaled so that the largest is 1: nothing underflows, and the teacher is divided by
+/// its sum anyway.
 std::vector<double> teach(const Problem&, const MainBranch&, int64_t i, int64_t r,
                           const std::vector<int64_t>& tokens, size_t shown, Teacher);
 
@@ -59,15 +59,15 @@ std::vector<int64_t> all_tokens(KeyRange visible);
 /// Those of `tokens` that the Main Branch attends to.
 std::vector<int64_t> in_window(const Problem&, KeyRange visible, std::vector<int64_t> tokens);
 
-/// Softmax over the logits and the sink, in place: only the sink's probability is not kept. Returns
-/// the natural log of the sum of exponentials, -inf for no logits and no sink.
+/// Softmax over the logits and the sink, in place; the sink's own probability is not stored.
+/// Returns the natural log of the sum of exponentials, -inf if there are no logits and no sink.
 double softmax(std::vector<double>& logits, double sink = kNoSink);
 
-/// The sink of head h, kNoSink where there are none.
+/// The sink of head h, kNoSink without sinks.
 double sink_of(const MainBranch&, int64_t h);
 
-/// Head h of query i attends to `tokens` of the packed keys and to its sink; out 0 for no tokens.
-/// Returns the lse.
+/// Attention of head h of query i over the packed keys `tokens` and its sink; out is 0 without
+/// tokens. Returns the lse.
 double attend(const Problem&, const MainBranch&, int64_t i, int64_t h,
               const std::vector<int64_t>& tokens, View<float, 1> out);
 

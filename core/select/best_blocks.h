@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What policies share that spend a budget of blocks themselves, before eq:msa-topk sees their
-// scores: of the blocks that are not forced, the best that the budget has room for; ties go to the
-// lower id, as core/top_blocks.h has it.
+// For policies that spend their budget of blocks before eq:msa-topk: the best unforced blocks that
+// the budget has room for. Ties go to the lower id, as in core/top_blocks.h.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +14,10 @@
 
 namespace msa {
 
-/// The score of a block that is out of the budget: it is never selected.
+/// The score of a block outside the budget, which is never selected.
 inline constexpr float kLeftOut = -std::numeric_limits<float>::infinity();
 
-/// Where a score stands in the order: NaN is as low as -inf.
+/// Sort key of a score; NaN counts as -inf.
 template <std::floating_point T>
 T rank_of(T score) {
     return std::isnan(score) ? T{kLeftOut} : score;
@@ -32,7 +31,7 @@ inline std::vector<int64_t> free_blocks(const SelectionRule& rule, int64_t block
     return free;
 }
 
-/// Those of `blocks` (ascending) that are not the best `room`, in no order.
+/// The blocks outside the best `room` of `blocks` (ascending), in no order.
 template <class Value>
 std::vector<int64_t> all_but_best(std::vector<int64_t> blocks, int64_t room, Value value) {
     const auto kept = blocks.begin() + std::clamp<int64_t>(room, 0, std::ssize(blocks));
@@ -44,7 +43,7 @@ std::vector<int64_t> all_but_best(std::vector<int64_t> blocks, int64_t room, Val
     return blocks;
 }
 
-/// The visible blocks that the rule has no room for beside its forced ones, in no order.
+/// The visible, unforced blocks that the rule has no room for, in no order.
 template <class Value>
 std::vector<int64_t> beyond_budget(const SelectionRule& rule, int64_t blocks, Value value) {
     std::vector<int64_t> free = free_blocks(rule, blocks);

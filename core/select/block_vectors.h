@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What selectors share whose score is a product of one vector per query and one per key block: the
-// backend's index_scores with the blocks' vectors as keys, one call per group.
+// For selectors whose score is the product of one vector per query and one per key block. Calls the
+// backend's index_scores with the blocks' vectors as keys, once per group.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct KeyRows {
     const float* operator[](int64_t j) const { return data + j * stride; }
 };
 
-/// The keys [first, first + count) of a group, packed tokens on the host.
+/// The keys of the packed tokens [first, first + count) of a group, on the host.
 KeyRows key_rows(View<const float, 3> k, int64_t group, int64_t first, int64_t count);
 
 /// Vectors of all blocks, sequence after sequence, and their products with queries.
@@ -26,12 +26,12 @@ class VectorScores {
 public:
     /// vectors [Hkv, blocks of all sequences, width] on the host.
     VectorScores(const SelectorLayer&, View<const float, 3> vectors);
-    /// Scores [Nq, Hkv, B] on the host of the query vectors [Nq, Hkv, width]; 0 where a block is
-    /// not seen.
+    /// Scores [Nq, Hkv, B] on the host for query vectors [Nq, Hkv, width]; 0 for blocks that a
+    /// query does not see.
     Tensor<float, 3> score(Backend&, const Problem& chunk, View<const float, 3> queries) const;
 
 private:
-    struct Part {  // of the channels: an index head is no wider than kMaxHeadDim
+    struct Part {  // some of the channels: an index head is no wider than kMaxHeadDim
         int64_t first, width;
         std::vector<Mirror<2>> keys;  // [Hkv] of [blocks, width]
     };
@@ -42,13 +42,13 @@ private:
     std::vector<Part> parts_;
 };
 
-/// VectorScores of keys: a block's vector is a function of its keys; of the local block, which may
-/// be seen in part, of those that the query sees.
+/// VectorScores whose block vectors are functions of a block's keys. The local block's vector uses
+/// only the keys that the query sees.
 class BlockVectors {
 public:
-    /// Block's vector [width] from its keys.
+    /// Computes a block's vector [width] from its keys.
     using OfKeys = void (*)(const KeyRows& keys, View<float, 1> vector);
-    /// Query's vector [width] from one head's q [dh], added to those of the group's other heads.
+    /// Adds one head's contribution, from q [dh], to the query's vector [width].
     using OfQuery = void (*)(View<const float, 1> q, View<float, 1> vector);
 
     BlockVectors(const SelectorLayer&, int64_t width, OfKeys of_keys, OfQuery of_query);
@@ -64,11 +64,11 @@ private:
     VectorScores products_;
 };
 
-/// An OfKeys: the mean.
+/// An OfKeys that takes the mean.
 void mean_of_keys(const KeyRows& keys, View<float, 1> mean);
-/// An OfQuery: q itself.
+/// An OfQuery that takes q itself.
 void add_query(View<const float, 1> q, View<float, 1> sum);
-/// [Nq, Hkv, width]: the vectors of the groups' heads, added up.
+/// [Nq, Hkv, width]: query vectors, summed over each group's heads.
 Tensor<float, 3> group_vectors(const SelectorLayer&, const Problem& chunk, View<const float, 3> q,
                                int64_t width, BlockVectors::OfQuery of_query);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention to pieces of the keys: means of some tokens, every so many tokens. What NSA and
-// InfLLM-V2 rank blocks by: the backend's block_mass with the pieces as keys.
+// Attention to pieces of the keys, by which NSA and InfLLM-V2 rank blocks. A piece is the mean of
+// `tokens` keys, one every `stride` keys. Uses the backend's block_mass with the pieces as keys.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@ namespace msa {
 struct Pieces {
     int64_t tokens = 32, stride = 16;
 
-    /// Those that lie within the first `keys` keys.
+    /// How many pieces lie within the first `keys` keys.
     int64_t whole(int64_t keys) const { return keys < tokens ? 0 : (keys - tokens) / stride + 1; }
-    /// The first one that reaches into the block that begins at key `begin`, or an earlier one.
+    /// The first piece that reaches into the block that begins at key `begin`, or an earlier piece.
     int64_t first_of(int64_t begin) const {
         return begin < tokens ? 0 : (begin - tokens) / stride + 1;
     }
@@ -32,14 +32,14 @@ struct Pieces {
 
 class CompressedKeys {
 public:
-    /// From (attention to each piece, mean over the group's heads; first token of the block; its
-    /// end): the block's score over G.
+    /// A block's score, divided by G, from the attention to each piece (mean over the group's
+    /// heads), the block's first token and its end.
     using Fold = float (*)(const Pieces&, std::span<const float> attention, int64_t begin,
                            int64_t end);
 
     CompressedKeys(const SelectorLayer&, const Pieces&);
-    /// Scores [Nq, Hkv, B] on the host: each head's softmax over the pieces that its query sees as
-    /// a whole.
+    /// Scores [Nq, Hkv, B] on the host. Each head's softmax is over the pieces that its query sees
+    /// wholly.
     Mirror<3> score(const SelectorLayer&, const SelectorChunk&, Fold fold) const;
 
 private:
@@ -51,8 +51,8 @@ private:
     Mirror<3> pieces_;             // [pieces, Hkv, dh]
 };
 
-/// A policy that ranks blocks by the attention to their pieces: what is left to say is its name,
-/// its rule, what makes a block's score of its pieces, and the forced blocks.
+/// Base of policies that rank blocks by the attention to their pieces. A derived class gives name,
+/// rule, the fold of pieces to a block's score, and the forced blocks.
 class CompressedKeysSelector : public Selector {
 public:
     explicit CompressedKeysSelector(CompressedKeys::Fold fold) : fold_(fold) {}
@@ -61,7 +61,7 @@ public:
                 {"stride", "keys from one piece to the next", &of_.stride, 1, 65536}};
     }
     Family family() const override { return Family::keys; }
-    /// q . each piece, and the softmax's bytes, for all queries.
+    /// Products of q with each piece, for all queries.
     PolicyCost cost(const Problem& phase, int64_t prompt) const override;
     void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer, of_); }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {

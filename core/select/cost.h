@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the costs of policies are made of.
+// Building blocks of policies' costs.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@ namespace msa {
 
 inline constexpr double kCostElementBytes = 2;
 
-/// Products of width dh of each query head with `vectors` vectors, summed over queries; their bytes
-/// are read once per group.
+/// Products of width dh of each query head with `vectors` vectors, summed over queries. Each group
+/// reads the vectors' bytes once.
 inline PolicyCost per_head(const Problem& p, double vectors) {
     const auto dims = static_cast<double>(p.head_dim);
     return {2 * static_cast<double>(p.query_heads) * dims * vectors,
             kCostElementBytes * static_cast<double>(p.kv_heads) * dims * vectors};
 }
 
-/// The same where the heads of a group are added up first.
+/// The same if the heads of a group are summed first.
 inline PolicyCost per_group(const Problem& p, double vectors) {
     const auto width = static_cast<double>(p.kv_heads * p.head_dim);
     return {2 * width * vectors, kCostElementBytes * width * vectors};
@@ -41,7 +41,7 @@ inline double keys_seen(const Problem& p) {
 inline double blocks_seen(const Problem& p) {
     return over_queries(p, [&](int64_t keys) { return visible_blocks(keys, p.block_size); });
 }
-/// (query block, key block) pairs, each query block once, as its last query sees the keys.
+/// (query block, key block) pairs; a query block sees what its last query sees.
 inline double block_pairs(const Problem& p) {
     double pairs = 0;
     for (size_t s = 0; s + 1 < p.batch.cu_seqlens_k().size(); ++s) {
@@ -58,14 +58,14 @@ inline PolicyCost index_branch_cost(const Problem& p) {
     return {2 * static_cast<double>(p.kv_heads) * width, kCostElementBytes * width};
 }
 
-/// The heads of DSA's indexer with every visible key, each product times the weight of its head.
+/// Products of DSA's index heads with every visible key, each times its head's weight.
 inline PolicyCost lightning_cost(const Problem& p) {
     const double keys = keys_seen(p), width = static_cast<double>(p.dsa_dim);
     return {2 * static_cast<double>(p.dsa_heads) * (width + 1) * keys,
             kCostElementBytes * width * keys};
 }
 
-/// The gate query of every group with the gate keys of the blocks before the query's own.
+/// Products of every group's gate query with the gate keys of the blocks before the query's own.
 inline PolicyCost gate_cost(const Problem& p) {
     const double blocks = over_queries(
         p, [&](int64_t keys) { return std::max<int64_t>(0, own_block(keys, p.block_size)); });
@@ -73,7 +73,7 @@ inline PolicyCost gate_cost(const Problem& p) {
     return {2 * width, kCostElementBytes * width};
 }
 
-/// Dense attention's products q . k: what it costs to know the oracle.
+/// Dense attention's products q . k, the cost of an oracle.
 inline PolicyCost oracle_cost(const Problem& p) { return per_head(p, keys_seen(p)); }
 
 /// Attention of the last `probe` queries of each sequence's prompt, the keys read once.

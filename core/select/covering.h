@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What policies have in common that keep the fewest blocks that cover a share p of a distribution
-// over a query's blocks: forced blocks are in, the others follow by probability, of equal ones the
-// lower; a block is kept where those before it cover less than p.
+// For policies that keep the fewest blocks that cover a share p of a distribution over a query's
+// blocks. Forced blocks come first, then the others by probability, ties to the lower id. A block
+// is kept if those before it cover less than p.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace msa {
 class CoverBudget {
 public:
     CoverBudget(const SelectionRule& rule, int64_t groups);
-    /// A distribution over the `blocks` blocks that `queries` queries see.
+    /// Adds a distribution over the `blocks` blocks that `queries` queries see.
     void add(int64_t group, View<const float, 1> mass, int64_t blocks, int64_t queries = 1);
-    /// [Hkv]: of each group the largest p, a multiple of 2^-16, at which the queries keep no more
-    /// blocks than their budgets together.
+    /// [Hkv]: for each group the largest p, a multiple of 2^-16, at which its queries together keep
+    /// no more blocks than their budgets.
     std::vector<double> largest_shares() const;
     const SelectionRule& rule() const { return rule_; }
 
 private:
     SelectionRule rule_;
-    Tensor<int64_t, 2> counts_;  // [Hkv, shares]: blocks that ask for a share to be passed
-    std::vector<int64_t> room_;  // [Hkv] blocks of the budgets that are not forced
+    Tensor<int64_t, 2> counts_;  // [Hkv, shares]: blocks that are kept only above that share
+    std::vector<int64_t> room_;  // [Hkv] unforced blocks of all budgets
 };
 
 /// scores = mass of the blocks that cover `share`, -inf elsewhere.

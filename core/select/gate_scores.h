@@ -7,11 +7,11 @@
 
 namespace msa {
 
-/// What SeerAttention's gate says of blocks: t of core/indexer/gate_kl.h.
+/// Block scores of SeerAttention's gate: t of core/indexer/gate_kl.h.
 class GateScores {
 public:
     GateScores() = default;
-    /// gate_k [blocks of all sequences, Hkv, dg] on the host. Throws InputError where the layer has
+    /// gate_k [blocks of all sequences, Hkv, dg] on the host. Throws InputError if the layer has
     /// another number of blocks.
     GateScores(const SelectorLayer&, View<const float, 3> gate_k);
 

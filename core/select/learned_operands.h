@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How operands that were learned for one rule alone come to its policy: those of DSA's indexer and
-// of SeerAttention's gate, named as in data/FORMAT.md.
+// How policies read the operands of DSA's indexer and SeerAttention's gate, which are named as in
+// data/FORMAT.md.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace msa {
 
 enum class LearnedOperand : uint8_t { dsa_q, dsa_k, dsa_w, gate_q, gate_k };
 
-/// Rows [n, heads, channels] of an operand, on the host, of packed tokens (ascending); without
-/// tokens, of all. dsa_k has one head, dsa_w one with a channel for each index head. gate_k has a
-/// row for each block of all sequences, in order, and is read whole.
+/// Reads rows [n, heads, channels] of an operand to the host, for the given packed tokens
+/// (ascending) or for all if none are given. dsa_k has one head; dsa_w has one head with a channel
+/// per index head. gate_k has a row for each block of all sequences, in order, and is read whole.
 using ReadLearned =
     std::function<Tensor<float, 3>(LearnedOperand, std::span<const int64_t> tokens)>;
 

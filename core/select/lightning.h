@@ -10,32 +10,33 @@
 
 namespace msa {
 
-/// What the lightning indexer scores with: I = sum over heads of w max(0, index_q . index_k). The
-/// positive factor of core/indexer/lightning_kl.h changes no order and is left out.
+/// Operands of the lightning indexer's score I = sum over heads of w max(0, index_q . index_k). The
+/// positive factor of core/indexer/lightning_kl.h is left out, as it changes no order.
 struct LightningOperands {
     Mirror<3> index_q;         // [Nq, H, didx]
     Mirror<2> index_k;         // [Nk, didx]
     Tensor<float, 3> weights;  // [Nq, 1, H] on the host; absent: all are 1
 };
 
-/// Numbers of a query that I is made of: the channels of all heads, and their learned weights.
+/// Values per query that I reads: the channels of all heads, and their learned weights.
 inline int64_t lightning_query_width(const Problem& p) {
     return p.dsa_heads > 0 ? p.dsa_heads * (p.dsa_dim + 1) : p.kv_heads * p.index_dim;
 }
 
-/// Calls visit(row, I) for every query, I [keys it sees] on the host; from many threads.
+/// Calls visit(row, I) for every query, I [keys it sees] on the host, from several threads.
 void for_each_lightning_row(
     Backend&, const Problem&, const LightningOperands&,
     const std::function<void(int64_t row, View<const float, 1> scores)>& visit);
 
-/// The largest I of each block's visible tokens, [Nq, Hkv, B] on the host: the same for all groups.
+/// The largest I of each block's visible tokens, [Nq, Hkv, B] on the host, the same for all groups.
 /// Blocks that a query does not see are not written.
 Tensor<float, 3> lightning_block_scores(Backend&, const Problem&, const LightningOperands&);
 
-/// The `count` highest of `scores`, ascending; ties go to the lower, and NaN is as low as -inf.
+/// The positions of the `count` highest `scores`, ascending. Ties go to the lower position; NaN
+/// counts as -inf.
 std::vector<int64_t> highest(View<const float, 1> scores, int64_t count);
 
-/// The learned operands of a layer where it has them, else the Index Branch's with weights 1.
+/// Reads a layer's learned operands, or if it has none the Index Branch's with weights 1.
 class LightningReader {
 public:
     void prepare(const SelectorLayer&);
@@ -48,8 +49,8 @@ private:
     Mirror<2> keys_;  // learned
 };
 
-/// What the policies of the lightning indexer have in common, those that keep blocks
-/// (Kind = Selector) and those that keep tokens (TokenSelector).
+/// Base of the lightning indexer's policies, which keep blocks (Kind = Selector) or tokens
+/// (TokenSelector).
 template <typename Kind>
 class LightningPolicy : public Kind {
 public:

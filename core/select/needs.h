@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT
-// What kind of policy one is, and what must be there for it to run.
+// A policy's family, and the inputs that it needs.
 #pragma once
 
 #include <cstdint>
 
 namespace msa {
 
-/// What a policy decides by.
+/// What a policy bases its choice on.
 enum class Family : uint8_t {
     oracle,        // the Main Branch's own probabilities
     index_branch,  // index_q and index_k
     keys,          // the query and a summary of the keys
     queries,       // what other queries looked at
-    position,      // where a token stands, or chance
+    position,      // positions, or chance
 };
 const char* to_string(Family);  // "oracle", "index branch", "keys", "queries", "position"
 
-/// Prefill: every token is a query. Decode: those behind a prompt come one by one.
+/// Prefill: every token is a query. Decode: the tokens after a prompt come one by one.
 enum class Phases : uint8_t { both, prefill, decode };
 
-/// What must be there for a policy to run.
+/// The inputs that a policy needs.
 struct PolicyNeeds {
     bool index = false;           // index_q and index_k
     bool lightning = false;       // read_learned of dsa, or index_q and index_k in its place

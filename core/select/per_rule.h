@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a policy keeps for each of the budgets that it is asked for.
+// A policy's state for each budget.
 #pragma once
 
 #include <deque>
@@ -12,7 +12,7 @@ namespace msa {
 template <typename T>
 class PerRule {
 public:
-    /// Made when it is first asked for. References stay valid until clear.
+    /// Created on first use. References stay valid until clear.
     T& operator[](const SelectionRule& rule) {
         for (auto& [known, value] : all_)
             if (known == rule) return value;
@@ -21,7 +21,7 @@ public:
     void clear() { all_.clear(); }
 
 private:
-    std::deque<std::pair<SelectionRule, T>> all_;  // a handful: one for each budget
+    std::deque<std::pair<SelectionRule, T>> all_;  // a handful, one per budget
 };
 
 }  // namespace msa

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What all policies have in common, whether they keep blocks (selector.h) or single tokens
-// (token_selector.h): a name, a rule with its source, what it looks at, and what it costs.
+// The base of all policies, which keep blocks (selector.h) or single tokens (token_selector.h):
+// name, rule with its source, needed inputs, and cost.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@
 
 namespace msa {
 
-/// Arithmetic of a policy's scores (a multiply-add is 2), and bytes of keys, or of what stands for
-/// them, that it reads, in 2-byte elements.
+/// FLOPs of a policy's scores (a multiply-add is 2), and bytes of keys or their summaries that it
+/// reads, in 2-byte elements.
 struct PolicyCost {
     double flops = 0, bytes = 0;
 };
 
-/// One layer, the same for all its chunks of queries.
+/// One layer, shared by all its chunks of queries.
 struct SelectorLayer {
     const Problem& problem;  // of the whole layer
     Backend& backend;
@@ -33,15 +33,15 @@ struct SelectorLayer {
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
     Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
-    SelectionRule rule = {};                    // asked for, where needs().uses_rule
-    std::span<const SelectionRule> rules = {};  // all that will be, likewise; empty: `rule` alone
-    /// q [n, Hq, dh] of any packed tokens (ascending), where needs().queries.
+    SelectionRule rule = {};                    // to score for, if needs().uses_rule
+    std::span<const SelectionRule> rules = {};  // all of the run, likewise; empty: `rule` alone
+    /// q [n, Hq, dh] of any packed tokens (ascending), if needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
     ReadLearned read_learned = {};  // where problem.dsa_heads > 0 or problem.gate_dim > 0
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
     int64_t prompt = 0;
-    /// Packed tokens (ascending) of the queries that averages count: on them, a policy that spends
-    /// its budget unevenly keeps it. Empty: all queries of the phase.
+    /// Packed tokens (ascending) of the queries that averages count. A policy that spends its
+    /// budget unevenly keeps it on these. Empty: all queries of the phase.
     std::span<const int64_t> counted = {};
     RopePairs rope = {};  // of q and k, where needs().rope
     /// [Hq] of AttentionInput, in the backend's space; absent: none.
@@ -52,12 +52,12 @@ struct SelectorLayer {
     }
 };
 
-/// One chunk of its queries, in order. What has to be computed is computed for the first policy
-/// that asks, and kept for the others.
+/// One chunk of the layer's queries. Values are computed for the first policy that asks and kept
+/// for the others.
 class SelectorChunk {
 public:
-    /// `with_logits`: max_logit will be asked for, and is computed together with mass.
-    /// `previous`: mass of the layer before, where a policy needs it.
+    /// `with_logits`: computes max_logit together with mass. `previous`: mass of the previous
+    /// layer, if a policy needs it.
     SelectorChunk(const SelectorLayer& layer, const Problem& problem,
                   std::span<const int64_t> tokens, Mirror<3> q, Mirror<3> index_q = {},
                   bool with_logits = false, std::function<Mirror<3>()> previous = {});
@@ -91,29 +91,30 @@ public:
     Policy& operator=(const Policy&) = delete;
     virtual ~Policy() = default;
 
-    /// What users type, and further names that the policy goes by.
+    /// The name that users type, and its aliases.
     virtual std::string_view name() const = 0;
     virtual std::vector<std::string_view> other_names() const { return {}; }
-    /// What users may set. Options come before everything else that is asked of a policy.
+    /// The policy's options. They must be set before any other call.
     virtual std::vector<PolicyOption> options() { return {}; }
-    /// Sets the options "rank=16:bits=4". InputError naming those that there are.
+    /// Sets the options from "rank=16:bits=4". InputError naming the existing options if one is
+    /// unknown.
     void configure(std::string_view options);
-    /// "sparq:rank=16": the name and the options that are not at their defaults.
+    /// "sparq:rank=16": the name, and the options that differ from their defaults.
     std::string label() const { return label_.empty() ? std::string(name()) : label_; }
     /// The rule in one sentence, with its source. Numbers in it are the defaults of options.
     virtual std::string_view rule() const = 0;
-    /// The same, and the options that are not at their defaults.
+    /// The same, with the options that differ from their defaults.
     std::string rule_in_full() const;
-    /// Where this form or its cost differs from the source's: one sentence without a full stop.
+    /// How this form or its cost differs from the source's: one sentence without a full stop.
     virtual std::string_view note() const { return ""; }
     virtual Family family() const = 0;
     virtual Needs needs() const { return {}; }
-    /// To decide for all queries of `phase`, which are all that the phase has, whether they are
-    /// looked at or not. Each query is charged for what it needs as if it came alone (decode); what
-    /// is decided once for several queries is charged once. Sums over blocks and top-k are not
-    /// counted, nor is what stays from one query to the next. prompt: as in SelectorLayer.
+    /// The cost of deciding for all queries of the phase, sampled or not. Each query is charged as
+    /// if it came alone (decode); a decision made once for several queries is charged once. Not
+    /// counted: sums over blocks, top-k, and what is kept from one query to the next. prompt: as in
+    /// SelectorLayer.
     virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
-    /// Called once per layer, before its chunks. What all_rules have in common is computed once.
+    /// Called once per layer, before its chunks. Computes what all rules have in common.
     virtual void prepare(const SelectorLayer&) {}
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What users may set of a policy: "sparq:rank=16" names it with an option.
+// Options of a policy: "sparq:rank=16" is a policy with an option.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace msa {
 
 class Policy;
 
-/// A number of a policy that users may set.
+/// A numeric option of a policy.
 struct PolicyOption {
     std::string_view name, help;
-    std::variant<int64_t*, double*> value;  // its default until it is set
-    double low, high;                       // both allowed
+    std::variant<int64_t*, double*> value;  // holds the default until it is set
+    double low, high;                       // bounds, both allowed
 };
 
-/// "rank=0, bits=4": the options of a policy as they stand; empty where it has none.
+/// "rank=0, bits=4": the current options of a policy; empty if it has none.
 std::string options_text(Policy&);
-/// The name in front of the options of a label: "sparq" of "sparq:rank=16".
+/// The name in a label: "sparq" of "sparq:rank=16".
 std::string_view name_of_label(std::string_view label);
 
 }  // namespace msa

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Numbers of few bits, as policies hold keys for their estimates.
+// Low-bit keys for policies' estimates.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace msa {
 
-inline constexpr int64_t kUnquantised = 16;  // bits and more: values stay as they are
+inline constexpr int64_t kUnquantised = 16;  // bits from which on values are unchanged
 
-/// Each value goes to the nearest of 2^bits steps from the least to the largest of `values`; ties
-/// to the even step.
+/// Rounds each value to the nearest of 2^bits levels from the least to the largest of `values`;
+/// ties to the even level.
 void quantise(std::span<float> values, int64_t bits);
 
 }  // namespace msa

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Selectors work on pieces of the queries, so that what they hold of a row is bounded.
+// Bounds a selector's memory: it works on pieces of the queries.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace msa {
 
-/// How many rows of as many floats each fit into 64 MiB; at least one.
+/// How many rows of `floats` floats fit into 64 MiB; at least one.
 inline int64_t rows_held(int64_t floats) {
     constexpr int64_t kFloats = int64_t{1} << 24;
     return std::max<int64_t>(1, kFloats / std::max<int64_t>(1, floats));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The attention half of a transformer's layer, y = x + attention(norm(x)), forward and backward:
-// dense attention, Algorithm 1 of the paper (alg:msa-train) with what its appendix varies, or the
-// first block and a window of tokens.
+// dense attention, the paper's Algorithm 1 (alg:msa-train) with the variations of its appendix, or
+// the first block and a window of tokens.
 #pragma once
 
 #include "core/train/config.h"
@@ -16,8 +16,8 @@ struct Batch {
     View<const int32_t, 1> tokens;     // [n]
     View<const int32_t, 1> targets;    // [n], Ops::kNoTarget where nothing is predicted
     View<const int32_t, 1> positions;  // [n] in their sequences
-    /// Of the step that this batch is one worker's share of, all workers': losses are means over
-    /// these. 0: the batch is the whole step.
+    /// Targets and tokens of all workers' batches of the step, over which losses are means. 0: this
+    /// batch is the whole step.
     int64_t step_targets = 0, step_tokens = 0;
 };
 
@@ -26,17 +26,17 @@ struct Batch {
 Tensor<float, 3> rope_table(Backend& backend, int64_t max_positions, int64_t rotary_dim,
                             double theta);
 
-/// What a pass through a model has at hand.
+/// The context of a pass through a model.
 struct Pass {
     Ops& ops;
     Weights& weights;
     const Batch& batch;
-    /// Is the indexer's warm-up over: does the Main Branch attend to selected blocks?
+    /// Whether the indexer's warm-up is over, so that the Main Branch attends to selected blocks.
     bool sparse;
 };
 
-/// What one layer keeps of its forward pass for the backward pass, and for who wants to look: n
-/// tokens, letters of core/problem.h.
+/// Activations that one layer keeps from its forward pass, for the backward pass and for
+/// inspection. n tokens; letters of core/problem.h.
 struct AttentionState {
     Buffer<2> x{}, h{};                  // [n, D] input, and after the norm: the x of captures
     Buffer<3> raw_q{}, q{};              // [n, Hq, dh] before and after norm and RoPE
@@ -55,11 +55,11 @@ struct AttentionState {
     WindowAttention* window{};           // for the layout of the batch, where the layer has one
 };
 
-/// Gradients of one layer under way; all layers use the same memory.
+/// Scratch memory for one layer's gradients, shared by all layers.
 struct AttentionScratch {
     Buffer<2> d_h{};
     Buffer<3> d_out{}, d_q{}, d_k{}, d_v{};  // d_out is free once attention has its gradient
-    Tensor<float, 2> full_lse{};             // [n, Hq] of all keys, where the KL is on full support
+    Tensor<float, 2> full_lse{};  // [n, Hq] over all keys, if the KL is on the full support
     Tensor<float, 1> d_sinks{};
     Tensor<float, 3> kl_d_q{};  // [n, Hkv, didx]
     Tensor<float, 2> kl_d_k{};  // [n, didx]
@@ -68,20 +68,20 @@ struct AttentionScratch {
 
 class AttentionLayer {
 public:
-    /// Adds its parameters, "layers.<layer>....".
+    /// Adds the layer's parameters, "layers.<layer>....", to the list.
     AttentionLayer(const ModelConfig& config, int64_t layer, ParameterList& parameters);
 
     AttentionState make_state(Ops& ops, int64_t tokens) const;
     AttentionScratch make_scratch(Ops& ops, int64_t tokens) const;
 
-    /// [Hq]; absent without.
+    /// [Hq] The learnable sinks; absent if the layer has none.
     View<const float, 1> sinks(const Weights& weights) const;
 
     /// x [n, D] becomes x + attention(norm(x)).
     void forward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
                  AttentionState& s, Out<2> x) const;
-    /// d, the gradient of y [n, D], becomes that of x. The gradient of the KL loss, times its
-    /// weight, comes in here.
+    /// d, the gradient of y [n, D], becomes that of x. Adds the gradient of the KL loss times its
+    /// weight.
     void backward(const Pass& pass, View<const float, 3> rope, View<const float, 3> index_rope,
                   AttentionState& s, AttentionScratch& scratch, Out<2> d) const;
 
@@ -100,7 +100,7 @@ private:
     void kl_grad(const Pass& pass, AttentionState& s, AttentionScratch& t) const;
     void index_heads_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
                           AttentionScratch& t, bool detach) const;
-    /// Through rotation, norm and projection: heads_grad of what `raw` became.
+    /// Backward through rotation, norm and projection; `d` is the gradient of the rotated heads.
     void heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw, Buffer<3>& d,
                     Which norm, bool normed) const;
     bool has_index() const { return train::has_index(kind_); }

@@ -30,7 +30,7 @@ private:
     Out<Rank> all_;
 };
 
-/// The same elements in another shape of as many.
+/// The same elements in another shape of equal size.
 template <int To, typename Void, int Rank>
 AnyView<Void, To> reshaped(const AnyView<Void, Rank>& view, const Shape<To>& shape) {
     MSA_CHECK(element_count(shape) == element_count(view.shape()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a model is made of: sizes of a dense pre-norm transformer (RMS norm, RoPE, SwiGLU, GQA with
-// a norm on the heads of q and k, as MiniMax-M3 and Qwen3 have it), and how its layers attend.
+// The configuration of a model: a dense pre-norm transformer (RMS norm, RoPE, SwiGLU, GQA with a
+// norm on the heads of q and k, like MiniMax-M3 and Qwen3), and the attention of its layers.
 #pragma once
 
 #include <cstdint>
@@ -33,37 +33,36 @@ enum class Attention : uint8_t {
     msa,      // the blocks that the Index Branch selects (alg:msa-train)
     window,   // the first block and the newest tokens, k Bk in all (app:prelim-swa); no Index
               // Branch
-    passive,  // all visible keys; an Index Branch is trained, as in the warm-up, and not used
+    passive,  // all visible keys; an Index Branch is trained as in the warm-up, but not used
 };
 constexpr bool has_index(Attention kind) {
     return kind == Attention::msa || kind == Attention::passive;
 }
 
-/// How MSA is trained. Without it, `sink` alone has a meaning; block_size and top_k have one for a
-/// window too.
+/// How MSA is trained. Layers without MSA use only `sink`; windows also use block_size and top_k.
 struct MsaOptions {
     int64_t block_size = 64;  // Bk
     SelectionRule rule{.top_k = 8};
     bool sink = false;     // a learnable logit per query head (app:prelim-learnable-sink)
     bool kl = true;        // the KL loss (eq:msa-kl)
     double kl_weight = 1;  // lambda
-    /// The Index Branch has values and an output of its own, W_o O + W_o_idx O_idx
-    /// (app:prelim-grad-source). Read as one head per group: V_idx = X W_v_idx [N, 1, didx] shared
-    /// by the groups like K_idx, O_idx [N, Hkv, didx] on the support of the Main Branch, and
-    /// W_o_idx [D, Hkv didx]; the paper types O_idx as N x Hq x dh, which its Hkv index heads
-    /// cannot fill.
+    /// The Index Branch has values and an output of its own: the layer gives W_o O + W_o_idx O_idx
+    /// (app:prelim-grad-source). We read it as one head per group: V_idx = X W_v_idx [N, 1, didx]
+    /// is shared by the groups like K_idx, O_idx [N, Hkv, didx] is on the support of the Main
+    /// Branch, and W_o_idx is [D, Hkv didx]. The paper types O_idx as N x Hq x dh, which its Hkv
+    /// index heads cannot fill.
     bool value_head = false;
-    /// No gradient of the KL loss through index_q and index_k into the layer's input
+    /// Cuts the gradient of the KL loss from index_q and index_k into the layer's input
     /// (eq:msa-detach).
     bool detach = true;
-    /// None of the LM loss, which comes through the value head, either. V_idx always passes its
-    /// own.
+    /// Also cuts there the gradient of the LM loss, which comes through the value head. The
+    /// gradient through V_idx is never cut.
     bool detach_lm = false;
     bool kl_full_support = false;  // after the warm-up, too
 };
 
-/// Standard deviation of the normal values that matrices start from; of those that add to the
-/// residual stream it is smaller, for 2 additions a layer (GPT-2).
+/// Standard deviation of a matrix's initial normal values. Matrices whose output is added to the
+/// residual stream start smaller, for 2 additions per layer (GPT-2).
 inline constexpr double kDeviation = 0.02;
 double added_deviation(const ModelSizes& sizes);
 
@@ -79,8 +78,8 @@ struct ModelConfig {
     bool has_index() const { return attends(Attention::msa) || attends(Attention::passive); }
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
-    /// The problem of a layer's Main Branch on a batch, and that of the value head, where every
-    /// group is a head of its own.
+    /// The problem of a layer's Main Branch on a batch, and that of the value head, with one head
+    /// per group.
     Problem problem(const PackedBatch& batch) const;
     Problem value_head_problem(const PackedBatch& batch) const;
 };

@@ -10,10 +10,11 @@
 
 namespace msa::train {
 
-/// The parameter whose rows are read, not multiplied with.
+/// The parameter whose rows are looked up, not multiplied.
 inline constexpr const char* kEmbedding = "embed_tokens.weight";
 
-/// What a step says. Means over the tokens with a target; KL over queries and groups (eq:msa-kl).
+/// Losses of a step. LM: mean over the tokens with a target. KL: mean over queries and groups
+/// (eq:msa-kl).
 struct Losses {
     double lm = 0;           // nats per token
     std::vector<double> kl;  // [layers], 0 without an Index Branch; empty without a KL loss
@@ -23,8 +24,8 @@ struct Losses {
 
 class Model {
 public:
-    /// Throws InputError where the configuration is not valid. `start`: the values of parameters(),
-    /// or empty for those of `seed`.
+    /// Throws InputError if the configuration is not valid. `start`: initial values of
+    /// parameters(), or empty for those of `seed`.
     Model(const ModelConfig& config, std::unique_ptr<Ops> ops, uint64_t seed,
           std::span<const float> start = {});
 
@@ -33,16 +34,17 @@ public:
     Weights& weights() { return *weights_; }
     Ops& ops() { return *ops_; }
 
-    /// The loss of each token [n] (0 without a target), in the backend's memory until the next
-    /// call. `sparse`: the indexer's warm-up is over.
+    /// The loss of each token [n] (0 without a target), in the backend's memory and valid until the
+    /// next call. `sparse`: the indexer's warm-up is over.
     View<const float, 1> forward(const Batch& batch, bool sparse);
-    /// Forward, and the gradient of the total loss into weights(), which it is added to.
-    /// Of one worker's share of a step, both are its part of the sum over the workers.
+    /// Forward and backward: adds the gradient of the total loss to that of weights(). If the batch
+    /// is one worker's share of a step, losses and gradient are its part of the sum over the
+    /// workers.
     Losses forward_backward(const Batch& batch, bool sparse);
     /// Tokens with a target; waits for the calls so far.
     int64_t count_targets(const Batch& batch);
 
-    /// Of the last forward pass.
+    /// The layer's state of the last forward pass.
     const AttentionState& attention(int64_t layer) const;
     /// [Hq] The learnable sinks of a layer; absent without.
     View<const float, 1> sinks(int64_t layer) const;
@@ -71,7 +73,7 @@ private:
     static ModelConfig checked(const ModelConfig& config);
     void make_room(int64_t tokens);
     void run_forward(const Batch& batch, bool sparse);
-    /// Hands all layers with a window that of this layout.
+    /// Gives all layers with a window the WindowAttention of this layout.
     void place_window(const PackedBatch& layout);
 
     ModelConfig config_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The learned numbers of a model: one list of floats, in which every parameter has a name, a shape
-// and a place; beside it its gradient and the optimizer's moments, of the same layout, and a copy
-// in the element that products read.
+// The parameters of a model: one list of floats, in which each parameter has a name, a shape and an
+// offset. The gradient and the optimizer's moments have the same layout. A further copy has the
+// element type of products.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct Parameter {
     double deviation = 0;  // of the normal values it starts from; 0: it starts as `start`
     float start = 0;
     bool decays = false;   // weight decay: matrices, not norms or sinks
-    bool indexer = false;  // belongs to the Index Branch, whose gradient norm is told apart
-    bool added = false;    // what it makes is added to the residual stream
+    bool indexer = false;  // belongs to the Index Branch, whose gradient norm is separate
+    bool added = false;    // its output is added to the residual stream
     int64_t offset = 0;    // in the list
 
     int64_t size() const { return rows * columns; }
@@ -39,7 +39,7 @@ public:
     const Parameter& operator[](Which which) const { return all_[which]; }
     /// Floats of the list.
     int64_t size() const { return size_; }
-    /// The values a run with this seed starts from: a function of seed, name and element alone.
+    /// Initial values: a function of the seed and, for each value, its parameter's name and index.
     std::vector<float> start(uint64_t seed) const;
 
 private:
@@ -47,26 +47,27 @@ private:
     int64_t size_ = 0;
 };
 
-/// The values that training starts from where a trained model is at hand (continued pretraining):
-/// those of its parameters `known`, and for parameters of the Index Branch that it lacks those of
-/// list.start(seed), but 0 where they are added to the residual stream: what is new changes nothing
-/// at first. Parameters of its Index Branch that the list lacks are left out. InputError naming
-/// another parameter that only one of them has, or two shapes.
+/// Initial values for continued pretraining from a trained model with the parameters `known`.
+/// Parameters of the Index Branch that it lacks get those of list.start(seed), or 0 if their output
+/// is added to the residual stream, so that they change nothing at first. Parameters of its Index
+/// Branch that `list` lacks are dropped. InputError naming any other parameter that only one of
+/// them has, or one with two shapes.
 std::vector<float> continue_from(const ParameterList& list, uint64_t seed,
                                  const ParameterList& known, std::span<const float> values);
-/// Likewise for numbers beside the parameters, as the optimizer's moments, with 0 for what is new.
+/// The same for values that belong to the parameters, like the optimizer's moments, with 0 for new
+/// ones.
 std::vector<float> continue_from(const ParameterList& list, const ParameterList& known,
                                  std::span<const float> values);
 
-/// A gradient whose norm is larger than `norm` is scaled down to it (0: never).
+/// Gradient clipping: a gradient with a larger norm is scaled down to `norm` (0: never).
 struct Clipping {
     double norm = 1;
-    /// The Index Branch's and the backbone's, each by its own norm, so that a detached KL loss does
-    /// not slow the backbone down; otherwise both by the norm of the whole.
+    /// Clips the gradients of the Index Branch and the backbone each by its own norm, so that a
+    /// detached KL loss does not slow the backbone; otherwise both by the norm of the whole.
     bool apart = true;
 };
 
-/// The parameters of a model in memory of its backend.
+/// The parameters of a model in its backend's memory.
 class Weights {
 public:
     Weights(const ParameterList& list, Ops& ops, std::span<const float> start);
@@ -86,15 +87,16 @@ public:
     View<float, 1> vector_gradient(Which which);
 
     void clear_gradient();
-    /// After values() changed: renews the copy that products read.
+    /// Updates the copy that products read; to be called after values() changed.
     void renew();
 
-    /// Norm of the gradient: of the whole list, of the Index Branch's parameters, of the others.
+    /// Norms of the gradient: of the whole list, of the Index Branch's parameters, and of the
+    /// others.
     struct Norms {
         double all = 0, indexer = 0, backbone = 0;
     };
     Norms gradient_norms() const;
-    /// One step of AdamW, the step-th from 1, along the clipped gradient, whose norms are `norms`.
+    /// One step of AdamW with the clipped gradient, whose norms are `norms`; `step` counts from 1.
     void step(const AdamW& rule, int64_t step, double rate, const Norms& norms,
               const Clipping& clip);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Steps of training: the gradient of a batch, clipping, AdamW, and what changes along the way: the
-// learning rate, and the end of the indexer's warm-up (sec:method-training).
+// Training steps: the gradient of a batch, clipping, AdamW, the learning rate schedule, and the end
+// of the indexer's warm-up (sec:method-training).
 #pragma once
 
 #include "core/train/model.h"
@@ -9,12 +9,12 @@ namespace msa::train {
 
 struct TrainingOptions {
     int64_t steps = 0;
-    /// First steps in which every layer attends to all visible keys and the KL loss is over them
-    /// (T_warm); later, layers with MSA attend to the blocks that are selected.
+    /// First steps (T_warm), in which every layer attends to all visible keys and the KL loss is
+    /// over them. Later, layers with MSA attend to the selected blocks.
     int64_t warmup_steps = 0;
     double rate = 1e-3;       // learning rate at its highest
-    int64_t rate_warmup = 0;  // first steps, in which it rises linearly
-    double rate_floor = 0.1;  // share of it that the cosine ends at
+    int64_t rate_warmup = 0;  // first steps, over which it rises linearly
+    double rate_floor = 0.1;  // the cosine ends at this share of it
     AdamW adamw{.beta2 = 0.95, .weight_decay = 0.1};
     Clipping clip{};
 
@@ -27,19 +27,19 @@ struct TrainingOptions {
 /// steps, then down to rate * rate_floor along half a cosine.
 double learning_rate(const TrainingOptions& options, int64_t step);
 
-/// What one step says.
+/// Losses and norms of one step.
 struct StepReport {
     int64_t step = 0;
     Losses losses{};
     Weights::Norms norms{};
     double rate = 0;
-    /// Are losses and norms finite?
+    /// Whether losses and norms are finite.
     bool finite() const;
 };
 
-/// Steps are in two halves, so that between them stand weights whose loss is known to be finite:
-/// the ones to keep. Of several workers each has a trainer, whose calls are collective; its batches
-/// are its share, its reports those of the whole step.
+/// A step has two halves. Between them the weights are known to have a finite loss, so that is when
+/// to save them. With several workers, each has a trainer and the calls are collective: a trainer's
+/// batches are its worker's share, its reports are of the whole step.
 class Trainer {
 public:
     Trainer(Model& model, const TrainingOptions& options);
@@ -48,15 +48,15 @@ public:
         : model_(model), o_(options), workers_(workers) {}
 
     int64_t step() const { return step_; }  // steps done
-    /// Goes on from here; the model has the weights and moments.
+    /// Continues from this step; the model already has the weights and moments.
     void resume(int64_t step) { step_ = step; }
-    /// Every worker goes on from where the first one is, with its weights and moments.
+    /// Collective: all workers take the first one's step, weights and moments.
     void follow_first();
 
-    /// Losses and gradient of the next step. SystemError where workers have different bits of it,
-    /// as on processors of several kinds: their weights would part.
+    /// Computes losses and gradient of the next step. SystemError if workers have different bits,
+    /// as on processors of different kinds, since their weights would diverge.
     StepReport gradient(const Batch& batch);
-    /// Moves the weights along it.
+    /// Updates the weights with that gradient.
     void update(const StepReport& report);
 
 private:

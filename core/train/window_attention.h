@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Attention to the first block and to a window of tokens that ends at the query, k Bk tokens in
-// all: the baseline of app:prelim-swa, token by token as core/select/window_tokens.cpp has it.
+// Attention to the first block and a window of tokens that ends at the query, k Bk tokens in all:
+// the baseline of app:prelim-swa, with the same tokens as core/select/window_tokens.cpp.
 //
-// It is made of two calls of a backend. With query i in block b at offset r, it attends to
+// It makes two calls of a backend. A query in block b at offset r attends to
 //   1. block 0 and the k - 1 newest blocks: sparse attention over k ids;
-//   2. the tokens of block c = b - k + 1 behind offset r, where c > 0. Read backwards, from the
-//   last
-//      token of c to its second, these are the first Bk - 1 - r keys: causal attention of short
-//      sequences, one for each block, whose queries are those of b, backwards too.
-// The two are merged by their lse, and the gradients of both are those of parts
-// (AttentionSaved::whole).
+//   2. the tokens of block c = b - k + 1 after offset r, if c > 0. In reversed order, from the last
+//      token of c to its second, these are the first Bk - 1 - r keys. So this is causal attention
+//      of short sequences, one per block, whose queries are those of b, reversed too.
+// The two are merged by their lse. In the backward pass each is a part (AttentionSaved::whole is
+// false).
 #pragma once
 
 #include "core/train/buffer.h"
@@ -19,15 +18,15 @@ namespace msa::train {
 
 class WindowAttention {
 public:
-    /// For one layout, whose sequences have as many queries as keys. top_k is k, at least 2.
+    /// For one layout, whose sequences have equally many queries and keys. top_k is k, at least 2.
     WindowAttention(Ops& ops, const Problem& problem, int64_t top_k);
 
     const PackedBatch& layout() const { return layout_; }
 
-    /// `problem` is the one that this was made for.
+    /// `problem` must be the one given to the constructor.
     void forward(Ops& ops, const Problem& problem, const AttentionInput& in,
                  const AttentionOutput& to);
-    /// As Backend::dense_attention_grad's, from the out and lse of forward().
+    /// As Backend::dense_attention_grad, from the out and lse of forward().
     void backward(Ops& ops, const Problem& problem, const AttentionInput& in,
                   const AttentionSaved& saved, const AttentionGradient& to);
 
