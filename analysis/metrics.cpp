@@ -136,7 +136,7 @@ std::span<const Metric> list_metrics() { return kTable; }
 const Metric& metric(std::string_view name) {
     for (const Metric& known : kTable)
         if (name == known.name) return known;
-    throw std::logic_error(text("no metric is called '", name, "'"));
+    throw std::logic_error(concat("no metric is called '", name, "'"));
 }
 
 }  // namespace msa::analysis

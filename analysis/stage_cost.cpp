@@ -115,8 +115,8 @@ Stage schedule(const Phase& x, double blocks, double slots) {
                     cuda::kBlockUseBytes * x.hkv * x.nq * slots + mask_bytes(x, slots)},
             x.sizes.element,
             "0",
-            text(slots > 0 ? "8" : "4", " Hkv Nq k (ids) + 8 Hkv Nq / T U (unions)",
-                 slots > 0 ? " + 16 Hkv Nq s (handles) + 4 Hkv Nq (masks)" : "")};
+            concat(slots > 0 ? "8" : "4", " Hkv Nq k (ids) + 8 Hkv Nq / T U (unions)",
+                   slots > 0 ? " + 16 Hkv Nq s (handles) + 4 Hkv Nq (masks)" : "")};
 }
 
 double slot_bytes(const Phase& x, double slots) {
@@ -157,7 +157,7 @@ Stage tile_by_tile(const Phase& x, double blocks, double slots) {
               slot_bytes(x, slots)},
          x.sizes.element,
          blocks > 0 ? "4 Hkv Nq / T R dh U Bk" : "0",
-         text(
+         concat(
              blocks > 0 ? "e Hq Nq dh (q) + 2 e Hkv Nq / T U Bk dh (k, v) + 8 Hkv Nq / T U + " : "",
              "(e dh + 4) Hq Nq (out, lse)",
              slots > 0 ? " + (e dh + 4) Hq Nq s (partial out) + 4 Hkv Nq (masks)" : "")},

@@ -95,12 +95,12 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
                 name, " is ", got, ", must be ", want, " within ", bound,
                 ": it is not of this input");
     };
-    compare(text("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse, of_lse);
+    compare(concat("saved lse[", i, ", ", h, "]"), double{rows.lse(i, h)}, lse, of_lse);
     const double bound = attention_bound(logit, keys, v_max, rows.operands, rows.stored);
     for (int64_t d = 0; d < p.head_dim; ++d) {
         double sum = 0;
         for (size_t t = 0; t < tokens.size(); ++t) sum += weights[t] * rows.v(tokens[t], group, d);
-        compare(text("saved out[", i, ", ", h, ", ", d, "]"), double{rows.out(i, h, d)}, sum,
+        compare(concat("saved out[", i, ", ", h, ", ", d, "]"), double{rows.out(i, h, d)}, sum,
                 bound);
     }
 }

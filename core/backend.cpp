@@ -131,13 +131,13 @@ void Backend::check_support(const Problem& problem, const Request& request) cons
     if (std::holds_alternative<DenseAttentionGradRequest>(request) ||
         std::holds_alternative<SparseAttentionGradRequest>(request)) {
         if (problem.window)
-            support = Support::no(text("it takes no window, which is ", *problem.window));
+            support = Support::no(concat("it takes no window, which is ", *problem.window));
         if (problem.softcap)
-            support = Support::no(text("it takes no soft cap, which is ", *problem.softcap));
+            support = Support::no(concat("it takes no soft cap, which is ", *problem.softcap));
     }
     if (!support.yes)
-        throw UnsupportedError(text("backend ", name(), " does not support ",
-                                    operation_name(request), ": ", support.why_not));
+        throw UnsupportedError(concat("backend ", name(), " does not support ",
+                                      operation_name(request), ": ", support.why_not));
 }
 
 SparseAttentionGradRequest sparse_attention_grad_request(const AttentionInput& in,

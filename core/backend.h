@@ -102,7 +102,7 @@ public:
     /// them again on the same views, whose contents may have changed. A device repeats them as one
     /// launch (a CUDA graph). Throws UnsupportedError for calls that cannot be captured. The views'
     /// memory must outlive the result.
-    virtual std::function<void()> capture(const std::function<void()>& calls) {
+    virtual std::function<void()> make_graph(const std::function<void()>& calls) {
         calls();
         return calls;
     }

@@ -32,26 +32,26 @@ public:
     using SystemError::SystemError;
 };
 
-/// Joins its arguments with operator<< : text("k is ", 0, ", must be at least 1").
+/// Joins its arguments with operator<< : concat("k is ", 0, ", must be at least 1").
 template <typename... Parts>
-std::string text(const Parts&... parts) {
+std::string concat(const Parts&... parts) {
     std::ostringstream out;
     (out << ... << parts);
     return out.str();
 }
 
-/// Throws InputError(text(parts...)) unless `holds`.
+/// Throws InputError(concat(parts...)) unless `holds`.
 template <typename... Parts>
 void require(bool holds, const Parts&... parts) {
-    if (!holds) throw InputError(text(parts...));
+    if (!holds) throw InputError(concat(parts...));
 }
 
 }  // namespace msa
 
 /// An invariant of our own code; a failure is our bug.
-#define MSA_CHECK(condition)                                                               \
-    do {                                                                                   \
-        if (!(condition))                                                                  \
-            throw std::logic_error(                                                        \
-                ::msa::text(__FILE__, ":", __LINE__, ": broken invariant: ", #condition)); \
+#define MSA_CHECK(condition)                                                                 \
+    do {                                                                                     \
+        if (!(condition))                                                                    \
+            throw std::logic_error(                                                          \
+                ::msa::concat(__FILE__, ":", __LINE__, ": broken invariant: ", #condition)); \
     } while (false)

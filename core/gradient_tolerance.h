@@ -92,11 +92,10 @@ inline double fit_gradient_bound(double d_index_q, double d_index_k, double rows
 }
 
 /// The difference of two fits' losses after `steps` steps of AdamW, beside the bound `kl` of the
-/// loss itself. A step moves a weight by about rate * g / |g|. An error e of the gradient g changes
-/// that by at most rate * min(2, 2 e / |g|), and the loss by |g| times that.
-inline double fit_loss_bound(double kl, double gradient, double weights, double rate,
-                             double steps) {
-    return kl + 2 * gradient * rate * weights * steps;
+/// loss itself. A step moves a weight by about lr * g / |g|. An error e of the gradient g changes
+/// that by at most lr * min(2, 2 e / |g|), and the loss by |g| times that.
+inline double fit_loss_bound(double kl, double gradient, double weights, double lr, double steps) {
+    return kl + 2 * gradient * lr * weights * steps;
 }
 
 /// Finite differences of a loss with curvature: central difference with step h is off by

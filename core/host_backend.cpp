@@ -18,10 +18,10 @@ Support HostBackend::takes_elements(const Request& request) {
     const Element element = operand_element(request);
     const auto* const sparse = std::get_if<SparseAttentionRequest>(&request);
     if (element != Element::f32 && (sparse == nullptr || element != Element::e4m3))
-        return Support::no(text("it takes f32", sparse != nullptr ? " and e4m3" : "", ", not ",
-                                to_string(element)));
+        return Support::no(concat("it takes f32", sparse != nullptr ? " and e4m3" : "", ", not ",
+                                  to_string(element)));
     if (sparse != nullptr && sparse->out != Element::f32)
-        return Support::no(text("it gives f32, not ", to_string(sparse->out)));
+        return Support::no(concat("it gives f32, not ", to_string(sparse->out)));
     return {};
 }
 

@@ -95,8 +95,8 @@ void require_right(const Given& given, int64_t i, int64_t h) {
     if (std::isfinite(want.lse) ? std::fabs(got - want.lse) <= want.bound || std::isnan(want.bound)
                                 : !std::isfinite(got))
         return;
-    throw InputError(text(given.name, "[", i, ", ", h, "] is ", got, ", must be ", want.lse,
-                          " within ", want.bound, ": it is not of this input"));
+    throw InputError(concat(given.name, "[", i, ", ", h, "] is ", got, ", must be ", want.lse,
+                            " within ", want.bound, ": it is not of this input"));
 }
 
 void check(const Given& given) {

@@ -23,8 +23,8 @@ double scale_of(const std::optional<double>& own, int64_t width) {
 }  // namespace
 
 int64_t Problem::blocks() const { return ceil_div(batch.longest_keys(), block_size); }
-double Problem::softmax_scale() const { return scale_of(own_softmax_scale, head_dim); }
-double Problem::index_scale() const { return scale_of(own_index_scale, index_dim); }
+double Problem::softmax_scale() const { return scale_of(softmax_scale_override, head_dim); }
+double Problem::index_scale() const { return scale_of(index_scale_override, index_dim); }
 
 int64_t Problem::window_start(int64_t count) const {
     return msa::window_start(count, window.value_or(kNoWindow));
@@ -42,8 +42,9 @@ void Problem::validate(int64_t min_block_size) const {
     check_in(head_dim, kMinHeadDim, kMaxHeadDim, "head_dim");
     if (index_dim != 0) check_in(index_dim, kMinHeadDim, kMaxHeadDim, "index_dim");
     check_in(block_size, min_block_size, kMaxBlockSize, "block_size");
-    for (const auto& [name, scale] : {std::pair("softmax_scale", own_softmax_scale.value_or(1.0)),
-                                      std::pair("index_scale", own_index_scale.value_or(1.0))})
+    for (const auto& [name, scale] :
+         {std::pair("softmax_scale", softmax_scale_override.value_or(1.0)),
+          std::pair("index_scale", index_scale_override.value_or(1.0))})
         require(std::isfinite(scale) && scale > 0, name, " is ", scale,
                 ", must be finite and positive");
     require(window.value_or(1) >= 1, "window is ", window.value_or(1), ", must be at least 1");

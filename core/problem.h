@@ -40,7 +40,7 @@ struct Problem {
 
     /// Factors on the raw dot products q . k and index_q . index_k; absent: 1/sqrt(dh) and
     /// 1/sqrt(didx).
-    std::optional<double> own_softmax_scale, own_index_scale;
+    std::optional<double> softmax_scale_override, index_scale_override;
 
     /// Window and soft cap of some models' attention. They apply to the Main Branch:
     /// dense_attention, sparse_attention, block_mass and the teacher of index_kl. They do not apply

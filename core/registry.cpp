@@ -62,12 +62,12 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
         if (known.info.name == name) {
             if (!known.info.usable.yes)
                 throw UnsupportedError(
-                    text("backend ", name, " cannot start here: ", known.info.usable.why_not));
+                    concat("backend ", name, " cannot start here: ", known.info.usable.why_not));
             return known.factory(options);
         }
         names += (names.empty() ? "" : ", ") + known.info.name;
     }
-    throw InputError(text("no backend is called '", name, "'; there are: ", names));
+    throw InputError(concat("no backend is called '", name, "'; there are: ", names));
 }
 
 }  // namespace msa

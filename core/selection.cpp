@@ -23,22 +23,22 @@ std::string row_fault(const SelectionRule& rule, int64_t blocks, View<const floa
         const bool in = std::binary_search(kept.begin(), kept.end(), b);
         if (is_forced(rule, b, blocks)) {
             ++candidates;
-            if (!in) return text("forced block ", b, " is missing");
+            if (!in) return concat("forced block ", b, " is missing");
         } else if (scores(b) > -std::numeric_limits<float>::infinity()) {
             ++candidates;
             if (in && (weakest < 0 || better(weakest, b))) weakest = b;
             if (!in && (strongest < 0 || better(b, strongest))) strongest = b;
         } else if (in) {
-            return text("block ", b, " without a score is kept");
+            return concat("block ", b, " without a score is kept");
         }
     }
     if (std::ssize(kept) != std::min(rule.top_k, candidates))
-        return text(kept.size(), " blocks kept of ", candidates, " candidates, k ", rule.top_k);
+        return concat(kept.size(), " blocks kept of ", candidates, " candidates, k ", rule.top_k);
     if (weakest < 0 || strongest < 0 || better(weakest, strongest)) return "";
     const double gap = double{scores(strongest)} - double{scores(weakest)};
     if (bound != 0 && gap <= 2 * bound) return "";
-    return text("kept block ", weakest, " with score ", scores(weakest), " instead of block ",
-                strongest, " with ", scores(strongest), ", bound ", bound);
+    return concat("kept block ", weakest, " with score ", scores(weakest), " instead of block ",
+                  strongest, " with ", scores(strongest), ", bound ", bound);
 }
 
 }  // namespace
@@ -78,8 +78,8 @@ void check_selection(const Problem& p, View<const int32_t, 3> ids) {
         for (int64_t r = 0; r < ids.extent(1); ++r) {
             const std::span<const int32_t> kept = selected(ids, i, r);
             const auto fail = [&](int64_t slot, const char* rule) {
-                throw InputError(text("ids[", i, ", ", r, ", ", slot, "] is ", ids(i, r, slot),
-                                      ", ", rule, " (the query sees ", blocks, " blocks)"));
+                throw InputError(concat("ids[", i, ", ", r, ", ", slot, "] is ", ids(i, r, slot),
+                                        ", ", rule, " (the query sees ", blocks, " blocks)"));
             };
             for (int64_t slot = 0; slot < ids.extent(2); ++slot) {
                 const int32_t id = ids(i, r, slot);
@@ -108,7 +108,7 @@ std::string selection_fault(const Problem& p, const SelectionRule& rule,
             const int64_t seen = visible[static_cast<size_t>(i)].count;
             const std::string fault = row_fault(rule, visible_blocks(seen, p.block_size),
                                                 scores[i][r], selected(ids, i, r), bound);
-            if (!fault.empty()) return text("query ", i, ", group ", r, ": ", fault);
+            if (!fault.empty()) return concat("query ", i, ", group ", r, ": ", fault);
         }
     return "";
 }

@@ -13,8 +13,8 @@
 #include "gpu/layout.h"
 #include "gpu/plan/dense_attention_cudnn.h"
 #include "gpu/plan/tuned.h"
+#include "gpu/shared_stream.h"
 #include "gpu/start.h"
-#include "gpu/workplace.h"
 
 namespace msa {
 namespace cuda {
@@ -53,9 +53,9 @@ public:
         check(cudaGetDeviceProperties(&properties, device_.ordinal),
               "asking for the device's name");
         check(cudaDriverGetVersion(&driver), "asking for the driver's version");
-        return text(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
-                    version(CUDART_VERSION), ", driver for CUDA ", version(driver),
-                    cudnn_->version().empty() ? "" : ", ", cudnn_->version());
+        return concat(properties.name, ", ", properties.multiProcessorCount, " SMs, CUDA ",
+                      version(CUDART_VERSION), ", driver for CUDA ", version(driver),
+                      cudnn_->version().empty() ? "" : ", ", cudnn_->version());
     }
     Space space() const override { return Space::device; }
     int host_threads() const override { return threads_; }
@@ -66,8 +66,8 @@ public:
                             std::holds_alternative<SparseAttentionRequest>(request);
         const Element element = operand_element(request);
         if (element != Element::f32 && !is_half(element) && !(narrow && element == Element::e4m3))
-            return Support::no(text("it takes f32, f16", narrow ? ", bf16 and e4m3" : " and bf16",
-                                    ", not ", to_string(element)));
+            return Support::no(concat("it takes f32, f16", narrow ? ", bf16 and e4m3" : " and bf16",
+                                      ", not ", to_string(element)));
         const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
         if (grad != nullptr && is_tuned_alone(*grad))
             return takes_sparse_attention_grad_tuned(device_, p, *grad);
@@ -102,7 +102,7 @@ public:
         // The driver has its own copy of pageable memory when it returns, of pinned memory none.
         if (to_host || (from_host && is_read_later(from))) finish();
     }
-    Workplace share() {
+    SharedStream share() {
         shared_ = true;
         return {device_, stream_};
     }
@@ -122,7 +122,7 @@ public:
         return end.seconds_since(begin);
     }
     std::string answered_by() const override { return answered_by_; }
-    std::function<void()> capture(const std::function<void()>& calls) override {
+    std::function<void()> make_graph(const std::function<void()>& calls) override {
         use_device();
         calls();  // loads the kernels and prepares the layouts, which a graph cannot
         finish();
@@ -168,7 +168,7 @@ protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
-        answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
+        answer(p, WriteSet(to.out, to.lse), [&](const Call& call) -> std::string {
             const bool tuned = cudnn_->run(call, in, to);
             if (!tuned) dense_attention_any(call, in, to);
             add_sinks_any(call, in.sinks, to.out, to.lse);
@@ -178,7 +178,7 @@ protected:
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
                                  const AttentionSaved& saved,
                                  const AttentionGradient& to) override {
-        answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks),
+        answer(p, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks),
                [&](const Call& call) -> std::string {
                    if (run_cudnn_gradient(call, in, saved, to)) return cudnn_->gradient_name();
                    auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
@@ -189,14 +189,14 @@ protected:
                });
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        answer(p, Written(scores), [&](const Call& call) -> std::string {
+        answer(p, WriteSet(scores), [&](const Call& call) -> std::string {
             index_scores_any(call, in, scores);
             return "index_scores_any";
         });
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
-        answer(p, Written(ids), [&](const Call& call) {
+        answer(p, WriteSet(ids), [&](const Call& call) {
             const Support tuned = takes_select_blocks_tuned({.top_k = rule.top_k});
             (tuned.yes ? select_blocks_tuned : select_blocks_any)(call, rule, scores, ids);
             return kernel_name("select_blocks", tuned);
@@ -204,7 +204,7 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
-        answer(p, Written(ids, lse), [&](const Call& call) {
+        answer(p, WriteSet(ids, lse), [&](const Call& call) {
             const bool hopper = device_.is_hopper();
             const Support tuned = (hopper ? takes_index_select_sm90 : takes_index_select_sm80)(
                 device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
@@ -225,9 +225,9 @@ protected:
                                                            are_aligned(in.q, in.k, in.v, to.out));
         if (!tuned.yes && order == LoopOrder::tile_union)
             throw UnsupportedError(
-                text("backend cuda does not support sparse_attention in the order ",
-                     to_string(order), " here: ", tuned.why_not));
-        answer(p, Written(to.out, to.lse), [&](const Call& call) -> std::string {
+                concat("backend cuda does not support sparse_attention in the order ",
+                       to_string(order), " here: ", tuned.why_not));
+        answer(p, WriteSet(to.out, to.lse), [&](const Call& call) -> std::string {
             const bool kv_outer = order == LoopOrder::kv_outer;
             if (tuned.yes)
                 sparse_attention_tuned(call, in, ids, to, order);
@@ -250,9 +250,9 @@ protected:
             are_aligned(in.q, in.k, in.v, saved.out, saved.d_out, to.d_q, to.d_k, to.d_v));
         if (!tuned.yes && is_tuned_alone(request))
             throw UnsupportedError(
-                text("backend cuda does not support sparse_attention_grad in the order ",
-                     to_string(order), " here: ", tuned.why_not));
-        answer(p, Written(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
+                concat("backend cuda does not support sparse_attention_grad in the order ",
+                       to_string(order), " here: ", tuned.why_not));
+        answer(p, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
             if (tuned.yes) {
                 sparse_attention_grad_tuned(call, in, ids, saved, to);
             } else {
@@ -266,7 +266,7 @@ protected:
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
                        const BlockMassOutput& to) override {
-        answer(p, Written(to.mass), [&](const Call& call) {
+        answer(p, WriteSet(to.mass), [&](const Call& call) {
             const Support tuned = takes_block_mass_sm90(
                 device_, p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
                 are_aligned(in.q, in.k), static_cast<bool>(in.sinks));
@@ -275,7 +275,7 @@ protected:
         });
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
-        answer(p, Written(to.kl, to.d_index_q, to.d_index_k),
+        answer(p, WriteSet(to.kl, to.d_index_q, to.d_index_k),
                [&](const Call& call) { return cuda::index_kl(call, in, to); });
     }
 
@@ -296,10 +296,10 @@ private:
             return cudnn_->run_gradient(call, in, saved, to);
         } catch (const MemoryError& refused) {
             if (variant_.unordered) throw;
-            throw MemoryError(text(refused.what(),
-                                   "; dense_attention_grad sums in one order, for "
-                                   "which it keeps dS: backend ",
-                                   kUnorderedName, " asks for less"));
+            throw MemoryError(concat(refused.what(),
+                                     "; dense_attention_grad sums in one order, for "
+                                     "which it keeps dS: backend ",
+                                     kUnorderedName, " asks for less"));
         }
     }
 
@@ -308,7 +308,7 @@ private:
     /// Runs `body`, one call of an operation, which returns what answered it. `writes`: memory that
     /// the kernels of the next call must not read before this one is done.
     template <typename Body>
-    void answer(const Problem& p, Written writes, Body body) {
+    void answer(const Problem& p, WriteSet writes, Body body) {
         use_device();
         GraphResources* const resources = stream_->is_capturing() ? &captured_ : nullptr;
         const std::shared_ptr<const Layout> layout = layouts_.of(p);
@@ -341,8 +341,8 @@ private:
     bool shared_ = false;  // with kernels of others
     std::shared_ptr<Scratch> scratch_;
     LayoutCache layouts_;
-    Written written_;          // by what was queued last
-    Written foreign_;          // everything
+    WriteSet written_;         // by what was queued last
+    WriteSet foreign_;         // everything
     GraphResources captured_;  // of a graph under way, or of graphs that others captured
     std::shared_ptr<DenseAttentionCudnn> cudnn_;
     std::string answered_by_;
@@ -351,7 +351,7 @@ private:
 
 }  // namespace
 
-Workplace share_workplace(Backend& backend) {
+SharedStream share_stream(Backend& backend) {
     auto* const cuda_backend = dynamic_cast<CudaBackend*>(&backend);
     require(cuda_backend != nullptr, "backend ", backend.name(), " is not a cuda backend");
     return cuda_backend->share();

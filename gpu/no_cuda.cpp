@@ -13,7 +13,7 @@ constexpr const char* kReason = "this build has no CUDA (CMake option MSA_CUDA)"
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
-    throw UnsupportedError(text("backend cuda cannot start: ", kReason));
+    throw UnsupportedError(concat("backend cuda cannot start: ", kReason));
 }
 
 void register_cuda_backend() {
@@ -25,7 +25,7 @@ void register_cuda_backend() {
 std::optional<double> cuda_cold_seconds(Backend&, const std::function<void()>&) { return {}; }
 
 std::unique_ptr<train::Ops> train::make_cuda_ops(std::unique_ptr<Backend>, Element) {
-    throw UnsupportedError(text("training on cuda cannot start: ", kReason));
+    throw UnsupportedError(concat("training on cuda cannot start: ", kReason));
 }
 
 Support train::cuda_workers() { return Support::no(kReason); }
@@ -34,12 +34,12 @@ Support parallel::cuda_ranks(std::span<const int64_t>) { return Support::no(kRea
 
 std::unique_ptr<parallel::PeerCopies> parallel::make_cuda_peer_copies(const parallel::Group&,
                                                                       Backend&) {
-    throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
+    throw UnsupportedError(concat("ranks on cuda cannot start: ", kReason));
 }
 
 std::unique_ptr<parallel::CudaDecode> parallel::make_cuda_decode(PeerCopies&, const SplitKeys&,
                                                                  const SelectionRule&) {
-    throw UnsupportedError(text("ranks on cuda cannot start: ", kReason));
+    throw UnsupportedError(concat("ranks on cuda cannot start: ", kReason));
 }
 
 }  // namespace msa

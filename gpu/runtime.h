@@ -9,7 +9,7 @@
 #include "core/problem.h"
 #include "core/tensor.h"
 #include "gpu/stream.h"
-#include "gpu/written.h"
+#include "gpu/write_set.h"
 
 namespace msa::cuda {
 
@@ -55,7 +55,7 @@ struct Call {
     Scratch* memory;
     const KeyRange* visible;    // [Nq] on the device: visible_keys(problem)
     const Layout* layout;       // of the whole problem; absent for a piece of it
-    const Written& ahead;       // by the work before it in the stream
+    const WriteSet& ahead;      // by the work before it in the stream
     GraphResources* resources;  // absent where nothing is captured
 
     cudaStream_t stream() const { return owner->get(); }

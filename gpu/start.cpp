@@ -13,7 +13,7 @@ constexpr int kOldestDevice = 80;  // compute capability, 10 major + minor
 
 }  // namespace
 
-std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
+std::string version(int number) { return concat(number / 1000, '.', number % 1000 / 10); }
 
 Support usable() {
     int driver = 0, devices = 0;
@@ -22,8 +22,8 @@ Support usable() {
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return Support::no("there is no NVIDIA driver");
     if (status == cudaErrorInsufficientDriver)
-        return Support::no(text("the NVIDIA driver knows CUDA ", version(driver),
-                                ", this build needs ", version(CUDART_VERSION)));
+        return Support::no(concat("the NVIDIA driver knows CUDA ", version(driver),
+                                  ", this build needs ", version(CUDART_VERSION)));
     if (status == cudaErrorNoDevice || devices == 0) return Support::no("there is no NVIDIA GPU");
     if (status != cudaSuccess) return Support::no(cudaGetErrorString(status));
     return {};
@@ -42,8 +42,9 @@ Device require_device(int ordinal, const Variant& variant) {
     ask(sms, cudaDevAttrMultiProcessorCount);
     ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     const auto refuse = [&](const char* rule) {
-        throw UnsupportedError(text("backend cuda cannot start on device ", ordinal,
-                                    ": its compute capability is ", major, '.', minor, ", ", rule));
+        throw UnsupportedError(concat("backend cuda cannot start on device ", ordinal,
+                                      ": its compute capability is ", major, '.', minor, ", ",
+                                      rule));
     };
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");

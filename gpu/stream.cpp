@@ -28,8 +28,8 @@ private:
 void check(cudaError_t status, std::string_view what) {
     if (status == cudaSuccess) return;
     cudaGetLastError();  // an error that is not sticky must not surface again later
-    throw SystemError(text("cuda: ", what, ": ", cudaGetErrorString(status), " (",
-                           cudaGetErrorName(status), ")"));
+    throw SystemError(concat("cuda: ", what, ": ", cudaGetErrorString(status), " (",
+                             cudaGetErrorName(status), ")"));
 }
 
 Stream::Stream(const CudaOptions& options)
@@ -90,8 +90,8 @@ void require_memory(const void* memory, int64_t bytes) {
     if (memory != nullptr) return;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the free memory");
-    throw MemoryError(text("cuda: not enough device memory: ", bytes, " bytes asked, ", free,
-                           " of ", total, " free"));
+    throw MemoryError(concat("cuda: not enough device memory: ", bytes, " bytes asked, ", free,
+                             " of ", total, " free"));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>
                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
-        throw SystemError(text("cuda: encoding a tensor map failed with code ", int(status)));
+        throw SystemError(concat("cuda: encoding a tensor map failed with code ", int(status)));
     return map;
 }
 

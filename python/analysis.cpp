@@ -57,7 +57,7 @@ Ids selection(const char* name, const Operand& array, const Problem& p) try {
     return ids;
 } catch (const InputError& error) {
     const std::string said = error.what();
-    throw InputError(said.rfind("ids[", 0) == 0 ? text(name, ": ", said) : said);
+    throw InputError(said.rfind("ids[", 0) == 0 ? concat(name, ": ", said) : said);
 }
 
 /// The rows of a chunk. An absent view stays absent.

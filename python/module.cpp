@@ -30,7 +30,8 @@ LoopOrder loop_order(const std::string& name) {
     for (LoopOrder order :
          {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::tile_union, LoopOrder::kv_outer})
         if (name == to_string(order)) return order;
-    throw InputError(text("order is '", name, "', must be automatic, union, kv_outer or q_outer"));
+    throw InputError(
+        concat("order is '", name, "', must be automatic, union, kv_outer or q_outer"));
 }
 
 Teacher teacher_named(const std::string& name) {
@@ -122,8 +123,8 @@ void define_problem(nb::module_& m) {
                                     .head_dim = head_dim,
                                     .index_dim = index_dim,
                                     .block_size = block_size,
-                                    .own_softmax_scale = softmax_scale,
-                                    .own_index_scale = index_scale,
+                                    .softmax_scale_override = softmax_scale,
+                                    .index_scale_override = index_scale,
                                     .window = window,
                                     .softcap = softcap};
              })

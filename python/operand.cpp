@@ -177,7 +177,7 @@ void describe(nb::handle source, Operand& to) noexcept try {
         if (!nb::hasattr(source, name)) continue;
         const nb::object value = source.attr(name);
         const auto word = nb::cast<std::string>(nb::str(value));
-        to.type = word == "torch.strided" ? kNoMemory : text(to.type, ", ", name, " ", word);
+        to.type = word == "torch.strided" ? kNoMemory : concat(to.type, ", ", name, " ", word);
     }
 } catch (...) {
     PyErr_Clear();

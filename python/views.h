@@ -46,7 +46,7 @@ inline constexpr const char* kName<int32_t> = "int32";
 /// "cuda:1", as PyTorch calls it.
 inline std::string device_name(int device) {
     if (device == kElsewhere) return "a device that is neither a CPU nor CUDA's";
-    return device == kOnHost ? "the CPU" : text("cuda:", device);
+    return device == kOnHost ? "the CPU" : concat("cuda:", device);
 }
 
 /// Its first element. A view without elements is there all the same, and not absent.

@@ -39,8 +39,8 @@ public:
 
     std::string_view name() const override { return name_; }
     std::string device() const override {
-        return text(cpu_model(), ", ", threads_, threads_ == 1 ? " thread, " : " threads, ",
-                    instruction_set());
+        return concat(cpu_model(), ", ", threads_, threads_ == 1 ? " thread, " : " threads, ",
+                      instruction_set());
     }
 
     int host_threads() const override { return threads_; }

@@ -115,7 +115,7 @@ public:
         if (!to_.d_index_k) return;
         add_to_queries(pass);
         for (int64_t n = 0; n < pass.size(); ++n)  // a NaN there has no part in the sums
-            if (!taught(pass, n)) std::fill_n(&index_.rows(n, 0), width_, 0.0F);
+            if (!has_target(pass, n)) std::fill_n(&index_.rows(n, 0), width_, 0.0F);
         std::array<int64_t, kPassQueries> seen{};
         for (int64_t n = 0; n < pass.size(); ++n) seen[static_cast<size_t>(n)] = pass.seen(n);
         add_transposed(
@@ -135,7 +135,7 @@ private:
     static_assert(kPassQueries <= kGatheredRows, "for_each_row leaves the pass's rows in scratch");
 
     /// Does the window show the row a key of its support?
-    bool taught(const BlockPass& pass, int64_t n) const {
+    bool has_target(const BlockPass& pass, int64_t n) const {
         return rows_->main_lse(pass.use(n).query, pass.block.group * rows_->main.heads) !=
                -kInfinity;
     }
@@ -148,7 +148,7 @@ private:
         if (rows_->by == Teacher::max)
             Row(p, seen) /= static_cast<float>(rows_->teacher_sum(query, group));
         const float lse = rows_->index_lse(query, group);
-        const bool known = taught(pass, n);
+        const bool known = has_target(pass, n);
         if (to_.kl) {
             const Row teacher(p, seen), index(logits, seen);
             // 0 ln 0 is 0; a NaN stays.
@@ -177,7 +177,7 @@ private:
             for (int64_t r = 0; r < strip; ++r) {
                 const auto [query, slot] = pass.use(n + r);
                 float* const slot_of = &to_.d_index_q(query, pass.block.group, slot, 0);
-                if (taught(pass, n + r))
+                if (has_target(pass, n + r))
                     std::copy_n(&d_query_(r, 0), width_, slot_of);
                 else
                     std::fill_n(slot_of, width_, 0.0F);

@@ -8,7 +8,7 @@ namespace msa::cpu {
 namespace {
 
 /// The window shows the row a key of its support: of the newest block, the newest key.
-bool taught(const Problem& p, View<const int32_t, 3> ids, int64_t i, int64_t r) {
+bool has_target(const Problem& p, View<const int32_t, 3> ids, int64_t i, int64_t r) {
     const int64_t count = visible_keys(p)[static_cast<size_t>(i)].count;
     if (!ids) return count > 0;
     const std::span<const int32_t> row = selected(ids, i, r);
@@ -31,7 +31,7 @@ bool tells_enough(const Problem& p, const IndexKlInput& in) {
     const int64_t heads = p.group_size();
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            if (taught(p, in.ids, i, r) &&
+            if (has_target(p, in.ids, i, r) &&
                 shares(in, i, r * heads, heads) < kLeastShare * static_cast<double>(heads))
                 return false;
     return true;
@@ -72,7 +72,7 @@ Tensor<float, 2> teacher_lse(const Problem& p, const Branch& main, const IndexKl
             const auto store = [&](int64_t h, double lse) {
                 result(i, first + h) = static_cast<float>(kLog2E * lse);
             };
-            if (!taught(p, in.ids, i, r)) {
+            if (!has_target(p, in.ids, i, r)) {
                 for (int64_t h = 0; h < heads; ++h) store(h, double{-kInfinity});
             } else if (given) {
                 const double all = in.teacher == Teacher::max ? 0

@@ -8,7 +8,7 @@
 
 namespace msa {
 
-void AdamW::update(int64_t step, double rate, std::span<float> weights,
+void AdamW::update(int64_t step, double lr, std::span<float> weights,
                    std::span<const float> gradient, std::span<float> first,
                    std::span<float> second) const {
     MSA_CHECK(step >= 1 && gradient.size() == weights.size());
@@ -22,8 +22,7 @@ void AdamW::update(int64_t step, double rate, std::span<float> weights,
         first[i] = static_cast<float>(m);
         second[i] = static_cast<float>(v);
         const double move = m / correct1 / (std::sqrt(v / correct2) + epsilon);
-        weights[i] =
-            static_cast<float>(double{weights[i]} * (1 - rate * weight_decay) - rate * move);
+        weights[i] = static_cast<float>(double{weights[i]} * (1 - lr * weight_decay) - lr * move);
     }
 }
 

@@ -101,7 +101,7 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
     Problem p = square_problem(0, layer.query_heads, layer.kv_heads, layer.head_dim,
                                layer.index_dim, block_size);
     p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
-    p.own_softmax_scale = layer.softmax_scale;
+    p.softmax_scale_override = layer.softmax_scale;
     p.dsa_heads = layer.dsa_heads;
     p.dsa_dim = layer.dsa_dim;
     p.gate_dim = layer.gate_dim;
@@ -129,9 +129,9 @@ void require_post_rope(const ActivationsReader& file, int64_t number) {
     for (const auto& [name, state] :
          {std::pair{"q_state", layer.q_state}, std::pair{"k_state", layer.k_state}})
         if (state == RopeState::pre_rope)
-            throw FileError(text(file.name(), ": /layers/", number, " ", name,
-                                 " is pre_rope; attention needs what the model multiplies, after "
-                                 "RoPE (post_rope, or none for a layer without RoPE)"),
+            throw FileError(concat(file.name(), ": /layers/", number, " ", name,
+                                   " is pre_rope; attention needs what the model multiplies, after "
+                                   "RoPE (post_rope, or none for a layer without RoPE)"),
                             FileProblem::before_rope, file.captures().front().path.string());
 }
 

@@ -17,8 +17,8 @@ RopeState rope_state(hid_t group, const std::string& name, const h5::Place& plac
     const std::string value = h5::text_attribute(group, name, place);
     for (RopeState state : {RopeState::post_rope, RopeState::pre_rope, RopeState::none})
         if (value == to_string(state)) return state;
-    throw InputError(text(place.text(), " attribute ", name, " is '", value,
-                          "', must be post_rope, pre_rope or none"));
+    throw InputError(concat(place.text(), " attribute ", name, " is '", value,
+                            "', must be post_rope, pre_rope or none"));
 }
 
 /// A dataset of a layer: its shape and element, checked for rank and length.
@@ -129,7 +129,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
                      std::span<const int64_t> cu_seqlens) {
     LayerInfo layer;
     layer.layer = number;
-    const h5::Place at{path, text("/layers/", number)};
+    const h5::Place at{path, concat("/layers/", number)};
     const h5::Handle group = h5::open_object(file, at);
     require(H5Iget_type(group) == H5I_GROUP, at.text(), " must be a group");
     layer.q_state = rope_state(group, "q_state", at);
@@ -225,7 +225,7 @@ ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     for (const std::string& name : h5::links(layers)) {
         const bool number = !name.empty() && name.size() <= 9 &&
                             name.find_first_not_of("0123456789") == std::string::npos;
-        require(number && text(std::stoll(name)) == name, path.string(), ": /layers/", name,
+        require(number && concat(std::stoll(name)) == name, path.string(), ": /layers/", name,
                 " is no layer number");
         info.layers.push_back(read_layer(file, path, std::stoll(name), info.cu_seqlens));
         check_config(config, info.layers.back(), path.string());
@@ -289,13 +289,14 @@ void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, F
         for (int64_t i = 0; i < window.size(); ++i) {
             if (std::isfinite(window.data()[i])) continue;
             if (count++ == 0)
-                first = text(field == Field::gate_k ? "block " : "token ",
-                             begin + i / (shape[1] * shape[2]), ", head ", i / shape[2] % shape[1],
-                             ", channel ", i % shape[2], " is ", window.data()[i]);
+                first =
+                    concat(field == Field::gate_k ? "block " : "token ",
+                           begin + i / (shape[1] * shape[2]), ", head ", i / shape[2] % shape[1],
+                           ", channel ", i % shape[2], " is ", window.data()[i]);
         }
     }
-    throw InputError(text(field_place(path_, layer.layer, field).text(), " holds ", count,
-                          " values that are NaN or Inf, must hold none; the first: ", first));
+    throw InputError(concat(field_place(path_, layer.layer, field).text(), " holds ", count,
+                            " values that are NaN or Inf, must hold none; the first: ", first));
 }
 
 /// Where Hq = Hkv, K and V of the last token show whether a group's head was written once per
@@ -310,9 +311,10 @@ void ActivationsFile::check_not_repeated(const LayerInfo& layer) const {
         const bool constant = std::all_of(head, head + dim, [&](float c) { return c == *head; });
         if (constant || !std::equal(head, head + dim, head + dim)) return;
     }
-    throw InputError(text(field_place(path_, layer.layer, Field::k).text(), " has ", layer.kv_heads,
-                          " heads, as many as q, and heads 0 and 1 are the "
-                          "same; K and V must not be repeated to the query heads"));
+    throw InputError(concat(field_place(path_, layer.layer, Field::k).text(), " has ",
+                            layer.kv_heads,
+                            " heads, as many as q, and heads 0 and 1 are the "
+                            "same; K and V must not be repeated to the query heads"));
 }
 
 void ActivationsFile::read(const LayerInfo& layer, Field field, QueryRange range,

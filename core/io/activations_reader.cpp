@@ -28,7 +28,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
         if (value) add(name, *value);
     };
     const auto add_each = [&](const std::string& name, const std::vector<double>& values) {
-        for (size_t n = 0; n < values.size(); ++n) add(text(name, "[", n, "]"), values[n]);
+        for (size_t n = 0; n < values.size(); ++n) add(concat(name, "[", n, "]"), values[n]);
     };
     add("q_state", to_string(layer.q_state));
     add("k_state", to_string(layer.k_state));
@@ -49,15 +49,15 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
 Facts facts_of(const ActivationsInfo& info) {
     Facts facts{{"/ attribute model_id", json_text(info.model_id)}};
     for (const LayerInfo& layer : info.layers) {
-        const std::string group = text("/layers/", layer.layer);
-        facts["/layers"] += text(facts["/layers"].empty() ? "" : ", ", layer.layer);
+        const std::string group = concat("/layers/", layer.layer);
+        facts["/layers"] += concat(facts["/layers"].empty() ? "" : ", ", layer.layer);
         add_attributes(layer, group, facts);
         for (Field field : kFields)
             if (layer.has(field))
-                facts[text(group, "/", to_string(field))] =
-                    text(to_string(layer.element), ", ",
-                         has_head_axis(field) ? text(layer.heads(field), " heads of ") : "",
-                         layer.channels(field), " channels");
+                facts[concat(group, "/", to_string(field))] =
+                    concat(to_string(layer.element), ", ",
+                           has_head_axis(field) ? concat(layer.heads(field), " heads of ") : "",
+                           layer.channels(field), " channels");
     }
     return facts;
 }
@@ -131,7 +131,7 @@ struct ActivationsReader::Impl {
             if (layer.layer == number) return layer;
             known += (known.empty() ? "" : ", ") + std::to_string(layer.layer);
         }
-        throw InputError(text(name, ": has no layer ", number, "; there are: ", known));
+        throw InputError(concat(name, ": has no layer ", number, "; there are: ", known));
     }
 
     void check_range(const LayerInfo& layer, Field field, QueryRange range) const {

@@ -38,7 +38,7 @@ struct ActivationsWriter::Impl {
     h5::Handle file;
 
     void create_layer(const LayerInfo& layer) {
-        const h5::Place at{partial, text("/layers/", layer.layer)};
+        const h5::Place at{partial, concat("/layers/", layer.layer)};
         const h5::Handle group = h5::make_group(file, at);
         h5::set_attribute(group, "q_state", std::string(to_string(layer.q_state)));
         h5::set_attribute(group, "k_state", std::string(to_string(layer.k_state)));

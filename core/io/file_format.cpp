@@ -20,8 +20,8 @@ FileFormat file_format(const std::filesystem::path& path) {
     const std::string format = h5::text_attribute(h5::open_object(file, root), "format", root);
     if (format == kActivationsFormat) return FileFormat::activations;
     if (format == kResultsFormat) return FileFormat::results;
-    throw InputError(text(root.text(), " attribute format is '", format, "', must be '",
-                          kActivationsFormat, "' or '", kResultsFormat, "'"));
+    throw InputError(concat(root.text(), " attribute format is '", format, "', must be '",
+                            kActivationsFormat, "' or '", kResultsFormat, "'"));
 }
 
 }  // namespace msa::io

@@ -24,7 +24,7 @@ template <typename Parts>
 }
 
 [[noreturn]] void refused(const std::string& what) {
-    throw SystemError(text("cannot write ", what, ": ", take_error()));
+    throw SystemError(concat("cannot write ", what, ": ", take_error()));
 }
 
 void check_write(herr_t status, const Place& place) {
@@ -114,7 +114,7 @@ void check_chunk(const Place& place, hid_t type, const std::vector<hsize_t>& chu
     auto bytes = static_cast<double>(H5Tget_size(type));
     for (hsize_t extent : chunk) bytes *= static_cast<double>(extent);
     if (bytes > kMostBytes)
-        bad(place, text("needs chunks of ", bytes, " bytes, HDF5 takes at most ", kMostBytes));
+        bad(place, concat("needs chunks of ", bytes, " bytes, HDF5 takes at most ", kMostBytes));
 }
 
 Handle slab_space(hid_t dataset, const Slab& slab) {
@@ -201,7 +201,7 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
     // HDF5 copies them before anything else.
     H5Pset_file_image(access, const_cast<uint8_t*>(bytes.data()), bytes.size());
     static std::atomic<uint64_t> count = 0;  // HDF5 takes files of one name for one file
-    const std::string unique = text("msalab-memory-", ++count);
+    const std::string unique = concat("msalab-memory-", ++count);
     Handle file(H5Fopen(unique.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
     require(static_cast<bool>(file), name.string(), ": is damaged or truncated: ", take_error());
     return file;
@@ -225,7 +225,7 @@ void close_durably(Handle file, const std::filesystem::path& path) {
     const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
     const std::string reason = std::strerror(errno);
     if (descriptor >= 0) ::close(descriptor);
-    if (!synced) throw SystemError(text("cannot write ", path.string(), ": ", reason));
+    if (!synced) throw SystemError(concat("cannot write ", path.string(), ": ", reason));
 }
 
 bool exists(hid_t location, const std::string& path) {
@@ -311,7 +311,7 @@ std::vector<double> numbers_attribute(hid_t object, const std::string& name, con
     const hssize_t count = H5Sget_simple_extent_npoints(space);
     constexpr hssize_t kMost = 1 << 16;  // HDF5's own limit is 64 KiB
     if (count < 0 || count > kMost)
-        bad(place, text("attribute ", name, " has ", count, " numbers"));
+        bad(place, concat("attribute ", name, " has ", count, " numbers"));
     std::vector<double> numbers(static_cast<size_t>(count));
     if (H5Aread(attribute, H5T_NATIVE_DOUBLE, numbers.data()) < 0)
         bad(place, "attribute " + name + " must be numbers: " + take_error());
@@ -389,9 +389,9 @@ Handle open_dataset(hid_t file, const Place& place) {
             : kMostOfDeflate *
                   static_cast<double>(stored > 0 ? std::min(stored, of_file) : of_file);
     if (largest > held)
-        bad(place, text("declares ", largest, " bytes, more than the ",
-                        stored > 0 ? std::min(stored, of_file) : of_file,
-                        " bytes that the file stores can hold"));
+        bad(place, concat("declares ", largest, " bytes, more than the ",
+                          stored > 0 ? std::min(stored, of_file) : of_file,
+                          " bytes that the file stores can hold"));
     return dataset;
 }
 

@@ -36,7 +36,7 @@ public:
 private:
     bool has(const char* name) const { return h5::has_attribute(group_, name); }
     std::string attribute(const char* name) const {
-        return text(place_.text(), " attribute ", name, " is ");
+        return concat(place_.text(), " attribute ", name, " is ");
     }
     double number(const char* name) const { return h5::number_attribute(group_, name, place_); }
 

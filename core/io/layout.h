@@ -38,7 +38,7 @@ inline bool has_head_axis(Field field) {
 inline size_t field_rank(Field field) { return has_head_axis(field) ? 3 : 2; }
 
 inline h5::Place field_place(const std::filesystem::path& file, int64_t layer, Field field) {
-    return {file, text("/layers/", layer, "/", to_string(field))};
+    return {file, concat("/layers/", layer, "/", to_string(field))};
 }
 
 /// Where values of memory shape [n, heads, channels] lie in the file.

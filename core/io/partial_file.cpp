@@ -16,7 +16,7 @@ namespace {
 
 [[noreturn]] void refused(const std::filesystem::path& path) {
     const int reason = errno;
-    throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(reason)));
+    throw SystemError(concat("cannot write ", path.string(), ": ", std::strerror(reason)));
 }
 
 /// Is `descriptor` still what the name stands for? Its writer may have renamed or removed it.

@@ -26,7 +26,7 @@ namespace {
 void write_text_durably(const std::filesystem::path& path, const std::string& content) {
     const std::filesystem::path temporary = path.string() + ".tmp";
     if (std::ofstream file(temporary); !(file << content).flush())
-        throw SystemError(text("cannot write ", temporary.string(), ": ", std::strerror(errno)));
+        throw SystemError(concat("cannot write ", temporary.string(), ": ", std::strerror(errno)));
     std::filesystem::rename(temporary, path);
 }
 
@@ -46,7 +46,7 @@ void reserve(const std::filesystem::path& path, uintmax_t bytes) {
     const int reason = errno;
     ::close(file);
     if (!held && (reason == ENOSPC || reason == EDQUOT || reason == EFBIG))
-        throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(reason)));
+        throw SystemError(concat("cannot write ", path.string(), ": ", std::strerror(reason)));
 }
 
 /// Gives back what reserve() held and nobody needed.
@@ -64,7 +64,7 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
         } else if (H5Ocopy(from, object.c_str(), to, object.c_str(), H5P_DEFAULT, H5P_DEFAULT) <
                    0) {
             throw SystemError(
-                text("cannot write ", path.string(), ": ", object, ": ", h5::take_error()));
+                concat("cannot write ", path.string(), ": ", object, ": ", h5::take_error()));
         }
     }
 }
@@ -147,7 +147,7 @@ struct ResultsWriter::Impl {
         std::error_code error;
         clear(false, error);
         if (error)
-            throw SystemError(text("cannot empty ", directory.string(), ": ", error.message()));
+            throw SystemError(concat("cannot empty ", directory.string(), ": ", error.message()));
         try {
             write_record();
         } catch (...) {

@@ -35,7 +35,7 @@ std::string difference(const json& known, const json& wanted, const char* there,
                 !inner.empty())
                 return inner;
         } else if (dumped(before) != dumped(value)) {
-            return text(group, key, " was ", dumped(before), ", is ", dumped(value), there);
+            return concat(group, key, " was ", dumped(before), ", is ", dumped(value), there);
         }
     }
     return "";

@@ -21,7 +21,7 @@ void seal(const std::filesystem::path& path) {
     const std::string line = kMark + sha256_of_file(path) + "\n";
     std::ofstream file(path, std::ios::binary | std::ios::app);
     if (!file.write(line.data(), kSize).flush())
-        throw SystemError(text("cannot write ", path.string(), ": ", std::strerror(errno)));
+        throw SystemError(concat("cannot write ", path.string(), ": ", std::strerror(errno)));
 }
 
 Seal check_seal(const std::filesystem::path& path) {

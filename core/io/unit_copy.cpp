@@ -65,8 +65,8 @@ void UnitWriter::copy(const DatasetReader& from, const std::string& object) {
     H5Pset_create_intermediate_group(parents, 1);
     if (H5Ocopy(from.impl_->file, object.c_str(), impl_->file, object.c_str(), H5P_DEFAULT,
                 parents) < 0)
-        throw SystemError(
-            text("cannot write ", impl_->temporary.string(), ": ", object, ": ", h5::take_error()));
+        throw SystemError(concat("cannot write ", impl_->temporary.string(), ": ", object, ": ",
+                                 h5::take_error()));
 }
 
 }  // namespace msa::io

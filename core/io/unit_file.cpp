@@ -28,9 +28,9 @@ std::string unit_of_file(const std::filesystem::path& path) {
     const Seal found = check_seal(path);
     if (found != Seal::whole)
         throw FileError(
-            text(path.string(), ": this finished unit ",
-                 found == Seal::none ? "has no checksum at its end"
-                                     : "is damaged, its bytes do not match its checksum"),
+            concat(path.string(), ": this finished unit ",
+                   found == Seal::none ? "has no checksum at its end"
+                                       : "is damaged, its bytes do not match its checksum"),
             FileProblem::damaged_unit);
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);

@@ -152,7 +152,8 @@ std::optional<Element> element_of(NumberFormat format) { return row_of(format).e
 
 std::string to_string(const Precision& precision) {
     std::string name = to_string(precision.format);
-    if (precision.unit != ScaleUnit::none) name += text(", scale per ", to_string(precision.unit));
+    if (precision.unit != ScaleUnit::none)
+        name += concat(", scale per ", to_string(precision.unit));
     return precision.rotated ? name + ", rotated" : name;
 }
 

@@ -136,8 +136,8 @@ void Group::require_same(double value, const std::string& what) const {
     all_reduce(std::span(&sum, 1));
     for (int other = 1; other < size_; ++other) wanted += value;
     if (sum != wanted && !std::isnan(value))
-        throw SystemError(text("workers have different ", what, " is ", value, " with worker ",
-                               rank_, "; all must compute on processors of one kind"));
+        throw SystemError(concat("workers have different ", what, " is ", value, " with worker ",
+                                 rank_, "; all must compute on processors of one kind"));
 }
 
 void run_group(int size, const std::function<void(const Group&)>& work) {

@@ -85,7 +85,7 @@ void VectorScores::add_part(Backend& backend, const Problem& p, View<const float
     one.query_heads = one.kv_heads = 1;
     one.head_dim = one.index_dim = part.width;
     one.block_size = 1;
-    one.own_index_scale = 1.0;
+    one.index_scale_override = 1.0;
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         Tensor<float, 3> rows({p.queries(), 1, part.width}, Fill::nothing);
         for (int64_t i = 0; i < p.queries(); ++i)

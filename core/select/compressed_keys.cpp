@@ -49,7 +49,7 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
     pieces.batch = PackedBatch(p.batch.cu_seqlens_q(), starts_, newest);
     pieces.block_size = 1;
     pieces.window.reset();  // counts tokens
-    pieces.own_softmax_scale = p.softmax_scale();
+    pieces.softmax_scale_override = p.softmax_scale();
     auto there = backend.make<float, 3>({p.queries(), p.kv_heads, pieces.blocks()});
     backend.block_mass(pieces, {q, pieces_.floats()}, {there, {}});
     const Mirror<3> mass(backend, std::move(there));

@@ -121,8 +121,9 @@ private:
         Problem of_heads = p;
         of_heads.kv_heads = p.query_heads;
         of_heads.head_dim = width(p);
-        of_heads.own_softmax_scale = p.softmax_scale() * std::sqrt(static_cast<double>(p.head_dim) /
-                                                                   static_cast<double>(rank(p)));
+        of_heads.softmax_scale_override =
+            p.softmax_scale() *
+            std::sqrt(static_cast<double>(p.head_dim) / static_cast<double>(rank(p)));
         auto there = layer.backend.make<float, 3>({p.queries(), p.query_heads, p.blocks()});
         layer.backend.block_mass(of_heads, {queries.floats(), labels_.floats(), layer.sinks},
                                  {there, {}});

@@ -174,7 +174,7 @@ private:
                              keys.view()[b][r]);
         }
         Problem of_means = square_problem(blocks, p.query_heads, p.kv_heads, p.head_dim, 0, 1);
-        of_means.own_softmax_scale = p.softmax_scale();
+        of_means.softmax_scale_override = p.softmax_scale();
         const Mirror<3> q(layer.backend, std::move(queries)), means(layer.backend, std::move(keys));
         auto mass = layer.backend.make<float, 3>({blocks, p.kv_heads, blocks});
         layer.backend.block_mass(of_means, {q.floats(), means.floats(), {}}, {mass, {}});

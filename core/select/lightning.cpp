@@ -16,7 +16,7 @@ void for_each_lightning_row(
     tokens.block_size = 1;
     tokens.query_heads = tokens.kv_heads = in.index_q.shape()[1];
     tokens.index_dim = in.index_q.shape()[2];
-    tokens.own_index_scale = 1.0;
+    tokens.index_scale_override = 1.0;
     const int64_t heads = tokens.kv_heads, keys = tokens.blocks();
     const int64_t step = rows_held(heads * keys);
     const bool weighted = in.weights.data() != nullptr;

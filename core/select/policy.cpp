@@ -73,7 +73,7 @@ void Policy::configure(std::string_view options) {
     label_ = name();
     for (size_t n = 0; n < mine.size(); ++n)
         if (const std::string value = value_of(mine[n]); value != defaults[n])
-            label_ += text(":", mine[n].name, "=", value);
+            label_ += concat(":", mine[n].name, "=", value);
 }
 
 std::string Policy::rule_in_full() const {
@@ -85,7 +85,7 @@ std::string Policy::rule_in_full() const {
 std::string options_text(Policy& policy) {
     std::string all;
     for (const PolicyOption& option : policy.options())
-        all += text(all.empty() ? "" : ", ", option.name, "=", value_of(option));
+        all += concat(all.empty() ? "" : ", ", option.name, "=", value_of(option));
     return all;
 }
 

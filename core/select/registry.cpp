@@ -102,10 +102,10 @@ constexpr NoPolicy kNoPolicies[] = {
 
 [[noreturn]] void refuse(std::string_view name, const std::vector<std::string>& names) {
     for (const NoPolicy& none : kNoPolicies)
-        if (none.name == name) throw InputError(text("'", name, "' is no selector: ", none.why));
+        if (none.name == name) throw InputError(concat("'", name, "' is no selector: ", none.why));
     std::string known;
     for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
-    throw InputError(text("no selector is called '", name, "'; there are: ", known));
+    throw InputError(concat("no selector is called '", name, "'; there are: ", known));
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ private:
         landmarks.kv_heads = p.query_heads;
         landmarks.block_size = 1;
         landmarks.window.reset();  // counts tokens
-        landmarks.own_softmax_scale = p.softmax_scale();
+        landmarks.softmax_scale_override = p.softmax_scale();
         auto mass = backend.make<float, 3>({p.queries(), p.query_heads, landmarks.blocks()});
         backend.block_mass(landmarks, {chunk.q.floats(), means_.floats()}, {mass, {}});
         return {backend, std::move(mass)};

@@ -35,7 +35,7 @@ Tensor<float, 3> rope_table(Backend& backend, int64_t max_positions, int64_t rot
 AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, ParameterList& list)
     : config_(config), kind_(config.attention_of(layer)) {
     const ModelSizes& s = config.sizes;
-    const std::string prefix = text("layers.", layer, ".");
+    const std::string prefix = concat("layers.", layer, ".");
     const auto norm = [&](const std::string& name, int64_t width, bool indexer) {
         return list.add({.name = prefix + name + ".weight",
                          .rows = 1,
@@ -48,7 +48,7 @@ AttentionLayer::AttentionLayer(const ModelConfig& config, int64_t layer, Paramet
         return list.add({.name = prefix + "self_attn." + name + ".weight",
                          .rows = rows,
                          .columns = columns,
-                         .deviation = added ? added_deviation(s) : kDeviation,
+                         .init_std = added ? added_init_std(s) : kInitStd,
                          .decays = true,
                          .indexer = indexer,
                          .added = added});
@@ -171,8 +171,9 @@ void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
 void AttentionLayer::project_index(const Pass& pass, View<const float, 3> rope,
                                    AttentionState& s) const {
     auto& [ops, w, batch, sparse] = pass;
-    const auto heads = [&, &ops = ops, &w = w, &batch = batch](Which weight, Which norm,
-                                                               Buffer<3>& raw, Buffer<3>& to) {
+    const auto heads = [&, &ops = ops, &w = w, &batch = batch](ParameterIndex weight,
+                                                               ParameterIndex norm, Buffer<3>& raw,
+                                                               Buffer<3>& to) {
         ops.linear(s.h, w.matrix(weight), flat(raw.out()), Sum::set);
         if (config_.sizes.index_norm)
             ops.rms_norm(by_heads(raw.in()), w.vector(norm), by_heads(to.out()));
@@ -224,9 +225,9 @@ void AttentionLayer::backward(const Pass& pass, View<const float, 3> rope,
     heads_grad(pass, rope, s.raw_q, t.d_q, q_norm_, true);
     heads_grad(pass, rope, s.raw_k, t.d_k, k_norm_, true);
     Sum sum = Sum::set;
-    for (auto [which, gradient] : {std::pair{q_, &t.d_q}, {k_, &t.d_k}, {v_, &t.d_v}}) {
-        ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(which));
-        ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, sum);
+    for (auto [index, gradient] : {std::pair{q_, &t.d_q}, {k_, &t.d_k}, {v_, &t.d_v}}) {
+        ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(index));
+        ops.linear_grad_input(flat(gradient->in()), w.matrix(index), t.d_h, sum);
         sum = Sum::add;
     }
     if (has_index()) {
@@ -253,7 +254,7 @@ void AttentionLayer::attend_grad(const Pass& pass, AttentionState& s, AttentionS
 }
 
 void AttentionLayer::heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw,
-                                Buffer<3>& d, Which norm, bool normed) const {
+                                Buffer<3>& d, ParameterIndex norm, bool normed) const {
     auto& [ops, w, batch, sparse] = pass;
     if (rope) ops.rotate(d, batch.positions, rope, true);
     if (normed)
@@ -328,9 +329,9 @@ void AttentionLayer::index_heads_grad(const Pass& pass, View<const float, 3> rop
     const bool normed = config_.sizes.index_norm;
     heads_grad(pass, rope, s.raw_index_q, t.d_index_q, index_.q_norm, normed);
     heads_grad(pass, rope, s.raw_index_k, t.d_index_k, index_.k_norm, normed);
-    for (auto [which, gradient] : {std::pair{index_.q, &t.d_index_q}, {index_.k, &t.d_index_k}}) {
-        ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(which));
-        if (!detach) ops.linear_grad_input(flat(gradient->in()), w.matrix(which), t.d_h, Sum::add);
+    for (auto [index, gradient] : {std::pair{index_.q, &t.d_index_q}, {index_.k, &t.d_index_k}}) {
+        ops.linear_grad_weight(flat(gradient->in()), s.h, w.matrix_gradient(index));
+        if (!detach) ops.linear_grad_input(flat(gradient->in()), w.matrix(index), t.d_h, Sum::add);
     }
 }
 

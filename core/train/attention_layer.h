@@ -87,7 +87,7 @@ public:
 
 private:
     struct Index {
-        Which q = 0, k = 0, q_norm = 0, k_norm = 0, v = 0, o = 0;
+        ParameterIndex q = 0, k = 0, q_norm = 0, k_norm = 0, v = 0, o = 0;
     };
 
     void project_index(const Pass& pass, View<const float, 3> rope, AttentionState& s) const;
@@ -102,14 +102,14 @@ private:
                           AttentionScratch& t, bool detach) const;
     /// Backward through rotation, norm and projection; `d` is the gradient of the rotated heads.
     void heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw, Buffer<3>& d,
-                    Which norm, bool normed) const;
+                    ParameterIndex norm, bool normed) const;
     bool has_index() const { return train::has_index(kind_); }
     AttentionInput input(const Pass& pass, const AttentionState& s) const;
     View<const int32_t, 3> support(const Pass& pass, const AttentionState& s) const;
 
     const ModelConfig& config_;
     Attention kind_;
-    Which norm_ = 0, q_ = 0, k_ = 0, v_ = 0, o_ = 0, q_norm_ = 0, k_norm_ = 0, sinks_ = 0;
+    ParameterIndex norm_ = 0, q_ = 0, k_ = 0, v_ = 0, o_ = 0, q_norm_ = 0, k_norm_ = 0, sinks_ = 0;
     Index index_;
 };
 

@@ -8,8 +8,8 @@
 
 namespace msa::train {
 
-double added_deviation(const ModelSizes& sizes) {
-    return kDeviation / std::sqrt(2.0 * static_cast<double>(sizes.layers));
+double added_init_std(const ModelSizes& sizes) {
+    return kInitStd / std::sqrt(2.0 * static_cast<double>(sizes.layers));
 }
 
 bool ModelConfig::attends(Attention kind) const {

@@ -63,8 +63,8 @@ struct MsaOptions {
 
 /// Standard deviation of a matrix's initial normal values. Matrices whose output is added to the
 /// residual stream start smaller, for 2 additions per layer (GPT-2).
-inline constexpr double kDeviation = 0.02;
-double added_deviation(const ModelSizes& sizes);
+inline constexpr double kInitStd = 0.02;
+double added_init_std(const ModelSizes& sizes);
 
 struct ModelConfig {
     ModelSizes sizes;

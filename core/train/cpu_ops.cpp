@@ -301,7 +301,7 @@ public:
                              .sum();
         return sums;
     }
-    void adamw(const AdamW& rule, int64_t step, double rate, double factor, View<float, 1> weights,
+    void adamw(const AdamW& rule, int64_t step, double lr, double factor, View<float, 1> weights,
                View<const float, 1> gradient, View<float, 1> first,
                View<float, 1> second) override {
         by_values(weights.size(), [&](Tile t) {
@@ -310,7 +310,7 @@ public:
             };
             std::vector<float> scaled(part(gradient).begin(), part(gradient).end());
             for (float& g : scaled) g = static_cast<float>(double{g} * factor);
-            rule.update(step, rate, part(weights), scaled, part(first), part(second));
+            rule.update(step, lr, part(weights), scaled, part(first), part(second));
         });
     }
     void sum_over(const parallel::Group& workers, View<float, 1> values) override {

@@ -9,12 +9,12 @@ namespace msa::train {
 
 FeedForward::FeedForward(const ModelSizes& s, int64_t layer, ParameterList& list)
     : model_dim_(s.model_dim), hidden_dim_(s.hidden_dim) {
-    const std::string prefix = text("layers.", layer, ".");
+    const std::string prefix = concat("layers.", layer, ".");
     const auto matrix = [&](const char* name, int64_t rows, int64_t columns, bool added) {
         return list.add({.name = prefix + "mlp." + name + ".weight",
                          .rows = rows,
                          .columns = columns,
-                         .deviation = added ? added_deviation(s) : kDeviation,
+                         .init_std = added ? added_init_std(s) : kInitStd,
                          .decays = true,
                          .added = added});
     };

@@ -32,7 +32,7 @@ public:
 
 private:
     int64_t model_dim_, hidden_dim_;
-    Which norm_, gate_, up_, down_;
+    ParameterIndex norm_, gate_, up_, down_;
 };
 
 }  // namespace msa::train

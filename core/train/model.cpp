@@ -24,7 +24,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, uint64_t seed,
     embedding_ = parameters_.add({.name = kEmbedding,
                                   .rows = s.vocabulary,
                                   .columns = s.model_dim,
-                                  .deviation = kDeviation,
+                                  .init_std = kInitStd,
                                   .decays = true});
     for (int64_t layer = 0; layer < s.layers; ++layer)
         layers_.push_back(
@@ -33,7 +33,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, uint64_t seed,
     output_ = parameters_.add({.name = "lm_head.weight",
                                .rows = s.vocabulary,
                                .columns = s.model_dim,
-                               .deviation = kDeviation,
+                               .init_std = kInitStd,
                                .decays = true});
     const std::vector<float> drawn = start.empty() ? parameters_.start(seed) : std::vector<float>();
     weights_ = std::make_unique<Weights>(parameters_, *ops_, start.empty() ? drawn : start);

@@ -79,7 +79,7 @@ private:
     ModelConfig config_;
     std::unique_ptr<Ops> ops_;
     ParameterList parameters_;
-    Which embedding_ = 0, norm_ = 0, output_ = 0;
+    ParameterIndex embedding_ = 0, norm_ = 0, output_ = 0;
     std::vector<Layer> layers_;
     std::unique_ptr<Weights> weights_;
     Tensor<float, 3> rope_, index_rope_;

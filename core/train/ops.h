@@ -99,8 +99,8 @@ public:
     virtual std::vector<double> squared_norms(View<const float, 1> values,
                                               std::span<const int64_t> starts) = 0;
     /// AdamW::update of a list of parameters, with the gradient times `factor` (clipping).
-    virtual void adamw(const AdamW&, int64_t step, double rate, double factor,
-                       View<float, 1> weights, View<const float, 1> gradient, View<float, 1> first,
+    virtual void adamw(const AdamW&, int64_t step, double lr, double factor, View<float, 1> weights,
+                       View<const float, 1> gradient, View<float, 1> first,
                        View<float, 1> second) = 0;
 
     /// Collective among `workers`, which must be the same in every call: each value becomes its sum

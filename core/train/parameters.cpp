@@ -42,7 +42,7 @@ void take_known(std::span<float> to, const ParameterList& list, const ParameterL
 
 }  // namespace
 
-Which ParameterList::add(Parameter parameter) {
+ParameterIndex ParameterList::add(Parameter parameter) {
     for (const Parameter& other : all_) MSA_CHECK(other.name != parameter.name);
     parameter.offset = size_;
     size_ += parameter.size();
@@ -56,8 +56,8 @@ std::vector<float> ParameterList::start(uint64_t seed) const {
         const uint64_t own = mix(seed, static_cast<int64_t>(hash(p.name)));
         for (int64_t i = 0; i < p.size(); ++i)
             values[static_cast<size_t>(p.offset + i)] =
-                p.deviation > 0 ? static_cast<float>(p.deviation * random_normal(mix(own, i)))
-                                : p.start;
+                p.init_std > 0 ? static_cast<float>(p.init_std * random_normal(mix(own, i)))
+                               : p.start;
     }
     return values;
 }
@@ -90,8 +90,8 @@ Weights::Weights(const ParameterList& list, Ops& ops, std::span<const float> sta
     renew();
 }
 
-In<2> Weights::matrix(Which which) const {
-    const Parameter& p = list_[which];
+In<2> Weights::matrix(ParameterIndex index) const {
+    const Parameter& p = list_[index];
     const In<1> all = copy_ ? copy_.in() : In<1>(values_.view());
     const auto* bytes = static_cast<const std::byte*>(all.data());
     return {bytes + p.offset * element_bytes(all.element()),
@@ -100,19 +100,19 @@ In<2> Weights::matrix(Which which) const {
             all.space()};
 }
 
-View<const float, 1> Weights::vector(Which which) const {
-    const Parameter& p = list_[which];
+View<const float, 1> Weights::vector(ParameterIndex index) const {
+    const Parameter& p = list_[index];
     return values_.view().slice(p.offset, p.size());
 }
 
-View<float, 2> Weights::matrix_gradient(Which which) {
-    const Parameter& p = list_[which];
+View<float, 2> Weights::matrix_gradient(ParameterIndex index) {
+    const Parameter& p = list_[index];
     const View<float, 1> all = gradient_;
     return {all.data() + p.offset, {p.rows, p.columns}, all.space()};
 }
 
-View<float, 1> Weights::vector_gradient(Which which) {
-    const Parameter& p = list_[which];
+View<float, 1> Weights::vector_gradient(ParameterIndex index) {
+    const Parameter& p = list_[index];
     return gradient_.view().slice(p.offset, p.size());
 }
 
@@ -127,12 +127,12 @@ Weights::Norms Weights::gradient_norms() const {
     for (const Parameter& p : list_.all()) starts.push_back(p.offset + p.size());
     const std::vector<double> squares = ops_.squared_norms(gradient_, starts);
     double backbone = 0, indexer = 0;
-    for (Which which = 0; which < squares.size(); ++which)
-        (list_[which].indexer ? indexer : backbone) += squares[which];
+    for (ParameterIndex index = 0; index < squares.size(); ++index)
+        (list_[index].indexer ? indexer : backbone) += squares[index];
     return {std::sqrt(backbone + indexer), std::sqrt(indexer), std::sqrt(backbone)};
 }
 
-void Weights::step(const AdamW& rule, int64_t step, double rate, const Norms& norms,
+void Weights::step(const AdamW& rule, int64_t step, double lr, const Norms& norms,
                    const Clipping& clip) {
     const auto factor = [&](double part) {
         const double norm = clip.apart ? part : norms.all;
@@ -143,7 +143,7 @@ void Weights::step(const AdamW& rule, int64_t step, double rate, const Norms& no
         AdamW own = rule;
         if (!p.decays) own.weight_decay = 0;
         const auto part = [&](auto&& all) { return all.view().slice(p.offset, p.size()); };
-        ops_.adamw(own, step, rate, p.indexer ? indexer : backbone, part(values_), part(gradient_),
+        ops_.adamw(own, step, lr, p.indexer ? indexer : backbone, part(values_), part(gradient_),
                    part(first_), part(second_));
     }
     renew();

@@ -18,7 +18,7 @@ namespace msa::train {
 struct Parameter {
     std::string name;  // as in transformers: "layers.3.self_attn.q_proj.weight"
     int64_t rows = 0, columns = 0;
-    double deviation = 0;  // of the normal values it starts from; 0: it starts as `start`
+    double init_std = 0;  // of the normal values it starts from; 0: it starts as `start`
     float start = 0;
     bool decays = false;   // weight decay: matrices, not norms or sinks
     bool indexer = false;  // belongs to the Index Branch, whose gradient norm is separate
@@ -28,15 +28,15 @@ struct Parameter {
     int64_t size() const { return rows * columns; }
 };
 
-/// Which parameter; what adding one returns.
-using Which = size_t;
+/// Position of a parameter in its list, which add() returns.
+using ParameterIndex = size_t;
 
 class ParameterList {
 public:
     /// Names must differ.
-    Which add(Parameter parameter);
+    ParameterIndex add(Parameter parameter);
     const std::vector<Parameter>& all() const { return all_; }
-    const Parameter& operator[](Which which) const { return all_[which]; }
+    const Parameter& operator[](ParameterIndex index) const { return all_[index]; }
     /// Floats of the list.
     int64_t size() const { return size_; }
     /// Initial values: a function of the seed and, for each value, its parameter's name and index.
@@ -80,11 +80,11 @@ public:
     View<float, 1> values() { return values_; }
 
     /// A parameter for a product [rows, columns], in the element of products.
-    In<2> matrix(Which which) const;
+    In<2> matrix(ParameterIndex index) const;
     /// A parameter as floats [columns].
-    View<const float, 1> vector(Which which) const;
-    View<float, 2> matrix_gradient(Which which);
-    View<float, 1> vector_gradient(Which which);
+    View<const float, 1> vector(ParameterIndex index) const;
+    View<float, 2> matrix_gradient(ParameterIndex index);
+    View<float, 1> vector_gradient(ParameterIndex index);
 
     void clear_gradient();
     /// Updates the copy that products read; to be called after values() changed.
@@ -97,8 +97,7 @@ public:
     };
     Norms gradient_norms() const;
     /// One step of AdamW with the clipped gradient, whose norms are `norms`; `step` counts from 1.
-    void step(const AdamW& rule, int64_t step, double rate, const Norms& norms,
-              const Clipping& clip);
+    void step(const AdamW& rule, int64_t step, double lr, const Norms& norms, const Clipping& clip);
 
 private:
     const ParameterList& list_;

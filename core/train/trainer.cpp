@@ -24,20 +24,18 @@ void TrainingOptions::validate() const {
     };
     require(steps >= 1, "steps is ", steps, ", must be at least 1");
     within("warmup_steps", warmup_steps);
-    within("rate_warmup", rate_warmup);
-    require(rate >= 0 && std::isfinite(rate), "rate is ", rate,
-            ", must be finite and not negative");
-    require(rate_floor >= 0 && rate_floor <= 1, "rate_floor is ", rate_floor,
-            ", must be from 0 to 1");
+    within("lr_warmup", lr_warmup);
+    require(lr >= 0 && std::isfinite(lr), "lr is ", lr, ", must be finite and not negative");
+    require(lr_floor >= 0 && lr_floor <= 1, "lr_floor is ", lr_floor, ", must be from 0 to 1");
     require(clip.norm >= 0, "clip is ", clip.norm, ", must not be negative");
 }
 
 double learning_rate(const TrainingOptions& o, int64_t step) {
-    if (step < o.rate_warmup)
-        return o.rate * static_cast<double>(step + 1) / static_cast<double>(o.rate_warmup);
+    if (step < o.lr_warmup)
+        return o.lr * static_cast<double>(step + 1) / static_cast<double>(o.lr_warmup);
     const double falling =
-        cosine_rate(1, step - o.rate_warmup, std::max<int64_t>(1, o.steps - o.rate_warmup));
-    return o.rate * (o.rate_floor + (1 - o.rate_floor) * falling);
+        cosine_rate(1, step - o.lr_warmup, std::max<int64_t>(1, o.steps - o.lr_warmup));
+    return o.lr * (o.lr_floor + (1 - o.lr_floor) * falling);
 }
 
 bool StepReport::finite() const {
@@ -82,7 +80,7 @@ void Trainer::sum(Losses& losses) {
 }
 
 StepReport Trainer::gradient(const Batch& batch) {
-    StepReport report{.step = step_, .rate = learning_rate(o_, step_)};
+    StepReport report{.step = step_, .lr = learning_rate(o_, step_)};
     const Batch share = share_of_step(batch);
     model_.weights().clear_gradient();
     report.losses = model_.forward_backward(share, o_.sparse(step_));
@@ -91,12 +89,12 @@ StepReport Trainer::gradient(const Batch& batch) {
     model_.ops().sum_over(workers_, model_.weights().gradient());
     report.norms = model_.weights().gradient_norms();
     workers_.require_same(report.norms.all,
-                          text("sums of the gradient of step ", step_, ": its norm"));
+                          concat("sums of the gradient of step ", step_, ": its norm"));
     return report;
 }
 
 void Trainer::update(const StepReport& report) {
-    model_.weights().step(o_.adamw, ++step_, report.rate, report.norms, o_.clip);
+    model_.weights().step(o_.adamw, ++step_, report.lr, report.norms, o_.clip);
 }
 
 }  // namespace msa::train

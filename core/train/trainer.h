@@ -12,9 +12,9 @@ struct TrainingOptions {
     /// First steps (T_warm), in which every layer attends to all visible keys and the KL loss is
     /// over them. Later, layers with MSA attend to the selected blocks.
     int64_t warmup_steps = 0;
-    double rate = 1e-3;       // learning rate at its highest
-    int64_t rate_warmup = 0;  // first steps, over which it rises linearly
-    double rate_floor = 0.1;  // the cosine ends at this share of it
+    double lr = 1e-3;       // learning rate at its highest
+    int64_t lr_warmup = 0;  // first steps, over which it rises linearly
+    double lr_floor = 0.1;  // the cosine ends at this share of it
     AdamW adamw{.beta2 = 0.95, .weight_decay = 0.1};
     Clipping clip{};
 
@@ -23,8 +23,8 @@ struct TrainingOptions {
     void validate() const;
 };
 
-/// Learning rate of step `step`, from 0: rate * (step + 1) / rate_warmup in the first rate_warmup
-/// steps, then down to rate * rate_floor along half a cosine.
+/// Learning rate of step `step`, from 0: lr * (step + 1) / lr_warmup in the first lr_warmup
+/// steps, then down to lr * lr_floor along half a cosine.
 double learning_rate(const TrainingOptions& options, int64_t step);
 
 /// Losses and norms of one step.
@@ -32,7 +32,7 @@ struct StepReport {
     int64_t step = 0;
     Losses losses{};
     Weights::Norms norms{};
-    double rate = 0;
+    double lr = 0;
     /// Whether losses and norms are finite.
     bool finite() const;
 };

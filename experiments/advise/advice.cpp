@@ -46,8 +46,8 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     for (size_t n = 0; n < layer.kept.size(); ++n) {
         const auto s = static_cast<int64_t>(n);
         Kept& kept = layer.kept[n];
-        measure::Numbers mass = of.mean(text(n, "/mass")),
-                         error = of.error(text(n, "/group_output_error"));
+        measure::Numbers mass = of.mean(concat(n, "/mass")),
+                         error = of.error(concat(n, "/group_output_error"));
         kept.mass = mass.estimate();
         kept.error = error.estimate();
         kept.mass_draws = std::move(mass.draws);
@@ -186,9 +186,9 @@ void find_bound(Advice& advice) {
 }  // namespace
 
 std::string target_text(const AdviseOptions& asked) {
-    if (asked.keep) return text("mass kept of at least ", *asked.keep);
-    if (asked.error) return text("group output error of at most ", *asked.error);
-    return text("budget of at most ", *asked.budget, " tokens");
+    if (asked.keep) return concat("mass kept of at least ", *asked.keep);
+    if (asked.error) return concat("group output error of at most ", *asked.error);
+    return concat("budget of at most ", *asked.budget, " tokens");
 }
 
 Advice make_advice(const io::ResultsReader& results) {

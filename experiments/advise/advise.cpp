@@ -24,7 +24,7 @@ std::string lack_of(const AdviseOptions& o, const io::ActivationsReader& file,
     for (int64_t number : o.layers)
         if (const std::string lacks = lacking(needs, file.layer(number), block_size);
             !lacks.empty())
-            return text("layer ", number, " has no ", lacks);
+            return concat("layer ", number, " has no ", lacks);
     return "";
 }
 

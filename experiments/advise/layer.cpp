@@ -170,7 +170,8 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
     }
     measure::Tally tally{measure::Sums(tiles.queries.blocks, task.part)};
     Unions unions(tiles, settings);
-    Progress progress(worker.progress, text("layer ", layer.layer), std::ssize(tokens), "queries");
+    Progress progress(worker.progress, concat("layer ", layer.layer), std::ssize(tokens),
+                      "queries");
     measure::measure(task, tally, unions, progress);
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;

@@ -10,8 +10,8 @@ bool is_bound(const Setting& setting) {
 }
 
 std::string setting_text(const Setting& s) {
-    return text(s.selector, ", Bk ", s.block_size, ", k ", s.rule.top_k, ", forced first ",
-                s.rule.forced_first, ", newest ", s.rule.forced_local);
+    return concat(s.selector, ", Bk ", s.block_size, ", k ", s.rule.top_k, ", forced first ",
+                  s.rule.forced_first, ", newest ", s.rule.forced_local);
 }
 
 int64_t Grid::largest() const {

@@ -81,7 +81,7 @@ std::vector<std::string> cells(const AdviseOptions& asked, const Setting& s, con
     return {s.selector,
             std::to_string(s.block_size),
             std::to_string(s.rule.top_k),
-            text(s.rule.forced_first, "+", s.rule.forced_local),
+            concat(s.rule.forced_first, "+", s.rule.forced_local),
             std::to_string(s.tokens()),
             asked.error ? fixed_text(kept.mass.value, kDecimals) : text_of(kept.mass),
             asked.error ? text_of(kept.error) : fixed_text(kept.error.value, kDecimals),
@@ -155,11 +155,11 @@ void print_layers(const Advice& advice, std::ostream& out) {
 
 std::string sampling_text(const Advice& advice) {
     const LayerAdvice& first = advice.layers.front();
-    return text("Mass and error are of ", first.queries, " queries in ", first.blocks,
-                " blocks of neighbouring ones, of ", first.sequences,
-                first.sequences == 1 ? " sequence" : " sequences", ", at most ",
-                first.longest_sequence, " tokens long. Intervals are 95 % of ", kDraws,
-                " bootstrap draws of these blocks, seed ", advice.seed, ".");
+    return concat("Mass and error are of ", first.queries, " queries in ", first.blocks,
+                  " blocks of neighbouring ones, of ", first.sequences,
+                  first.sequences == 1 ? " sequence" : " sequences", ", at most ",
+                  first.longest_sequence, " tokens long. Intervals are 95 % of ", kDraws,
+                  " bootstrap draws of these blocks, seed ", advice.seed, ".");
 }
 
 }  // namespace
@@ -231,11 +231,11 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
 std::string nearest_text(const Advice& advice) {
     if (advice.recommended) return "";
     const Choice& nearest = advice.nearest;
-    return text("target: ", target_text(advice.asked), ": ", advice.why_none, "; the nearest is ",
-                setting_text(advice.settings[nearest.setting]), ", with mass kept ",
-                text_of(nearest.kept.mass), ", group output error ", text_of(nearest.kept.error),
-                ", ", time_text(nearest.kept.cost.seconds), " (dense attention ",
-                time_text(advice.dense.seconds), ")");
+    return concat("target: ", target_text(advice.asked), ": ", advice.why_none, "; the nearest is ",
+                  setting_text(advice.settings[nearest.setting]), ", with mass kept ",
+                  text_of(nearest.kept.mass), ", group output error ", text_of(nearest.kept.error),
+                  ", ", time_text(nearest.kept.cost.seconds), " (dense attention ",
+                  time_text(advice.dense.seconds), ")");
 }
 
 void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& out) {
@@ -267,7 +267,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
                         "The context is longer than what was captured: costs are of the "
                         "context, mass and error of the capture. At the same k a longer "
                         "context keeps less.");
-    print_paragraph(out, text("Operands of FILE in ", run.element, "; costs are of bf16."));
+    print_paragraph(out, concat("Operands of FILE in ", run.element, "; costs are of bf16."));
     print_dropped_sinks(advice.dropped_sinks, out);
     print_captures(run, out);
 }

@@ -135,7 +135,7 @@ private:
         const std::string at = "/outputs" + at_layer(of);
         const char* kind = of == "dense" ? "dense" : "sparse";
         create<float, 3>(at + "/out", {rows(), p.query_heads, p.head_dim},
-                         {"query,head,channel", "1", text("output of ", kind, " attention")});
+                         {"query,head,channel", "1", concat("output of ", kind, " attention")});
         create<float, 2>(at + "/lse", {rows(), p.query_heads},
                          {"query,head", "nats", "log of the sum of exponentials"});
     }

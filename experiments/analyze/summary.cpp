@@ -113,7 +113,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     for (const ColumnOf<Row>& one : kNames) columns.push_back(one.column);
     for (const char* name : analysis::Recall::kColumns)
         columns.push_back({"",
-                           text(analysis::metric(name).heading, "\n95 % interval"),
+                           concat(analysis::metric(name).heading, "\n95 % interval"),
                            {.shown = Shown::interval}});
     Rows sure(columns);
     std::string drawn;
@@ -148,10 +148,10 @@ void print_choices(const io::ResultsReader& results, std::ostream& out) {
     out << '\n';
     print_paragraph(
         out,
-        text("Blocks of ", o.block_size, " tokens, k = ", o.rule.top_k, " with the newest ",
-             o.rule.forced_local, " and the oldest ", o.rule.forced_first,
-             " forced. I*: the blocks of highest ", o.oracle_by_logit ? "maximum logit" : "mass",
-             ", the query's own block ", o.oracle_without_local ? "excluded" : "included", '.'));
+        concat("Blocks of ", o.block_size, " tokens, k = ", o.rule.top_k, " with the newest ",
+               o.rule.forced_local, " and the oldest ", o.rule.forced_first,
+               " forced. I*: the blocks of highest ", o.oracle_by_logit ? "maximum logit" : "mass",
+               ", the query's own block ", o.oracle_without_local ? "excluded" : "included", '.'));
     print_paragraph(out, elements_text(results.run()));
     print_captures(results.run(), out);
 }
@@ -235,8 +235,8 @@ void check_mass_bounds(const io::ResultsReader& results) {
         // Both are means of sums over the same float masses; the oracle's blocks are the largest.
         const double rounding = results.number("/checks/" + row.layer, "largest_mass_bound");
         if ((by_mass && kept > oracle + rounding) || kept > 1 + rounding)
-            throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " keeps ", kept,
-                                        " of the mass, the oracle ", oracle));
+            throw std::logic_error(concat("layer ", row.layer, ": ", row.selector, " keeps ", kept,
+                                          " of the mass, the oracle ", oracle));
     }
 }
 

@@ -108,7 +108,7 @@ void write_metrics(const Tally& tally, const std::string& layer, io::UnitWriter&
     std::vector<std::string> names{"dense"};
     for (const LayerAbout::OfSelector& selector : about.selectors) names.push_back(selector.label);
     for (const std::string& name : names) {
-        const std::string group = text("/metrics/", name, "/", layer);
+        const std::string group = concat("/metrics/", name, "/", layer);
         to.attribute(group, "rows_counted", rows.counted);
         to.attribute(group, "rows_trivial", rows.trivial);
     }

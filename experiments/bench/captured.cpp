@@ -55,10 +55,10 @@ void Captured::read_indexer() {
     if (layers_.empty())
         for (const std::string& layer : fitted) layers_.push_back(std::stoll(layer));
     for (int64_t layer : layers_) {
-        require(results.has(text("/fit/", layer)), name, ": has no layer ", layer,
+        require(results.has(concat("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));
         const io::LayerInfo& info = file_.layer(layer);
-        const std::string at = text(file_.name(), ": /layers/", layer);
+        const std::string at = concat(file_.name(), ": /layers/", layer);
         require(info.has(Field::x), at, " has no x, which the Index Branch of ", name, " projects");
         const IndexWeights& weights =
             weights_.emplace(layer, fit::read_weights(results, layer)).first->second;
@@ -99,7 +99,7 @@ Problem Captured::problem(int64_t layer, int64_t block_size) const {
     p.window.reset();  // what is timed is plain causal attention
     p.softcap.reset();
     if (!weights_.empty()) p.index_dim = weights_.at(layer).form().index_dim;
-    require_index(p.index_dim > 0, file_.captures().front().path, text(" /layers/", layer));
+    require_index(p.index_dim > 0, file_.captures().front().path, concat(" /layers/", layer));
     return p;
 }
 

@@ -39,11 +39,11 @@ public:
     explicit Maker(const BenchOptions& options) : o_(options) {}
 
     void square(int64_t tokens) {
-        add("square", text("square ", count_text(tokens)), {tokens}, {tokens});
+        add("square", concat("square ", count_text(tokens)), {tokens}, {tokens});
     }
 
     void last_queries(const std::string& kind, int64_t queries, int64_t tokens) {
-        add(kind, text(kind, ' ', count_text(queries), " over ", count_text(tokens)), {queries},
+        add(kind, concat(kind, ' ', count_text(queries), " over ", count_text(tokens)), {queries},
             {tokens});
     }
 
@@ -59,12 +59,12 @@ public:
             lengths.push_back(end - begin);
             begin = end;
         }
-        add("pack", text("pack of ", sequences, ", ", count_text(tokens)), lengths, lengths);
+        add("pack", concat("pack of ", sequences, ", ", count_text(tokens)), lengths, lengths);
     }
 
     void decode(int64_t batch, int64_t queries, int64_t tokens) {
         const auto sequences = static_cast<size_t>(batch);
-        add("decode", text("decode ", batch, " x ", queries, " over ", count_text(tokens)),
+        add("decode", concat("decode ", batch, " x ", queries, " over ", count_text(tokens)),
             std::vector<int64_t>(sequences, queries), std::vector<int64_t>(sequences, tokens));
     }
 
@@ -72,7 +72,7 @@ public:
     void top_k(int64_t factor, int64_t tokens) {
         const int64_t blocks = factor * tokens / o_.sizes.block_size;
         const int64_t k = factor * o_.sizes.top_k;
-        add("top-k", text("top-k ", k, " of ", count_text(blocks), ", ", count_text(tokens)),
+        add("top-k", concat("top-k ", k, " of ", count_text(blocks), ", ", count_text(tokens)),
             {tokens}, {blocks * o_.sizes.block_size});
         Case& added = cases.back();
         added.top_k = k;
@@ -86,7 +86,7 @@ public:
     void captured(const std::shared_ptr<const Captured>& file, int64_t layer) {
         const Problem p = file->problem(layer, o_.sizes.block_size);
         p.validate();
-        cases.push_back({"captured", text("layer ", layer, ", ", count_text(p.keys())), p,
+        cases.push_back({"captured", concat("layer ", layer, ", ", count_text(p.keys())), p,
                          o_.sizes.top_k, [file, layer](io::Field field, QueryRange range) {
                              return file->read(layer, field, range);
                          }});

@@ -67,13 +67,13 @@ Ceilings measure_ceilings(Backend& backend) {
     Ceilings ceilings{.copy_rates = copy_rates(backend), .gemm_rates = {}, .gemm_source = ""};
     if (backend.space() == Space::host) {
         ceilings.gemm_rates[Element::f32] = sgemm_rate();
-        ceilings.gemm_source = text("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
+        ceilings.gemm_source = concat("Eigen's sgemm in this run, ", kGemm, " x ", kGemm);
     } else if (const std::string chip = chip_of(backend.device()); !chip.empty()) {
         const bool measured = is_measured(chip);
         const auto which = measured ? experiments::Ceilings::measured : experiments::Ceilings::peak;
         ceilings.gemm_rates = read_hardware(chip, which).flops_per_second;
-        ceilings.gemm_source = text("data/hardware/", chip, ".json, ",
-                                    measured ? "measured where it says so" : "the peak");
+        ceilings.gemm_source = concat("data/hardware/", chip, ".json, ",
+                                      measured ? "measured where it says so" : "the peak");
     }
     return ceilings;
 }

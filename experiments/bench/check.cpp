@@ -80,9 +80,9 @@ Problem Checker::one_query(int64_t keys) const {
 }
 
 void Checker::fail(const char* stage, int64_t query, const std::string& fault) const {
-    throw std::logic_error(text(backend_.name(), ": ", stage, " of ", case_.name,
-                                " is wrong, so nothing of it is timed: query ", query, ": ",
-                                fault));
+    throw std::logic_error(concat(backend_.name(), ": ", stage, " of ", case_.name,
+                                  " is wrong, so nothing of it is timed: query ", query, ": ",
+                                  fault));
 }
 
 int64_t Checker::select_blocks(In<3> scores, View<const int32_t, 3> ids) {
@@ -103,7 +103,7 @@ void Checker::same_ids(View<const int32_t, 3> want, const Layer& layer) {
         std::mismatch(got.data(), got.data() + got.size(), want.data(), want.data() + want.size());
     const int64_t query = (at - got.data()) / std::max<int64_t>(1, got.size() / got.extent(0));
     if (at != got.data() + got.size())
-        fail("index_select", query, text("another id than before: ", *at, ", was ", *other));
+        fail("index_select", query, concat("another id than before: ", *at, ", was ", *other));
 }
 
 int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
@@ -158,7 +158,7 @@ void Checker::index_scores(const IndexOperands& index, int64_t query, View<const
         const std::string fault =
             difference("score of block", scores[r].data(), want.view()[0][r].data(), p.blocks(),
                        [&](int64_t) { return bound; });
-        if (!fault.empty()) fail("index_scores", query, text("group ", r, ": ", fault));
+        if (!fault.empty()) fail("index_scores", query, concat("group ", r, ": ", fault));
     }
 }
 
@@ -313,7 +313,7 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
         const std::string fault = difference(
             "mass of block", mass[r].data(), expected.data(), mass.extent(1),
             [&](int64_t b) { return factor * double{expected[static_cast<size_t>(b)]}; });
-        if (!fault.empty()) fail("block_mass", query, text("group ", r, ": ", fault));
+        if (!fault.empty()) fail("block_mass", query, concat("group ", r, ": ", fault));
     }
 }
 

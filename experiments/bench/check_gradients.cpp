@@ -136,7 +136,7 @@ void Checker::compare_d_q(const char* stage, const Layer& layer, const Attention
     const Tensor<float, 3> got = rows_of(layer.d_q);
     const std::string fault =
         difference("d_q", got.data(), d_q.data(), d_q.size(), [&](int64_t) { return sizes.d_q(); });
-    if (!fault.empty()) fail(stage, row.query, text("from head ", row.head, " on: ", fault));
+    if (!fault.empty()) fail(stage, row.query, concat("from head ", row.head, " on: ", fault));
 }
 
 int64_t Checker::compare_keys(const char* stage, const Layer& layer,
@@ -156,7 +156,8 @@ int64_t Checker::compare_keys(const char* stage, const Layer& layer,
             const Tensor<float, 3> got = fetch_head(backend_, from, token, 1, group);
             const std::string fault = difference(what, got.data(), &sum(n, 0, 0), got.size(),
                                                  [&](int64_t) { return bound; });
-            if (!fault.empty()) fail(stage, token, text("as a key of group ", group, ": ", fault));
+            if (!fault.empty())
+                fail(stage, token, concat("as a key of group ", group, ": ", fault));
         };
         compare("d_k", layer.d_k, want.d_k, sizes.d_k());
         compare("d_v", layer.d_v, want.d_v, sizes.d_v());

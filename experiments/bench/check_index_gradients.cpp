@@ -187,8 +187,8 @@ int64_t Checker::index_kl(const Layer& layer, const IndexOperands& index, bool s
     for (int64_t i = 0; i < got.size(); ++i)
         if (!(std::fabs(got.data()[i] - want.data()[i]) <= errors.kl))
             fail("index_kl", rows[static_cast<size_t>(i / p.kv_heads)],
-                 text("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
-                      want.data()[i], " within ", errors.kl));
+                 concat("the loss of group ", i % p.kv_heads, " is ", got.data()[i], ", must be ",
+                        want.data()[i], " within ", errors.kl));
     const auto gradient = [&](const char* what, const auto& there, const auto& expected,
                               double operand, double summed) {
         const auto host = backend_.download(std::as_const(there).view());
@@ -237,7 +237,7 @@ int64_t Checker::compare_index_queries(const Layer& layer, const IndexOperands& 
             const KlWeightErrors errors(p, q, k, index_q, index_k, main_lse, index_lse);
             const std::string fault =
                 sum.fault("d_index_q", 0, &got(0, r, 0), factor, largest(index_k), errors);
-            if (!fault.empty()) fail("index_kl", i, text("group ", r, ": ", fault));
+            if (!fault.empty()) fail("index_kl", i, concat("group ", r, ": ", fault));
         }
     }
     return std::ssize(rows);

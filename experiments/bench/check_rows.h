@@ -41,7 +41,8 @@ std::string difference(const char* what, const float* got, const float* want, in
                        Bound bound) {
     for (int64_t i = 0; i < size; ++i)
         if (!(std::fabs(double{got[i]} - double{want[i]}) <= bound(i)))  // NaN is wrong
-            return text(what, " ", i, " is ", got[i], ", must be ", want[i], " within ", bound(i));
+            return concat(what, " ", i, " is ", got[i], ", must be ", want[i], " within ",
+                          bound(i));
     return "";
 }
 

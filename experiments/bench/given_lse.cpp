@@ -27,7 +27,7 @@ void full_index_lse(Backend& backend, const Problem& p, const IndexOperands& ind
     branch.query_heads = p.kv_heads;
     branch.kv_heads = 1;
     branch.head_dim = p.index_dim;
-    branch.own_softmax_scale = p.index_scale();
+    branch.softmax_scale_override = p.index_scale();
     const In<3> keys{
         index.k.data(), {p.keys(), 1, p.index_dim}, index.k.element(), backend.space()};
     Stored<3> out(backend, index.q.shape(), index.q.element());

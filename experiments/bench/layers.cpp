@@ -25,8 +25,8 @@ Layers::Layers(Backend& backend, Meter& meter, const BenchOptions& options, cons
     : backend_(backend), meter_(meter), o_(options), parts_(parts) {
     const int64_t each = layer_bytes(c, o_, parts_);
     if (backend_.space() == Space::host && each > available_host_bytes())
-        throw MemoryError(
-            text("it needs ", each, " bytes, this machine has ", available_host_bytes(), " left"));
+        throw MemoryError(concat("it needs ", each, " bytes, this machine has ",
+                                 available_host_bytes(), " left"));
     // Host backends have no launches to hide.
     const int64_t count = backend_.space() == Space::host
                               ? 1

@@ -53,7 +53,7 @@ void Meter::poison(void* memory, int64_t bytes) {
 
 std::function<void()> Meter::capture(const std::function<void()>& work, Timing& timing) {
     try {
-        std::function<void()> again = backend_.capture(work);
+        std::function<void()> again = backend_.make_graph(work);
         timing.captured = true;
         return again;
     } catch (const UnsupportedError&) {

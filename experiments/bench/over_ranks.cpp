@@ -222,7 +222,7 @@ struct Step {
         const std::function<void()> all = [&] {
             for (const Keys& layer : keys) call(layer);
         };
-        const std::function<void()> again = c.o.on_gpu() ? backend.capture(all) : all;
+        const std::function<void()> again = c.o.on_gpu() ? backend.make_graph(all) : all;
         const int64_t graphs = c.o.on_gpu() ? kGraphs : 1;
         std::vector<double> seconds;
         for (int64_t n = -1; n < c.o.samples; ++n) {
@@ -357,8 +357,8 @@ void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, 
         err << name << ' ' << count_text(tokens) << ": " << number_text(m["one_seconds"]) << " s, "
             << number_text(m["seconds"]) << " s on " << c.ranks() << " ranks" << std::endl;
         if (all.difference.ids > 0)
-            throw std::logic_error(text(name, ' ', tokens, ": ", all.difference.ids,
-                                        " ids differ from those of one rank"));
+            throw std::logic_error(concat(name, ' ', tokens, ": ", all.difference.ids,
+                                          " ids differ from those of one rank"));
     };
     const auto wants = [&](const char* name) {
         return std::find(o.cases.begin(), o.cases.end(), name) != o.cases.end();

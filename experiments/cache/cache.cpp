@@ -22,9 +22,9 @@ Element element_of(const std::string& file, const io::ResultsReader& results) {
     const std::string& stored = results.run().element;
     for (Element element : {Element::bf16, Element::f16, Element::e4m3, Element::f32})
         if (stored == to_string(element)) return element;
-    throw InputError(text(file, ": /run says element = ", stored.empty() ? "nothing" : stored,
-                          ", must be one type: name that of the cached keys and values with "
-                          "--element"));
+    throw InputError(concat(file, ": /run says element = ", stored.empty() ? "nothing" : stored,
+                            ", must be one type: name that of the cached keys and values with "
+                            "--element"));
 }
 
 /// From `smallest` to `largest` in steps of sqrt 2.
@@ -42,7 +42,8 @@ void require_guesses(const CacheOptions& o, const io::ResultsReader& results,
                      const std::vector<LayerSteps>& layers) {
     const int64_t first = pick_layers(results, {}).front();
     for (const LayerSteps& of : layers) {
-        const std::string fault = text("--prefetch is ", kByLayer, ", but layer ", of.layer, ": ");
+        const std::string fault =
+            concat("--prefetch is ", kByLayer, ", but layer ", of.layer, ": ");
         require(of.layer != first || layers.size() > 1, fault, of.note,
                 "; two layers are needed, one right after the other");
         require(of.layer == first || of.note.empty(), fault, of.note);
@@ -108,7 +109,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.record.captures = results.run().captures;  // that the analysis read
     std::vector<Unit> units;
     for (const LayerSteps& layer : layers)
-        units.push_back({text("layer ", layer.layer), [&](const Worker& worker, auto& to) {
+        units.push_back({concat("layer ", layer.layer), [&](const Worker& worker, auto& to) {
                              measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
     job.begin(std::move(units));

@@ -35,7 +35,7 @@ void check_positions(const std::string& file, const LayerSteps& of) {
 std::string layers_between(int64_t first, int64_t end) {
     std::vector<std::string> layers;
     for (int64_t layer = first + 1; layer < end; ++layer) layers.push_back(std::to_string(layer));
-    return layers.size() > 4 ? text(layers.front(), " to ", layers.back()) : join(layers);
+    return layers.size() > 4 ? concat(layers.front(), " to ", layers.back()) : join(layers);
 }
 
 /// Sets the previous layer, and why there is none.
@@ -43,7 +43,7 @@ void find_previous(const std::string& file, const io::ResultsReader& results, La
     const std::string name = std::to_string(of.layer);
     const std::string lacks = layers_between(-1, of.layer);
     of.note = lacks.empty() ? "it is the first layer"
-                            : text(file, " has no layer before it: missing are layers ", lacks);
+                            : concat(file, " has no layer before it: missing are layers ", lacks);
     for (int64_t layer : pick_layers(results, {}))
         if (layer < of.layer && layer > of.previous.value_or(-1)) of.previous = layer;
     if (!of.previous) return;
@@ -52,16 +52,18 @@ void find_previous(const std::string& file, const io::ResultsReader& results, La
     if (p.batch == of.problem.batch && p.block_size == of.problem.block_size &&
         p.kv_heads == of.problem.kv_heads) {
         const std::string between = layers_between(previous, of.layer);
-        of.note = between.empty() ? "" : text("between the two, ", file, " lacks layers ", between);
+        of.note =
+            between.empty() ? "" : concat("between the two, ", file, " lacks layers ", between);
     } else {
-        of.note = text("layer ", previous, ", the one before it in ", file,
-                       ", has other queries, blocks or groups");
+        of.note = concat("layer ", previous, ", the one before it in ", file,
+                         ", has other queries, blocks or groups");
         of.previous.reset();
     }
 }
 
 int64_t slots_of(const io::ResultsReader& results, const std::string& selector, int64_t layer) {
-    for (const io::DatasetInfo& dataset : results.datasets(text("/select/", selector, "/", layer)))
+    for (const io::DatasetInfo& dataset :
+         results.datasets(concat("/select/", selector, "/", layer)))
         if (dataset.path == ids_dataset(selector, layer) && !dataset.shape.empty())
             return dataset.shape.back();
     return 0;
@@ -230,7 +232,7 @@ Seen& Seen::operator+=(const Seen& other) {
 void measure_layer(const CacheOptions& o, const io::ResultsReader& results, const LayerSteps& of,
                    const Worker& worker, io::UnitWriter& to) {
     const Problem& p = of.problem;
-    const std::string at = text("/layers/", of.layer), file = o.results.string();
+    const std::string at = concat("/layers/", of.layer), file = o.results.string();
     for (const auto& [name, value] : {std::pair{"kv_heads", p.kv_heads},
                                       {"head_dim", p.head_dim},
                                       {"block_size", p.block_size},
@@ -256,12 +258,12 @@ void measure_layer(const CacheOptions& o, const io::ResultsReader& results, cons
                 see(decode_steps(p, ids, g),
                     guesses.size() > 0 ? decode_steps(p, guesses, g) : std::vector<DecodeSteps>(),
                     o.sizes);
-        write_seen(text("/cache/", selector, "/", of.layer, "/"), groups, o.sizes, to);
+        write_seen(concat("/cache/", selector, "/", of.layer, "/"), groups, o.sizes, to);
     }
 }
 
 Seen read_seen(const io::ResultsReader& results, const std::string& selector, int64_t layer) {
-    const std::string group = text("/cache/", selector, "/", layer, "/");
+    const std::string group = concat("/cache/", selector, "/", layer, "/");
     Seen seen{.reuse = {read_sum(results, group + "uses"), read_sum(results, group + "written"),
                         read_distances(results, group)},
               .lfu = sum_of_rows(results.read<int64_t, 2>(group + "lfu_misses")),

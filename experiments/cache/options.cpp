@@ -43,11 +43,12 @@ OptionTable option_table(CacheOptions& o) {
                "PCIe 4.0 x16: 32");
     table.real("time-per-token", "US", o.time_per_token,
                "microseconds of a decode step, all of which the link may be busy");
-    table.choice("prefetch", "BY", o.prefetch, {"none", kByLayer},
-                 text("what is recommended counts on: none, or ", kByLayer,
-                      ", where the blocks that the layer before selected are fetched ahead, and "
-                      "cross the link even where they are not used; FILE must have the layer right "
-                      "before each one chosen, its own first one aside"));
+    table.choice(
+        "prefetch", "BY", o.prefetch, {"none", kByLayer},
+        concat("what is recommended counts on: none, or ", kByLayer,
+               ", where the blocks that the layer before selected are fetched ahead, and "
+               "cross the link even where they are not used; FILE must have the layer right "
+               "before each one chosen, its own first one aside"));
     table
         .count("model-layers", "N", o.model_layers,
                "layers of the model with such attention, which share the link; default: as many as "

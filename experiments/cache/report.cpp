@@ -160,7 +160,7 @@ void read_layers(const io::ResultsReader& results, Report& report) {
             if (layer.seen.by_layer)
                 layer.previous = previous;
             else if (previous)
-                layer.note = text("layer ", *previous, ", the one before it, has no ids of it");
+                layer.note = concat("layer ", *previous, ", the one before it, has no ids of it");
             report.layers.push_back(layer);
         }
     }

@@ -179,7 +179,7 @@ void print_layers(const Report& report, std::ostream& out) {
         if (of.layer == last || of.note.empty()) continue;
         last = of.layer;
         out << "layer " << of.layer << ": "
-            << (of.previous ? text("guessed from layer ", *of.previous, "; ")
+            << (of.previous ? concat("guessed from layer ", *of.previous, "; ")
                             : std::string("no prefetch by the previous layer: "))
             << of.note << '\n';
     }
@@ -188,13 +188,13 @@ void print_layers(const Report& report, std::ostream& out) {
 void print_words(const Report& report, std::ostream& out) {
     print_paragraph(
         out,
-        text("Each layer and group has a cache of its own, of as many blocks. Every query is a "
-             "decode step, and reads the blocks that it selected. Those that the cache does "
-             "not hold are misses, and cross the link; cold ones, first uses, among them. The "
-             "cache starts empty, so few steps have many cold misses. Blocks that the steps "
-             "write themselves are on the GPU when they are complete: no misses. Each is "
-             "written out once, in the other direction: ",
-             number_text(report.selectors.front().written_bytes / kMega), " MB per token."));
+        concat("Each layer and group has a cache of its own, of as many blocks. Every query is a "
+               "decode step, and reads the blocks that it selected. Those that the cache does "
+               "not hold are misses, and cross the link; cold ones, first uses, among them. The "
+               "cache starts empty, so few steps have many cold misses. Blocks that the steps "
+               "write themselves are on the GPU when they are complete: no misses. Each is "
+               "written out once, in the other direction: ",
+               number_text(report.selectors.front().written_bytes / kMega), " MB per token."));
     print_paragraph(
         out,
         "LFU blocks, Belady blocks: the smallest size tried that would do if the block used "
@@ -208,8 +208,8 @@ void print_words(const Report& report, std::ostream& out) {
         "here, so prefetching them saves nothing more.");
     if (report.model_layers > report.selectors.front().layers)
         print_paragraph(
-            out, text("Misses, bytes and times are those of ", report.selectors.front().layers,
-                      " layers, scaled to ", report.model_layers, "."));
+            out, concat("Misses, bytes and times are those of ", report.selectors.front().layers,
+                        " layers, scaled to ", report.model_layers, "."));
 }
 
 }  // namespace
@@ -294,12 +294,12 @@ std::string nearest_text(const Report& report) {
     if (report.reached()) return "";
     const SelectorReport& best = *std::ranges::min_element(
         report.selectors, {}, [](const SelectorReport& of) { return of.whole.bytes; });
-    return text("link: no cache keeps it within ", number_text(report.seconds_per_token / kMicro),
-                " us per token: with the whole context of ", report.context_blocks,
-                " blocks, cold blocks alone are ", number_text(best.whole.bytes / kMega),
-                " MB per token (", best.selector, "), ",
-                number_text(best.whole.link_seconds / kMicro), " us at ",
-                number_text(report.link / kGiga), " GB/s; over more decode steps they are fewer");
+    return concat("link: no cache keeps it within ", number_text(report.seconds_per_token / kMicro),
+                  " us per token: with the whole context of ", report.context_blocks,
+                  " blocks, cold blocks alone are ", number_text(best.whole.bytes / kMega),
+                  " MB per token (", best.selector, "), ",
+                  number_text(best.whole.link_seconds / kMicro), " us at ",
+                  number_text(report.link / kGiga), " GB/s; over more decode steps they are fewer");
 }
 
 }  // namespace msa::experiments::cache

@@ -102,7 +102,7 @@ public:
         for (const Config& config : plan.configs) {
             write_about(config, plan.block_size,
                         index_cost(config, phase, task_.prompt, task_.data.views),
-                        text("/metrics/", config.key(), "/", task_.data.info.layer), to);
+                        concat("/metrics/", config.key(), "/", task_.data.info.layer), to);
             if (find_token_selector(config.selector) != nullptr) {
                 tokens_.add(config, mean_tokens(phase, config.rule.top_k, plan.largest_budget),
                             plan.block_size);

@@ -40,8 +40,8 @@ Config make_config(const CompareOptions& o, const std::string& selector, const P
             config.used.top_k =
                 std::max(p.blocks(), config.used.forced_local + config.used.forced_first);
         if (config.setting.empty())
-            config.setting = text(tokens, ",first=", config.used.forced_first,
-                                  ",local=", config.used.forced_local);
+            config.setting = concat(tokens, ",first=", config.used.forced_first,
+                                    ",local=", config.used.forced_local);
     }
     if (config.setting.empty()) config.setting = std::to_string(tokens);
     return config;
@@ -111,7 +111,7 @@ Plan window_plan(const CompareOptions& o, const std::vector<std::string>& select
     matched.erase(std::unique(matched.begin(), matched.end()), matched.end());
     const auto add = [&](int64_t tokens, const char* equal) {
         plan.configs.push_back(make_config(o, kWindow, p, tokens, rule_of(o, tokens, p.block_size),
-                                           text(tokens, ",equal=", equal)));
+                                           concat(tokens, ",equal=", equal)));
     };
     for (int64_t tokens : budgets(o, p)) add(tokens, "budget");
     for (int64_t tokens : matched)
@@ -150,7 +150,7 @@ std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::str
         case Ablation::window: plans = {window_plan(o, selectors, p)}; break;
         case Ablation::block_size:
             for (int64_t size : kBlockSizes)
-                plans.push_back(with_block_size(o, selectors, p, size, text(",block=", size)));
+                plans.push_back(with_block_size(o, selectors, p, size, concat(",block=", size)));
     }
     int64_t largest = 0;
     for (const Plan& plan : plans)

@@ -60,9 +60,10 @@ std::vector<std::string> over_budget_notes(const io::ResultsReader& results,
     for (const Row& row : rows) {
         if (!row.over_budget(results) || row.selector == last) continue;
         last = row.selector;
-        notes.push_back(text(row.selector,
-                             ": * reads more tokens than its budget, compare it at the tokens that "
-                             "it reads"));
+        notes.push_back(
+            concat(row.selector,
+                   ": * reads more tokens than its budget, compare it at the tokens that "
+                   "it reads"));
     }
     return notes;
 }
@@ -79,17 +80,17 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
         const std::unique_ptr<Policy> policy = make_policy(row.selector);
         if (const auto* of_tokens = dynamic_cast<const TokenSelector*>(policy.get()))
             notes.push_back(
-                text(of_tokens->name(), ": every query reads the same number of tokens, ",
-                     "the mean over all queries of the phase of what the blocks of the ",
-                     "budget hold"));
-        if (!policy->note().empty()) notes.push_back(text(row.selector, ": ", policy->note()));
+                concat(of_tokens->name(), ": every query reads the same number of tokens, ",
+                       "the mean over all queries of the phase of what the blocks of the ",
+                       "budget hold"));
+        if (!policy->note().empty()) notes.push_back(concat(row.selector, ": ", policy->note()));
         if (!policy->needs().previous_layer) continue;
         const auto previous =
             static_cast<int64_t>(results.number("/layers/" + row.layer, "previous_layer"));
         const int64_t before = std::stoll(row.layer) - 1;
         if (previous != before)
-            notes.push_back(text(row.selector, ": layer ", before, " is not in the file, layer ",
-                                 previous, " stands in for it"));
+            notes.push_back(concat(row.selector, ": layer ", before, " is not in the file, layer ",
+                                   previous, " stands in for it"));
     }
     return notes;
 }

@@ -189,9 +189,9 @@ void check_compare_order(const io::ResultsReader& results) {
         const double kept = row.value(results, "mass_kept");
         const double oracle = row.value(results, "oracle_mass");
         if ((!uneven && kept > oracle + rounding) || kept > 1 + rounding)
-            throw std::logic_error(text("layer ", row.layer, ": ", row.selector, " at ",
-                                        row.setting, " keeps ", kept, " of the mass, the oracle ",
-                                        oracle));
+            throw std::logic_error(concat("layer ", row.layer, ": ", row.selector, " at ",
+                                          row.setting, " keeps ", kept, " of the mass, the oracle ",
+                                          oracle));
     }
 }
 

@@ -32,7 +32,7 @@ void write_config(const Tally& tally, const LayerAbout& about, const std::string
 
 void write_blocks(const Tally& tally, const LayerAbout& about, const std::string& key,
                   int64_t blocks, const std::string& layer, io::UnitWriter& to) {
-    const std::string at = text("/", key, "/", layer);
+    const std::string at = concat("/", key, "/", layer);
     const auto recall = tally.total(key + "/recall", analysis::Recall(about.groups, {}));
     Metrics metrics(to, "/metrics" + at);
     metrics.add("mass_kept", recall.mass_kept());
@@ -107,7 +107,7 @@ void Reading::write(io::UnitWriter& to, const std::string& group, int64_t views)
 
 void write_configs(const Tally& tally, const std::string& layer, io::UnitWriter& to) {
     const LayerAbout about = nlohmann::json::parse(tally.about);
-    const auto group = [&](const std::string& key) { return text("/metrics/", key, "/", layer); };
+    const auto group = [&](const std::string& key) { return concat("/metrics/", key, "/", layer); };
     for (const auto& [key, blocks] : about.blocks) {
         write_config(tally, about, key, group(key), to);
         write_blocks(tally, about, key, blocks, layer, to);

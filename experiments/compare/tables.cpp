@@ -99,9 +99,10 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(results.number("/layers/" + layer, name));
     };
-    print_paragraph(out, text("layer ", layer, ": ", size("tokens"), " tokens; averages over the ",
-                              rows.front().size(results, "rows_counted"), " of ", size("queries"),
-                              " queries that see more than ", size("largest_budget"), " keys"));
+    print_paragraph(out,
+                    concat("layer ", layer, ": ", size("tokens"), " tokens; averages over the ",
+                           rows.front().size(results, "rows_counted"), " of ", size("queries"),
+                           " queries that see more than ", size("largest_budget"), " keys"));
     out << '\n';
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
@@ -127,10 +128,10 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     };
     out << '\n';
     print_paragraph(
-        out, text("checked: no selector keeps more than the best choice of as many blocks, on ",
-                  count("rows"), " rows; all blocks give dense attention, on ",
-                  count("rows_with_all_blocks"), " rows, within a relative ",
-                  number_text(results.number(checks, "largest_difference_from_dense"), 2)));
+        out, concat("checked: no selector keeps more than the best choice of as many blocks, on ",
+                    count("rows"), " rows; all blocks give dense attention, on ",
+                    count("rows_with_all_blocks"), " rows, within a relative ",
+                    number_text(results.number(checks, "largest_difference_from_dense"), 2)));
     out << '\n';
 }
 
@@ -139,12 +140,12 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
 void print_compare_tables(const io::ResultsReader& results, std::ostream& out) {
     const auto options = nlohmann::ordered_json::parse(results.run().options);
     print_paragraph(
-        out, text("budgets in tokens, kept in blocks of ", options["block_size"],
-                  " unless the table says otherwise; one choice for each ",
-                  options["share"].get<std::string>(), "; forced first ", options["forced_first"],
-                  " and newest ", options["forced_local"], " blocks ",
-                  options["forced"].get<std::string>(), " the budget (policies may force more); ",
-                  options["phase"].get<std::string>(), " phase"));
+        out, concat("budgets in tokens, kept in blocks of ", options["block_size"],
+                    " unless the table says otherwise; one choice for each ",
+                    options["share"].get<std::string>(), "; forced first ", options["forced_first"],
+                    " and newest ", options["forced_local"], " blocks ",
+                    options["forced"].get<std::string>(), " the budget (policies may force more); ",
+                    options["phase"].get<std::string>(), " phase"));
     out << '\n';
     for (const std::string& layer : results.list("/layers"))
         print_layer(results, layer, options["ablation"], out);

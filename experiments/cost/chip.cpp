@@ -31,8 +31,8 @@ std::string hardware_text(const analysis::Hardware& on, Ceilings ceilings,
                           const std::set<Element>& used) {
     std::string line = on.name + ", " + to_string(ceilings) + " rates:";
     for (Element element : used)
-        line += text(" ", msa::to_string(element), " ", number_text(on.peak(element) / kTera),
-                     " TFLOP/s,");
+        line += concat(" ", msa::to_string(element), " ", number_text(on.peak(element) / kTera),
+                       " TFLOP/s,");
     line += " memory " + number_text(on.bytes_per_second / kTera) + " TB/s";
     if (on.cache_bytes) line += ", cache " + number_text(*on.cache_bytes / kMebi) + " MiB";
     if (on.cache_bytes_per_second)

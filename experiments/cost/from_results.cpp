@@ -183,17 +183,18 @@ void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const anal
                     "of blocks that n neighbours select.");
     print_paragraph(
         out,
-        text("Orders: q_outer, each query walks its blocks, one query at a time; union, the ",
-             arm.cost.unions.back().first,
-             " neighbours of a tile walk the union of their blocks; kv_outer, each block gathers "
-             "its queries; automatic, union for blocks that enough of a tile's queries share, "
-             "kv_outer for the rest. Accounting: what the kernels of gpu/ do, or the paper's "
-             "formulas, which have no cache and no handles. Useful: visible selected keys; "
-             "executed: with padded rows and masked keys. Memory: misses of a least-recently-used "
-             "cache of the chip's size; cache: all reads. Time: the slowest of arithmetic, memory",
-             on.cache_bytes_per_second ? " and cache" : " (the cache's bandwidth is not known)",
-             ", phase by phase. Break-even union: up to this union the union order's arithmetic "
-             "takes no longer than the better of q_outer and kv_outer."));
+        concat(
+            "Orders: q_outer, each query walks its blocks, one query at a time; union, the ",
+            arm.cost.unions.back().first,
+            " neighbours of a tile walk the union of their blocks; kv_outer, each block gathers "
+            "its queries; automatic, union for blocks that enough of a tile's queries share, "
+            "kv_outer for the rest. Accounting: what the kernels of gpu/ do, or the paper's "
+            "formulas, which have no cache and no handles. Useful: visible selected keys; "
+            "executed: with padded rows and masked keys. Memory: misses of a least-recently-used "
+            "cache of the chip's size; cache: all reads. Time: the slowest of arithmetic, memory",
+            on.cache_bytes_per_second ? " and cache" : " (the cache's bandwidth is not known)",
+            ", phase by phase. Break-even union: up to this union the union order's arithmetic "
+            "takes no longer than the better of q_outer and kv_outer."));
 }
 
 }  // namespace

@@ -264,18 +264,18 @@ void print_windows(const Model& model, const std::vector<Context>& contexts,
     std::string times;
     for (const Context& context : contexts)
         if (const auto seconds = window_seconds(model, context.sizes, on))
-            times += text(times.empty() ? "" : ", ", count_text(context.sizes.tokens), ": ",
-                          number_text(seconds->front() / kMilli), " ms and ",
-                          number_text(seconds->back() / kMicro), " us");
+            times += concat(times.empty() ? "" : ", ", count_text(context.sizes.tokens), ": ",
+                            number_text(seconds->front() / kMilli), " ms and ",
+                            number_text(seconds->back() / kMicro), " us");
     print_paragraph(
         out, times.empty()
-                 ? text("Dense attention is the model's own, with a window of ", *model.window,
-                        " tokens in every layer. MSA selects among all tokens.")
-                 : text(model.windowed_layers, " of the ", model.layers,
-                        " layers attend to a window of ", *model.window,
-                        " tokens; the tables are of a layer without one. Prefill and decode of a "
-                        "layer with the window take, at ",
-                        times, "."));
+                 ? concat("Dense attention is the model's own, with a window of ", *model.window,
+                          " tokens in every layer. MSA selects among all tokens.")
+                 : concat(model.windowed_layers, " of the ", model.layers,
+                          " layers attend to a window of ", *model.window,
+                          " tokens; the tables are of a layer without one. Prefill and decode of a "
+                          "layer with the window take, at ",
+                          times, "."));
     out << '\n';
 }
 
@@ -296,27 +296,29 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
     out << '\n';
     print_paragraph(
         out,
-        text("Times are the roofline's, one stage after the other. Prefill is one causal sequence, "
-             "decode one token of one sequence. q_outer: one query at a time walks its blocks; "
-             "union: the ",
-             s.tile_queries(),
-             " neighbouring queries of a tile walk the union of their blocks; kv_outer: each block "
-             "gathers its queries; automatic: union for the blocks that a tile shares, kv_outer "
-             "for the rest. Union of a tile: ",
-             o.tile_union ? "as given." : "as if each query chose by chance (--tile-union)."));
+        concat(
+            "Times are the roofline's, one stage after the other. Prefill is one causal sequence, "
+            "decode one token of one sequence. q_outer: one query at a time walks its blocks; "
+            "union: the ",
+            s.tile_queries(),
+            " neighbouring queries of a tile walk the union of their blocks; kv_outer: each block "
+            "gathers its queries; automatic: union for the blocks that a tile shares, kv_outer "
+            "for the rest. Union of a tile: ",
+            o.tile_union ? "as given." : "as if each query chose by chance (--tile-union)."));
     print_paragraph(
         out,
-        text("The accounting 'kernels' describes the kernels of gpu/: padded rows, masked "
-             "keys, 16-byte handles, keys read again less the share that the cache holds. The "
-             "accounting 'paper' is the paper's formulas: sparse attention alone has ",
-             number_text(paper_q_outer_cost(s).intensity(), 3), " FLOP/byte in q_outer, ",
-             number_text(paper_kv_outer_cost(s).intensity(), 3),
-             " in kv_outer; the chip's ridge is at ", number_text(on.ridge(s.element), 3),
-             ". Letters: Nq queries, P visible (query, key) pairs, Pw and Nw pairs and keys within "
-             "the window w, B = N / Bk, e and e_i bytes "
-             "of an element, T queries and R rows of a tile, U blocks of its union, s blocks "
-             "of a query that kv_outer takes, R1 and Rs rows of a query alone and in a pass, C "
-             "rounds of slots."));
+        concat(
+            "The accounting 'kernels' describes the kernels of gpu/: padded rows, masked "
+            "keys, 16-byte handles, keys read again less the share that the cache holds. The "
+            "accounting 'paper' is the paper's formulas: sparse attention alone has ",
+            number_text(paper_q_outer_cost(s).intensity(), 3), " FLOP/byte in q_outer, ",
+            number_text(paper_kv_outer_cost(s).intensity(), 3),
+            " in kv_outer; the chip's ridge is at ", number_text(on.ridge(s.element), 3),
+            ". Letters: Nq queries, P visible (query, key) pairs, Pw and Nw pairs and keys within "
+            "the window w, B = N / Bk, e and e_i bytes "
+            "of an element, T queries and R rows of a tile, U blocks of its union, s blocks "
+            "of a query that kv_outer takes, R1 and Rs rows of a query alone and in a pass, C "
+            "rounds of slots."));
 }
 
 }  // namespace

@@ -132,11 +132,11 @@ void print_decode(const std::vector<Division>& all, std::ostream& out) {
 std::string links_text(const analysis::Hardware& on) {
     const auto words = [](const char* name, const std::optional<analysis::Hardware::Link>& link) {
         if (!link) return std::string();
-        return text("; ", name, " ", number_text(link->bytes_per_second / kGiga), " GB/s, ",
-                    number_text(link->seconds / kMicro), " us");
+        return concat("; ", name, " ", number_text(link->bytes_per_second / kGiga), " GB/s, ",
+                      number_text(link->seconds / kMicro), " us");
     };
     return words("links", on.link) + words("network", on.network) +
-           text("; ", on.chips_of_host, " to a host");
+           concat("; ", on.chips_of_host, " to a host");
 }
 
 }  // namespace

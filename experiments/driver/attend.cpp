@@ -45,7 +45,7 @@ double index_entropy(Backend& backend, const Problem& p, const IndexHeads& in,
     index.query_heads = p.kv_heads;
     index.kv_heads = 1;
     index.head_dim = p.index_dim;
-    index.own_softmax_scale = p.index_scale();
+    index.softmax_scale_override = p.index_scale();
     index.window.reset();  // they are the Main Branch's
     index.softcap.reset();
     const Attention mean_key = attend(backend, index, {in.q, in.k, in.k}, {});

@@ -32,12 +32,12 @@ std::string time_text(double seconds) {
 
 std::string list_text(const std::vector<int64_t>& numbers) {
     std::string all;
-    for (int64_t number : numbers) all += text(all.empty() ? "" : ", ", number);
+    for (int64_t number : numbers) all += concat(all.empty() ? "" : ", ", number);
     return all;
 }
 
 std::string layers_text(const std::vector<int64_t>& layers) {
-    return text(layers.size() == 1 ? "layer " : "layers ", list_text(layers));
+    return concat(layers.size() == 1 ? "layer " : "layers ", list_text(layers));
 }
 
 }  // namespace msa::experiments

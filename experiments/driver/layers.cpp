@@ -21,7 +21,7 @@ std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReade
 
 void write_layer(io::UnitWriter& to, const io::LayerInfo& layer, const Problem& p,
                  const Sizes& more) {
-    const std::string group = text("/layers/", layer.layer);
+    const std::string group = concat("/layers/", layer.layer);
     Sizes sizes{{"query_heads", p.query_heads},
                 {"kv_heads", p.kv_heads},
                 {"head_dim", p.head_dim},

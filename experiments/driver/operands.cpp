@@ -80,8 +80,8 @@ void record_elements(std::span<const LayerElements> layers, io::RunRecord& recor
         if (std::any_of(layers.begin(), layers.end(), [&](const LayerElements& of) {
                 return of.main.computed == element && is_stored_in_operands(element);
             }))
-            record.computed_in += text("; attention outputs on ", to_string(element),
-                                       " operands in ", to_string(element));
+            record.computed_in += concat("; attention outputs on ", to_string(element),
+                                         " operands in ", to_string(element));
 }
 
 void record_elements(const Backend& backend, const io::ActivationsReader& file,
@@ -105,7 +105,7 @@ void record_elements(const Backend& backend, const io::ActivationsReader& file,
 std::string elements_text(const io::RunRecord& record) {
     const std::string index =
         record.index_element.empty() ? "" : ", index operands in " + record.index_element;
-    return text("Operands in ", record.element, index, "; computed in ", record.computed_in, ".");
+    return concat("Operands in ", record.element, index, "; computed in ", record.computed_in, ".");
 }
 
 void round_field(const io::ActivationsReader& file, int64_t layer, Field field, Element element,
@@ -154,8 +154,8 @@ std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer, int64_
         return "dsa_q, dsa_k and dsa_w, nor index_q and index_k in their place";
     if (needs.gate && !layer.has(Field::gate_q)) return "gate_q and gate_k";
     if (needs.gate && layer.gate_block_size != block_size)
-        return text("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",
-                    layer.gate_block_size, ")");
+        return concat("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",
+                      layer.gate_block_size, ")");
     if (needs.rope && !io::stored_rope(layer))
         return "rotary_dim and rope_theta, nor rope_inv_freq in their place";
     return "";

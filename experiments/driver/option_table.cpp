@@ -40,7 +40,7 @@ std::string key_of(const std::string& flag) {
 
 /// A number as a user writes it: -1, not -1.0.
 std::string shown(const Json& number) {
-    return number.is_number_float() ? msa::text(number.get<double>()) : number.dump();
+    return number.is_number_float() ? msa::concat(number.get<double>()) : number.dump();
 }
 
 /// The numbers of a row: none where it has no value, one, or a list.
@@ -66,8 +66,8 @@ std::vector<std::string> words_of(const OptionRow& row, const Json& value) {
 /// Throws what the command line's own parser says of a value of the wrong form.
 [[noreturn]] void refuse(const std::string& flag, const std::string& value,
                          const std::string& form) {
-    throw InputError(msa::text("the argument ('", value, "') for option '--", flag,
-                               "' is invalid, must be ", form));
+    throw InputError(msa::concat("the argument ('", value, "') for option '--", flag,
+                                 "' is invalid, must be ", form));
 }
 
 int64_t read_count(const std::string& flag, const std::string& value) {
@@ -314,7 +314,7 @@ bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
             description.add_options()(flag, po::bool_switch(&switches.back()), row.help.c_str());
         } else if (row.repeatable) {
             const std::string shown =
-                row.shown_default.empty() ? "" : msa::text(" (=", row.shown_default, ")");
+                row.shown_default.empty() ? "" : msa::concat(" (=", row.shown_default, ")");
             description.add_options()(flag, po::value(&given.back())->value_name(row.form + shown),
                                       row.help.c_str());
         } else {

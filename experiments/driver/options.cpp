@@ -28,7 +28,7 @@ std::optional<int64_t> parse_count(std::string_view word) {
 
 std::string question(const About& about) {
     return about.does.empty() ? about.program.question
-                              : text(about.program.question, ' ', about.does);
+                              : concat(about.program.question, ' ', about.does);
 }
 
 void print_help(const About& about, const po::options_description& options, std::ostream& out) {
@@ -112,7 +112,7 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
 
 std::string ranges_text(const std::vector<Range>& ranges) {
     std::string all;
-    for (const Range& range : ranges) all += (all.empty() ? "" : ",") + text(range);
+    for (const Range& range : ranges) all += (all.empty() ? "" : ",") + concat(range);
     return all;
 }
 
@@ -191,23 +191,24 @@ bool parse_command_line(const About& about, const po::options_description& optio
             visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
         const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
         throw InputError(
-            text(error.what(), form, "; ", about.program.name, " --help lists the options"));
+            concat(error.what(), form, "; ", about.program.name, " --help lists the options"));
     } catch (const po::unknown_option& error) {
         const std::string asked = error.get_option_name();
         std::string meant;
         for (const auto& option : visible.options())
             if (("--" + option->long_name()).starts_with(asked))
                 meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
-        throw InputError(text(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
-                              about.program.name, " --help lists the options"));
+        throw InputError(concat(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
+                                about.program.name, " --help lists the options"));
     } catch (const po::multiple_occurrences& error) {
         const bool names_files = error.get_option_name() == "--" + positional;
-        throw InputError(text(names_files
-                                  ? text(about.program.name, " reads one input, several are named")
-                                  : std::string(error.what()),
-                              "; ", about.program.name, " --help lists the options"));
+        throw InputError(
+            concat(names_files ? concat(about.program.name, " reads one input, several are named")
+                               : std::string(error.what()),
+                   "; ", about.program.name, " --help lists the options"));
     } catch (const po::error& error) {
-        throw InputError(text(error.what(), "; ", about.program.name, " --help lists the options"));
+        throw InputError(
+            concat(error.what(), "; ", about.program.name, " --help lists the options"));
     }
     return true;
 }

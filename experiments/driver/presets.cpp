@@ -75,8 +75,8 @@ public:
     }
     /// "file: key is value, "
     std::string said(const std::string& key) const {
-        return text(name_, ": ", key, " is ",
-                    value_[key].dump(-1, ' ', true, json::error_handler_t::replace), ", ");
+        return concat(name_, ": ", key, " is ",
+                      value_[key].dump(-1, ' ', true, json::error_handler_t::replace), ", ");
     }
 
 private:
@@ -104,7 +104,7 @@ Object read_file(const std::string& kind, const std::string& name_or_path) {
 Element element_of(const Object& rates, const std::string& name) {
     for (Element element : {Element::f32, Element::f16, Element::bf16, Element::e4m3})
         if (name == to_string(element)) return element;
-    throw InputError(text(rates.name(), ": has an unknown element '", name, "'"));
+    throw InputError(concat(rates.name(), ": has an unknown element '", name, "'"));
 }
 
 /// The first of the keys that is there, in the first of the objects that has one.

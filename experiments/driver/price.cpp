@@ -39,8 +39,8 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
 }
 
 std::string pricing_text(const PricingOptions& o) {
-    return text(kPhases[o.decode ? 1 : 0], " of ", count_text(o.context), " tokens on ", o.hardware,
-                " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates)");
+    return concat(kPhases[o.decode ? 1 : 0], " of ", count_text(o.context), " tokens on ",
+                  o.hardware, " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates)");
 }
 
 analysis::Hardware read_hardware(const PricingOptions& o) {

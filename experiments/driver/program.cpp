@@ -30,7 +30,7 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
             std::ostream& err, std::ostream* failures) {
     const auto fail = [&](const std::string& message, int code) {
         // At once: the lines of several ranks do not mix.
-        const std::string line = text(name, ": ", printable(message, "\n\t"), '\n');
+        const std::string line = concat(name, ": ", printable(message, "\n\t"), '\n');
         (failures != nullptr ? *failures : err) << line << std::flush;
         return code;
     };
@@ -45,7 +45,7 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
     } catch (const SystemError& error) {
         return fail(error.what(), kRefused);
     } catch (const std::filesystem::filesystem_error& error) {
-        return fail(text(error.path1().string(), ": ", error.code().message()), kRefused);
+        return fail(concat(error.path1().string(), ": ", error.code().message()), kRefused);
     } catch (const std::system_error& error) {
         return fail(error.what(), kRefused);
     } catch (const parallel::GroupStopped&) {
@@ -55,7 +55,7 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
     } catch (const std::bad_alloc&) {
         return fail("out of memory", kRefused);
     } catch (const std::exception& error) {
-        return fail(text("internal error, please report it: ", error.what()), kBug);
+        return fail(concat("internal error, please report it: ", error.what()), kBug);
     }
 }
 
@@ -79,7 +79,8 @@ int program_main(const std::string& name, Run run, int argc, char** argv) {
         code = guarded(name, run, args, std::cout, std::cerr);
     } else {
         Silence silent;
-        code = guarded(text(name, ", rank ", ranks.rank()), run, args, silent, silent, &std::cerr);
+        code =
+            guarded(concat(name, ", rank ", ranks.rank()), run, args, silent, silent, &std::cerr);
     }
     ranks.end(code);
     return code;

@@ -17,11 +17,11 @@ std::string advice(const io::FileError& error) {
         case io::FileProblem::damaged_unit:
             return "; where it is removed, --resume of its run does it again";
         case io::FileProblem::arrays:
-            return text("; msalab convert ", error.file(), " --state post_rope --out ",
-                        std::filesystem::path(error.file()).replace_extension(".h5").string(),
-                        " makes one (layouts, names of arrays: python/README.md)");
+            return concat("; msalab convert ", error.file(), " --state post_rope --out ",
+                          std::filesystem::path(error.file()).replace_extension(".h5").string(),
+                          " makes one (layouts, names of arrays: python/README.md)");
         case io::FileProblem::before_rope:
-            return text("; msalab convert ", error.file(), " --apply-rope --out FILE rotates it");
+            return concat("; msalab convert ", error.file(), " --apply-rope --out FILE rotates it");
     }
     return "";
 }

@@ -37,11 +37,11 @@ std::string shown(const Estimate& of, const Form& form) {
     std::string value = shown(of.value, form);
     switch (form.shown) {
         case Shown::value: return value;
-        case Shown::low: return text(value, " (", shown(of.low, form), ")");
-        case Shown::high: return text(value, " (", shown(of.high, form), ")");
+        case Shown::low: return concat(value, " (", shown(of.low, form), ")");
+        case Shown::high: return concat(value, " (", shown(of.high, form), ")");
         case Shown::interval: break;
     }
-    return text(value, " [", shown(of.low, form), ", ", shown(of.high, form), "]");
+    return concat(value, " [", shown(of.low, form), ", ", shown(of.high, form), "]");
 }
 
 std::string cell(const Value& value, const Form& form) {
@@ -76,8 +76,8 @@ std::string csv_cell(const Value& value) {
                             [](double number) { return csv_number(number); },
                             [](const std::string& words) { return csv_words(words); },
                             [](const Estimate& of) {
-                                return text(csv_number(of.value), ',', csv_number(of.low), ',',
-                                            csv_number(of.high));
+                                return concat(csv_number(of.value), ',', csv_number(of.low), ',',
+                                              csv_number(of.high));
                             }},
                       static_cast<const Anything&>(value));
 }
@@ -127,7 +127,7 @@ std::string Rows::csv() const {
             rows_, [&](const auto& row) { return std::holds_alternative<Estimate>(row[c]); }));
         if (key.empty()) continue;
         lines += key + ',';
-        if (is_estimate.back()) lines += text(key, "_low,", key, "_high,");
+        if (is_estimate.back()) lines += concat(key, "_low,", key, "_high,");
     }
     end_line();
     for (const std::vector<Value>& row : rows_) {

@@ -73,16 +73,16 @@ std::vector<Unit> layer_units(
     const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work) {
     std::vector<Unit> units;
     for (int64_t number : layers)
-        units.push_back({text("layer ", number), [&layer = file.layer(number), work](
-                                                     const Worker& worker, io::UnitWriter& to) {
+        units.push_back({concat("layer ", number), [&layer = file.layer(number), work](
+                                                       const Worker& worker, io::UnitWriter& to) {
                              work(layer, worker, to);
                          }});
     return units;
 }
 
 std::string LayerPart::name() const {
-    const std::string whole = text("layer ", layer.layer);
-    return is_whole ? whole : text(whole, ", queries ", queries.begin, ":", queries.end);
+    const std::string whole = concat("layer ", layer.layer);
+    return is_whole ? whole : concat(whole, ", queries ", queries.begin, ":", queries.end);
 }
 
 std::vector<Unit> query_units(
@@ -92,7 +92,7 @@ std::vector<Unit> query_units(
     std::vector<Unit> units;
     for (int64_t number : layers) {
         const io::LayerInfo& layer = file.layer(number);
-        const std::string whole = text("layer ", number);
+        const std::string whole = concat("layer ", number);
         std::vector<QueryRange> pieces{{0, 0}};
         for (int64_t end : begins(layer)) {
             const int64_t queries = pieces.back().end - pieces.back().begin;
@@ -257,9 +257,9 @@ io::ResultsReader UnitRun::finish(const io::ResultsWriter::JoinParts& join) {
     if (!to_->complete()) to_->look_again();
     for (const Unit& unit : units_)
         if (!to_->done(unit.name))
-            throw SystemError(text(path("results.h5").string(), ": ", unit.name,
-                                   " was done by a rank that writes elsewhere: --out must lie in "
-                                   "a file system that all hosts share"));
+            throw SystemError(concat(path("results.h5").string(), ": ", unit.name,
+                                     " was done by a rank that writes elsewhere: --out must lie in "
+                                     "a file system that all hosts share"));
     return finish_run(*to_, o_.out, record, join);
 }
 

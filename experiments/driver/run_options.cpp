@@ -164,8 +164,8 @@ std::string resolve_sizes(SizeOptions& o, std::span<const std::string> args,
     const int64_t blocks = ceil_div(longest_sequence(cu_seqlens), o.block_size);
     const int64_t most = std::max({int64_t{1}, blocks, o.rule.forced_local + o.rule.forced_first});
     if (o.rule.top_k <= most) return "";
-    std::string note = text("--top-k is ", o.rule.top_k, ", more than the ", blocks,
-                            " blocks of the longest sequence; ", most, " are used");
+    std::string note = concat("--top-k is ", o.rule.top_k, ", more than the ", blocks,
+                              " blocks of the longest sequence; ", most, " are used");
     err << "note: " << note << '\n';
     o.rule.top_k = most;
     return note;
@@ -175,7 +175,7 @@ std::string label_of(const std::string& option, const std::string& name) {
     try {
         return make_policy(name)->label();
     } catch (const InputError& fault) {
-        throw InputError(text("--", option, ": ", fault.what()));
+        throw InputError(concat("--", option, ": ", fault.what()));
     }
 }
 
@@ -183,7 +183,7 @@ std::string options_help(const std::vector<std::string>& offered) {
     std::string all;
     for (const std::string& name : offered)
         if (const std::string own = options_text(*make_policy(name)); !own.empty())
-            all += text(all.empty() ? "" : "; ", name, ": ", own);
+            all += concat(all.empty() ? "" : "; ", name, ": ", own);
     return "; with other options than the defaults as NAME:OPTION=VALUE:..., options and "
            "defaults: " +
            all;
@@ -292,7 +292,7 @@ namespace {
 std::vector<int64_t> held_out_queries(const std::filesystem::path& file, int64_t layer,
                                       int64_t tokens) {
     const io::ResultsReader fit(file);
-    const std::string dataset = text("/queries/", layer, "/token");
+    const std::string dataset = concat("/queries/", layer, "/token");
     require(fit.run().program == "msa-fit-indexer" && fit.has(dataset), "--held-out is ",
             file.string(), ", which has no ", dataset,
             " of msa-fit-indexer: must be the results.h5 of a fit of layer ", layer);

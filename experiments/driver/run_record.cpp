@@ -25,7 +25,7 @@ std::vector<std::string> names_of(const std::vector<std::filesystem::path>& file
         const std::string name = valid_utf8(file.filename().string());
         std::string own = name;
         for (int n = 2; std::find(names.begin(), names.end(), own) != names.end(); ++n)
-            own = text(name, " (", n, ")");
+            own = concat(name, " (", n, ")");
         names.push_back(own);
     }
     return names;
@@ -100,11 +100,11 @@ void print_captures(const io::RunRecord& record, std::ostream& out) {
         const auto first = of["first_sequence"].get<int64_t>(),
                    last = first + of["sequences"].get<int64_t>() - 1;
         sequences = last + 1;
-        parts += text(parts.empty() ? "" : ", ", first, last > first ? text(" to ", last) : "",
-                      " of ", printable(of["input"].get<std::string>()));
+        parts += concat(parts.empty() ? "" : ", ", first, last > first ? concat(" to ", last) : "",
+                        " of ", printable(of["input"].get<std::string>()));
     }
-    print_paragraph(out,
-                    text(sequences, " sequences of ", captures.size(), " captures: ", parts, "."));
+    print_paragraph(
+        out, concat(sequences, " sequences of ", captures.size(), " captures: ", parts, "."));
 }
 
 }  // namespace msa::experiments

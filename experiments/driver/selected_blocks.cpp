@@ -16,7 +16,7 @@ auto naming(const std::string& file, const std::string& place, Read&& read) {
     try {
         return read();
     } catch (const InputError& fault) {
-        throw InputError(text(file, ": ", place, ": ", fault.what()));
+        throw InputError(concat(file, ": ", place, ": ", fault.what()));
     }
 }
 
@@ -101,12 +101,12 @@ std::vector<std::string> pick_selectors(const io::ResultsReader& results,
 
 Problem read_queries(const std::string& file, const io::ResultsReader& results, int64_t layer,
                      const std::string& why_neighbours) {
-    return naming(file, text("layer ", layer),
+    return naming(file, concat("layer ", layer),
                   [&] { return read(results, std::to_string(layer), why_neighbours); });
 }
 
 std::string ids_dataset(const std::string& selector, int64_t layer) {
-    return text("/select/", selector, "/", layer, "/ids");
+    return concat("/select/", selector, "/", layer, "/ids");
 }
 
 Tensor<int32_t, 3> read_ids(const std::string& file, const io::ResultsReader& results,

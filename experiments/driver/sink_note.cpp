@@ -41,17 +41,18 @@ void print_dropped_sinks(const nlohmann::ordered_json& dropped, std::ostream& ou
         std::string name = row["selector"];
         if (row.contains("setting")) name += "@" + row["setting"].get<std::string>();
         std::string& of = layers[name];
-        of += text(of.empty() ? "" : ", ", row["layer"].get<int64_t>(), " (",
-                   fixed_text(row["sink_mass_dense"], 3), " to ",
-                   fixed_text(row["sink_mass_sparse"], 3), ")");
+        of += concat(of.empty() ? "" : ", ", row["layer"].get<int64_t>(), " (",
+                     fixed_text(row["sink_mass_dense"], 3), " to ",
+                     fixed_text(row["sink_mass_sparse"], 3), ")");
     }
     std::string words;
     for (const auto& [selector, of] : layers)
-        words += text(words.empty() ? "" : "; ", selector, " in layer ", of);
-    print_paragraph(out, text("Sink dropped, probability on token 0 from dense to sparse: ", words,
-                              ". The model puts it there in dense attention, and it goes to other "
-                              "tokens here: ",
-                              kRemedy, " keeps it."));
+        words += concat(words.empty() ? "" : "; ", selector, " in layer ", of);
+    print_paragraph(out,
+                    concat("Sink dropped, probability on token 0 from dense to sparse: ", words,
+                           ". The model puts it there in dense attention, and it goes to other "
+                           "tokens here: ",
+                           kRemedy, " keeps it."));
 }
 
 }  // namespace msa::experiments

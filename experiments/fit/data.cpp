@@ -26,7 +26,7 @@ bool overlap(const std::vector<QueryRange>& some, const std::vector<QueryRange>&
 std::string text_of(const std::vector<QueryRange>& ranges) {
     std::string all;
     for (const QueryRange& range : ranges)
-        all += text(all.empty() ? "" : ",", range.begin, ":", range.end);
+        all += concat(all.empty() ? "" : ",", range.begin, ":", range.end);
     return all;
 }
 
@@ -96,7 +96,7 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
     const int64_t available = by_sequence                 ? sequences
                               : o.split == SplitBy::token ? cu.back()
                                                           : longest_sequence(cu);
-    const std::string of_what = text("of ", what);
+    const std::string of_what = concat("of ", what);
     const int64_t cut = std::max<int64_t>(1, available * 3 / 4);
     const std::vector<QueryRange> train =
         o.train.empty() ? std::vector<QueryRange>{{0, cut}}
@@ -110,8 +110,8 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
             ", must share no query with --train = ", text_of(train));
 
     Split split;
-    split.text = text("trained on ", what, " ", text_of(train), ", held out ", text_of(held_out),
-                      ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
+    split.text = concat("trained on ", what, " ", text_of(train), ", held out ", text_of(held_out),
+                        ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
     for (int64_t s = 0; s < sequences; ++s)
         for (int64_t i = cu[static_cast<size_t>(s)]; i < cu[static_cast<size_t>(s) + 1]; ++i) {
             const int64_t at = by_sequence                 ? s

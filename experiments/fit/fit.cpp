@@ -43,11 +43,11 @@ void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const
     const Support support =
         backend.supports(sizes, IndexKlRequest{.top_k = o.rule.top_k, .teacher = *o.teacher});
     if (!support.yes)
-        throw UnsupportedError(text("--teacher is ", o.teacher_name(), ", which --backend ",
-                                    o.backend, " cannot: ", support.why_not));
+        throw UnsupportedError(concat("--teacher is ", o.teacher_name(), ", which --backend ",
+                                      o.backend, " cannot: ", support.why_not));
 }
 
-std::string checkpoint_name(int64_t layer) { return text("checkpoint-", layer, ".h5"); }
+std::string checkpoint_name(int64_t layer) { return concat("checkpoint-", layer, ".h5"); }
 
 /// Recall, mass and output error are averages over held-out queries that see more than k blocks.
 void warn_of_no_rows(const FitOptions& o, const io::ActivationsReader& file, const Split& split,
@@ -84,7 +84,7 @@ Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
 
 void describe(UnitRun& job, Prepared& p, const parallel::Group& workers, const Backend& backend) {
     std::string device = backend.device();
-    if (workers.size() > 1) device += text(", one of ", workers.size());
+    if (workers.size() > 1) device += concat(", one of ", workers.size());
     job.describe(option_table(p.o), fit_definitions(p.note), device);
     std::vector<LayerElements> elements;
     for (const io::LayerInfo& layer : p.layers)

@@ -27,7 +27,7 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 /// What the numbers of a layer hang on.
 void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& data,
                  const Split& split, const HeldOut& held_out, const PolicyCost& cost) {
-    const std::string group = text("/fit/", data.info.layer);
+    const std::string group = concat("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
                                       {"blocks", data.problem.blocks()},
                                       {"warmup_steps", *o.warmup_steps},
@@ -43,9 +43,9 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
 
 std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t step, int64_t good,
                      const std::filesystem::path& checkpoint) {
-    return text(file.name(), ": layer ", layer, ": the loss is not finite at step ", step,
-                "; the weights after step ", good, " are kept in ", checkpoint.string(),
-                "; --overwrite starts again, a smaller --lr may help");
+    return concat(file.name(), ": layer ", layer, ": the loss is not finite at step ", step,
+                  "; the weights after step ", good, " are kept in ", checkpoint.string(),
+                  "; --overwrite starts again, a smaller --lr may help");
 }
 
 /// What every worker has of a layer.
@@ -96,8 +96,8 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
         if (last) break;
         if (workers.any(stop_requested())) {
             if (state.step > 0) save(state);
-            throw Interrupted(text("stopped after step ", state.step, " of layer ", layer,
-                                   "; --resume continues"));
+            throw Interrupted(concat("stopped after step ", state.step, " of layer ", layer,
+                                     "; --resume continues"));
         }
         FitState before = state;
         if (!work.trainer.advance(state)) {
@@ -111,7 +111,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
 
 }  // namespace
 
-std::string unit_of(int64_t layer) { return text("layer ", layer); }
+std::string unit_of(int64_t layer) { return concat("layer ", layer); }
 
 void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, const Worker& worker,
                const parallel::Group& workers, io::UnitWriter& to) {
@@ -134,7 +134,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
                 cost_per_query(*work.indexer, work.data.problem));
     held_out.write_blocks(to, start, state.weights);
     to.write<int64_t, 1>(
-        text("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
+        concat("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});
 }
 

@@ -57,7 +57,7 @@ void add_training(OptionTable& table, FitOptions& o) {
         .count("warmup-steps", "N", o.warmup_steps,
                "first steps, with the KL over all visible keys; the others take the selected "
                "blocks; 0: no warm-up, as many as --steps: warm-up alone")
-        .shown_as(text(kWarmupSteps, ", at most --steps; of seerattention as many as --steps"));
+        .shown_as(concat(kWarmupSteps, ", at most --steps; of seerattention as many as --steps"));
     table.count("queries-per-step", "N", o.queries_per_step, "queries drawn in each step")
         .at_least(1);
     table.choice("split", "BY", o.split, {"position", "sequence", "token"},

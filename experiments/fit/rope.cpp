@@ -86,7 +86,7 @@ std::optional<RopeParameters> parse_rope(const std::string& text, int64_t head_d
 std::vector<double> model_frequencies(const FitOptions& o, const io::ActivationsReader& file,
                                       int64_t layer) {
     const io::LayerInfo& info = file.layer(layer);
-    const std::string at = text(file.name(), ": /layers/", layer);
+    const std::string at = concat(file.name(), ": /layers/", layer);
     if (const std::optional<RopePairs> stored = io::stored_rope(info)) return stored->frequencies;
     const std::optional<double> theta = info.rope_theta ? info.rope_theta : o.rope_theta;
     const std::optional<RopeParameters> config =

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char *kScaled = "/rope_frequencies", *kUndone = "/undone_rope";
 
-std::string group_of(int64_t layer) { return text("/fit/", layer); }
+std::string group_of(int64_t layer) { return concat("/fit/", layer); }
 
 /// What the datasets of weights begin with: "w_index_q", "gate_q_norm".
 std::string kind_of(const IndexForm& form) { return form.is_gate() ? "gate" : "index"; }
@@ -136,7 +136,7 @@ std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t 
 
 void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
     io::ResultsWriter file(path_, record_, io::IfExists::overwrite);
-    io::UnitWriter to = file.begin(text("layer ", layer_));
+    io::UnitWriter to = file.begin(concat("layer ", layer_));
     write_fit(to, layer_, state, plain);
     const std::string group = group_of(layer_) + "/state/";
     write_values(to, group + "weights", state.weights, "weights for whitened hidden states");

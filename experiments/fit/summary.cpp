@@ -128,10 +128,10 @@ std::string architecture_text(const io::ResultsReader& results, const std::strin
                         : form.head_weights ? " with learned weights, one choice for all groups"
                                             : ", one of each group";
     const std::string group = group_of(layer);
-    return text(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which,
-                "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
-                " kFLOP per query and read ",
-                number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
+    return concat(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which,
+                  "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
+                  " kFLOP per query and read ",
+                  number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
 }
 
 constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_queries",

@@ -145,7 +145,7 @@ bool Trainer::advance(FitState& state) const {
     state.kl.push_back(loss);
     ++state.step;
     workers_.require_same(norm(state.weights.values()),
-                          text("weights after step ", state.step, ": their norm"));
+                          concat("weights after step ", state.step, ": their norm"));
     return true;
 }
 

@@ -152,7 +152,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (stats) {
             int64_t rows = 0;
             for (io::Field of : io::kFields) rows += layer.has(of) ? info.rows(layer, of) : 0;
-            Progress progress(err, text(printable(path), " layer ", layer.layer), rows, "tokens");
+            Progress progress(err, concat(printable(path), " layer ", layer.layer), rows, "tokens");
             for (io::Field field : io::kFields)
                 if (layer.has(field))
                     row["stats"][to_string(field)] = field_stats(file, layer, field, progress);

@@ -53,9 +53,9 @@ void SelfChecks::check_mass(const std::string& choice, int64_t query, int64_t gr
                             double mass) {
     const double most = best_(query, group, blocks), bound = chunk_->mass_bound;
     if (mass > most + bound || mass > 1 + bound)
-        throw std::logic_error(text(choice, " keeps ", mass, " of the mass of query ", query,
-                                    ", group ", group, "; the best ", blocks, " blocks keep ",
-                                    most));
+        throw std::logic_error(concat(choice, " keeps ", mass, " of the mass of query ", query,
+                                      ", group ", group, "; the best ", blocks, " blocks keep ",
+                                      most));
     ++rows_;
 }
 
@@ -75,9 +75,9 @@ void SelfChecks::check_rows(const std::string& choice, const CheckedRows& rows, 
             const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
             difference_ = std::max(difference_, difference);
             if (difference > kOutputRounding)
-                throw std::logic_error(text(choice, " keeps all blocks of query ", first + i,
-                                            ", group ", r,
-                                            ", but its output differs from dense by ", difference));
+                throw std::logic_error(
+                    concat(choice, " keeps all blocks of query ", first + i, ", group ", r,
+                           ", but its output differs from dense by ", difference));
         }
 }
 

@@ -107,8 +107,8 @@ std::vector<double> DrawnBlocks::errors(View<const double, 2> sums) const {
 }
 
 std::string DrawnBlocks::text(uint64_t seed) const {
-    return msa::text("Interval: ", kIntervalsWords, "; ", blocks(), " blocks of ", sequences(),
-                     sequences() == 1 ? " sequence" : " sequences", ", seed ", seed, ".");
+    return msa::concat("Interval: ", kIntervalsWords, "; ", blocks(), " blocks of ", sequences(),
+                       sequences() == 1 ? " sequence" : " sequences", ", seed ", seed, ".");
 }
 
 Numbers operator-(const Numbers& a, const Numbers& b) {

@@ -320,7 +320,7 @@ void Loop::add_choice(size_t n, const MeasuredChunk& chunk,
     const Choice& choice = task_.choices[n];
     const Tensor<int32_t, 3>& of_choice = ids[n];
     const bool is_named = choice.selector.empty() || choice.key.starts_with(choice.selector);
-    to_.checks.check(is_named ? choice.key : text(choice.selector, ", setting ", choice.key),
+    to_.checks.check(is_named ? choice.key : concat(choice.selector, ", setting ", choice.key),
                      of_choice, differences);
     const Tensor<int32_t, 3>* oracle = task_.with_oracle ? &chunk.oracle(choice.rule) : nullptr;
     to_.sums.add(chunk.blocks, [&](const BlockRows& of) {
@@ -332,7 +332,7 @@ void Loop::add_choice(size_t n, const MeasuredChunk& chunk,
         const auto add_recall = [&](const std::string& name, View<const int32_t, 3> wanted) {
             analysis::Recall recall(p.kv_heads, {task_.oracle_without_local});
             recall.add(p, kinds, kept, wanted, mass);
-            states.emplace_back(text(choice.key, "/", name), recall.state());
+            states.emplace_back(concat(choice.key, "/", name), recall.state());
         };
         if (oracle != nullptr) {
             add_recall("recall", of.of(*oracle));
@@ -372,7 +372,7 @@ void write_layer_of(const Task& task, io::UnitWriter& to) {
                  {"tokens", p.keys()},
                  {"longest_sequence", p.batch.longest_keys()},
                  {"queries", std::ssize(task.queries.tokens)}});
-    write_tokens(to, text("/queries/", task.data.info.layer), task.queries.tokens);
+    write_tokens(to, concat("/queries/", task.data.info.layer), task.queries.tokens);
 }
 
 Tensor<int32_t, 3> pick_all(const Task& task, const Choice& choice) {

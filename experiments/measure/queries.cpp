@@ -75,8 +75,8 @@ void write_query_blocks(io::UnitWriter& to, const std::string& group,
     const Shape<1> shape{blocks.count()};
     to.write<int64_t, 1>(group + "/rows", {blocks.rows.data(), shape},
                          {"block", "queries",
-                          text("counted queries of each block: those that lie in the same ",
-                               analysis::kBlockPositions, " positions of their sequence")});
+                          concat("counted queries of each block: those that lie in the same ",
+                                 analysis::kBlockPositions, " positions of their sequence")});
     to.write<int64_t, 1>(group + "/sequence", {blocks.sequences.data(), shape},
                          {"block", "", "sequence of each block"});
 }

@@ -54,7 +54,7 @@ void write_tally(const Tally& tally, const LayerForm& form, const LayerPart& par
     to.attribute("/state", "about", tally.about);
     int64_t number = 0;
     for (const auto& [name, state] : tally.totals) {
-        const std::string group = text(kTotals, "/", number++);
+        const std::string group = concat(kTotals, "/", number++);
         store_state(to, group, state);
         to.attribute(group, "name", name);
     }

@@ -48,7 +48,7 @@ OptionTable option_table(MergeOptions& o) {
 const Merge& merge_of(std::string_view shard, std::string_view name) {
     for (const Program& program : programs())
         if (program.name == name && program.merge.complete != nullptr) return program.merge;
-    throw InputError(text(shard, ": is of ", name, ", whose runs have no shards"));
+    throw InputError(concat(shard, ": is of ", name, ", whose runs have no shards"));
 }
 
 std::vector<io::UnitFolder> open_shards(const MergeOptions& o) {
@@ -64,7 +64,7 @@ std::vector<io::UnitFolder> open_shards(const MergeOptions& o) {
         require(fs::weakly_canonical(o.out) != fs::canonical(folder), folder.string(),
                 ": is a shard; choose another --out");
         shards.push_back(io::open_units(folder / "results.h5"));
-        io::require_same_shards(text(folder.string(), " (against ", o.shards[0].string(), ")"),
+        io::require_same_shards(concat(folder.string(), " (against ", o.shards[0].string(), ")"),
                                 shards.front().record, shards.back().record);
     }
     return shards;
@@ -85,8 +85,8 @@ void check_units(const std::vector<io::UnitFolder>& shards) {
     for (size_t n = 0; n < run.units.size(); ++n) {
         if (found.contains(run.units[n])) continue;
         const size_t count = run.shard.empty() ? 1 : std::stoull(of_first);
-        missing += text(missing.empty() ? "" : ", ", run.units[n], " (of --shard ", n % count, "/",
-                        count, ")");
+        missing += concat(missing.empty() ? "" : ", ", run.units[n], " (of --shard ", n % count,
+                          "/", count, ")");
     }
     require(missing.empty(), shards.front().path.parent_path().string(),
             " and the others: ", "not finished in any of them: ", missing);

@@ -51,7 +51,7 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
 void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
     const measure::LayerNumbers of(results, layer);
     const auto recall = [&](size_t s, const char* ids, const char* column) {
-        return of.recall(text("index/", s, "/", ids), column);
+        return of.recall(concat("index/", s, "/", ids), column);
     };
     const measure::Numbers full_mass = recall(0, "recall", "mass_kept"),
                            full_recall = recall(0, "recall", "block_recall");
@@ -61,7 +61,7 @@ void add_index(const io::ResultsReader& results, const std::string& layer, Part&
                                blocks = recall(s, "recall", "block_recall");
         for (const measure::Numbers& measure :
              {recall(s, "precision_recall", "block_recall"), blocks, mass, mass / full_mass,
-              blocks / full_recall, of.error(text("index/", s, "/output_error"))})
+              blocks / full_recall, of.error(concat("index/", s, "/output_error"))})
             kept[s].add(measure);
     }
     read_layer(results, layer, part, std::move(kept));
@@ -73,7 +73,7 @@ void add_cache(const io::ResultsReader& results, const std::string& layer, bool 
     const measure::Numbers full_mass = of.recall("cache/0/recall", "mass_kept");
     std::vector<Kept> kept(part.rows.size());
     for (size_t s = 0; s < kept.size(); ++s) {
-        const std::string name = text("cache/", s);
+        const std::string name = concat("cache/", s);
         const measure::Numbers mass = of.recall(name + "/recall", "mass_kept");
         kept[s].add(of.error(name + "/dense_error"));
         kept[s].add(mass);
@@ -138,7 +138,7 @@ std::string Part::target_text() const {
     std::string names;
     for (size_t m : targeted) names += (names.empty() ? "" : " and ") + measures[m];
     std::replace(names.begin(), names.end(), '_', ' ');
-    return text(names, " of ", at_least ? "at least " : "at most ", bound);
+    return concat(names, " of ", at_least ? "at least " : "at most ", bound);
 }
 
 Findings make_findings(const io::ResultsReader& results) {

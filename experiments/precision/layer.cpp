@@ -51,7 +51,7 @@ public:
     void done(const MeasuredChunk& chunk) override {
         for (size_t s = 0; s < precisions_.size(); ++s) {
             stop_if_asked();
-            add(text("cache/", s), chunk, attend_as(precisions_[s], chunk));
+            add(concat("cache/", s), chunk, attend_as(precisions_[s], chunk));
         }
     }
 
@@ -121,7 +121,8 @@ void write_bits(std::span<const Precision> precisions, const std::string& group,
     for (const Precision& precision : precisions) {
         bits.push_back(static_cast<double>(tensors) *
                        bits_per_token(precision, keys, heads, channels));
-        computed_in += text(computed_in.empty() ? "" : ",", msa::to_string(element_of(precision)));
+        computed_in +=
+            concat(computed_in.empty() ? "" : ",", msa::to_string(element_of(precision)));
     }
     to.write<double, 1>(group + "/bits", {bits.data(), {std::ssize(bits)}},
                         {"precision", "bit", "of a token, its share of the scales included"});
@@ -185,7 +186,7 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
         task.beside_name = "precision_recall";
         for (size_t s = 0; s < precisions.size(); ++s)
             task.choices.push_back(
-                {.key = text("index/", s),
+                {.key = concat("index/", s),
                  .block_size = o.block_size,
                  .rule = o.rule,
                  .used = o.rule,
@@ -202,7 +203,7 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     }
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};
     Caches caches(o, precisions, data, backend, tally.sums);
-    Progress progress(worker.progress, text("layer ", layer.layer), std::ssize(queries.tokens),
+    Progress progress(worker.progress, concat("layer ", layer.layer), std::ssize(queries.tokens),
                       "queries");
     measure::measure(task, tally, caches, progress);
 

@@ -66,8 +66,8 @@ OptionTable option_table(PrecisionOptions& o) {
                "target of the KV cache: at most this relative output error of attention");
     add_names(table, "formats", o.formats, format_names(), "number formats");
     add_names(table, "scales", o.scales, unit_names(),
-              text("what shares a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
-                   " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
+              concat("what shares a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
+                     " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
     add_names(table, "rotations", o.rotations, rotation_names(),
               "of the channels of each head, before they are stored");
     table.numbers("layers", "L,...", o.layers, "layers; default: all of the file");

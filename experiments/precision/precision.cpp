@@ -22,9 +22,9 @@ namespace {
 std::string rotation_lacks(const io::LayerInfo& layer) {
     for (io::Field field : {io::Field::k, io::Field::index_k})
         if (layer.has(field) && !std::has_single_bit(static_cast<uint64_t>(layer.channels(field))))
-            return text("layer ", layer.layer, " has heads of ", layer.channels(field),
-                        " channels in ", io::to_string(field),
-                        ", the Hadamard rotation takes powers of two");
+            return concat("layer ", layer.layer, " has heads of ", layer.channels(field),
+                          " channels in ", io::to_string(field),
+                          ", the Hadamard rotation takes powers of two");
     return "";
 }
 

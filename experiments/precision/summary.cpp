@@ -90,7 +90,7 @@ std::string reached_text(const Part& part, const Row& row) {
     for (size_t m : part.targeted) {
         std::string name = part.measures[m];
         std::replace(name.begin(), name.end(), '_', ' ');
-        all += text(all.empty() ? "" : ", ", name, ' ', text_of(row.mean.measures[m]));
+        all += concat(all.empty() ? "" : ", ", name, ' ', text_of(row.mean.measures[m]));
     }
     return all;
 }
@@ -125,12 +125,12 @@ void print_simulated(const Findings& findings, const std::string& backend, std::
     const auto print = [&](const std::string& words, const std::string& names) {
         if (names.empty()) return;
         print_paragraph(out,
-                        text(words, " in ", names,
-                             ": the values that the format holds, computed in f32 for want of a "
-                             "kernel of backend ",
-                             backend,
-                             " that reads the operands so; computed_in in summary.json "
-                             "says which rows."));
+                        concat(words, " in ", names,
+                               ": the values that the format holds, computed in f32 for want of a "
+                               "kernel of backend ",
+                               backend,
+                               " that reads the operands so; computed_in in summary.json "
+                               "says which rows."));
     };
     if (index == cache && findings.index)
         return print(findings.index->words + " and " + findings.cache.words, cache);
@@ -144,9 +144,10 @@ std::string precision_definitions() {
     ordered_json definitions{
         {"precision_recall", analysis::metric("precision_recall").definition},
         {"block_recall", analysis::metric("block_recall").definition},
-        {"mass_kept", text(analysis::metric("mass_kept").definition,
-                           "; of the cache: of the ids that an oracle selects that sees the stored "
-                           "keys")}};
+        {"mass_kept",
+         concat(analysis::metric("mass_kept").definition,
+                "; of the cache: of the ids that an oracle selects that sees the stored "
+                "keys")}};
     for (const char* name : {"mass_share", "recall_share", "output_error", "dense_error",
                              "sparse_error", "bits_per_token", "bits_per_value"})
         definitions[name] = analysis::metric(name).definition;
@@ -183,9 +184,9 @@ std::string nearest_text(const Findings& findings) {
     const auto add = [&](const Part& part) {
         if (part.recommended) return;
         const Row& row = part.rows[part.nearest];
-        all += text(all.empty() ? "" : "; ", part.words, ", target ", part.target_text(),
-                    ": no format asked for reaches it; the nearest is ", to_string(row.precision),
-                    ", with ", reached_text(part, row));
+        all += concat(all.empty() ? "" : "; ", part.words, ", target ", part.target_text(),
+                      ": no format asked for reaches it; the nearest is ", to_string(row.precision),
+                      ", with ", reached_text(part, row));
     };
     if (findings.index) add(*findings.index);
     add(findings.cache);
@@ -224,10 +225,10 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             "attention. msa-fit-indexer makes them.");
     print_simulated(findings, o.backend, out);
     print_paragraph(
-        out, text("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
-                  kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
-                  findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
-                  ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+        out, concat("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
+                    kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
+                    findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
+                    ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
     print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";

@@ -137,7 +137,7 @@ void Checkpoint::fork(const std::filesystem::path& path, int64_t steps, train::M
         require_trunk(from, record_, steps);
         take_over(from, record_.seed, model, state);
     } catch (const InputError& error) {
-        throw InputError(text(path.string(), ": ", error.what()));
+        throw InputError(concat(path.string(), ": ", error.what()));
     }
 }
 
@@ -160,7 +160,7 @@ std::vector<float> start_values(const std::filesystem::path& path, const train::
     try {
         return train::continue_from(list, seed, stored.list, stored.values);
     } catch (const InputError& error) {
-        throw InputError(text(path.string(), ": ", error.what()));
+        throw InputError(concat(path.string(), ": ", error.what()));
     }
 }
 

@@ -71,10 +71,10 @@ Peak peak_of(Space space, const std::string& device, Element element) {
     if (chip.empty()) return {.words = "data/hardware has no table of " + name};
     const analysis::Hardware on = read_hardware(chip, Ceilings::peak);
     if (!on.flops_per_second.contains(element))
-        return {.words = text(on.name, " has no peak in ", to_string(element))};
+        return {.words = concat(on.name, " has no peak in ", to_string(element))};
     const double peak = on.peak(element);
     return {peak,
-            text(number_text(peak / kTera), " TFLOP/s in ", to_string(element), ", ", on.name)};
+            concat(number_text(peak / kTera), " TFLOP/s in ", to_string(element), ", ", on.name)};
 }
 
 }  // namespace msa::experiments::pretrain

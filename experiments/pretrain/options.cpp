@@ -94,10 +94,10 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     train::TrainingOptions& t = o.training;
     table.count("steps", "N", t.steps, "training steps").between(1, kMostSteps);
     table.count("sequences", "N", o.sequences, "sequences of a step").between(1, kMostSequences);
-    table.real("lr", "RATE", t.rate, "learning rate of AdamW at its highest").at_least(0);
-    table.count("lr-warmup", "STEPS", t.rate_warmup, "first steps, in which it rises linearly")
+    table.real("lr", "RATE", t.lr, "learning rate of AdamW at its highest").at_least(0);
+    table.count("lr-warmup", "STEPS", t.lr_warmup, "first steps, in which it rises linearly")
         .at_least(0);
-    table.real("lr-floor", "SHARE", t.rate_floor, "share of it that its cosine ends at")
+    table.real("lr-floor", "SHARE", t.lr_floor, "share of it that its cosine ends at")
         .between(0, 1);
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
@@ -214,7 +214,7 @@ void check(const PretrainOptions& o) {
     const train::ModelConfig model = o.model();
     model.validate();
     check_option("warmup-steps", o.training.warmup_steps, 0, o.training.steps);
-    check_option("lr-warmup", o.training.rate_warmup, 0, o.training.steps);
+    check_option("lr-warmup", o.training.lr_warmup, 0, o.training.steps);
     check_option("until", o.until, 0, o.training.steps);
     require(!o.fork || !o.start_from.empty(), "--fork needs the trunk: --start-from FILE");
     o.training.validate();

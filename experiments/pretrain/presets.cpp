@@ -22,7 +22,7 @@ PretrainOptions nano() {
     o.sequences = 8;
     o.block_size = 16;
     o.rule.top_k = 4;
-    o.training = {.steps = 200, .warmup_steps = 40, .rate = 4e-3, .rate_warmup = 20};
+    o.training = {.steps = 200, .warmup_steps = 40, .lr = 4e-3, .lr_warmup = 20};
     o.task = {.pairs = 4, .questions = 4, .key_length = 2, .value_length = 2, .copy_length = 8};
     o.probe_every = 50;
     o.evaluate_every = 100;
@@ -49,7 +49,7 @@ PretrainOptions pilot() {
     o.sequences = 8;
     o.block_size = 64;
     o.rule.top_k = 8;
-    o.training = {.steps = 4000, .warmup_steps = 300, .rate = 1e-3, .rate_warmup = 100};
+    o.training = {.steps = 4000, .warmup_steps = 300, .lr = 1e-3, .lr_warmup = 100};
     o.probe_every = 200;
     o.evaluate_every = 400;
     o.checkpoint_every = 1000;

@@ -57,7 +57,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
                 {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
                 Ranks::alone());
     job.describe(option_table(o), pretrain_definitions(), model.ops().device());
-    if (workers.size() > 1) job.record.device += msa::text(", one of ", workers.size());
+    if (workers.size() > 1) job.record.device += msa::concat(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
     const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);

@@ -200,9 +200,10 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, cons
         return;
     }
     if (!o.shard)
-        throw SystemError(text(o.out.string(), ": ", missing,
-                               " runs were done by ranks that write elsewhere: --out must lie in a "
-                               "file system that all hosts share"));
+        throw SystemError(
+            concat(o.out.string(), ": ", missing,
+                   " runs were done by ranks that write elsewhere: --out must lie in a "
+                   "file system that all hosts share"));
     err << "shard " << o.shard->text() << ": its runs are done, " << missing << " of the sweep's "
         << runs.size() << " are still missing in " << o.out.string()
         << "; who ends last writes sweep.json\n";

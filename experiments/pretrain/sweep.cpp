@@ -89,7 +89,7 @@ PretrainOptions options_of(const SweepRun& run, const std::vector<std::string>& 
         require(own.has_value() && own->sweep.empty(), "must be the words of one run");
         return *std::move(own);
     } catch (const InputError& error) {
-        throw InputError(text(o.sweep.string(), ": arm ", run.arm, ": ", error.what()));
+        throw InputError(concat(o.sweep.string(), ": arm ", run.arm, ": ", error.what()));
     }
 }
 
@@ -158,7 +158,7 @@ std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
     std::vector<SweepRun> runs;
     for (uint64_t seed : sweep.seeds)
         for (const auto& [arm, words] : sweep.arms) {
-            SweepRun run{.arm = arm, .seed = seed, .folder = o.out / arm / text("seed-", seed)};
+            SweepRun run{.arm = arm, .seed = seed, .folder = o.out / arm / concat("seed-", seed)};
             run.words = command_line(run, sweep, words, o, args);
             run.options = options_of(run, words, o);
             runs.push_back(std::move(run));

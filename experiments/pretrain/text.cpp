@@ -28,7 +28,7 @@ void split_documents(std::string_view bytes, const Use& use) {
 std::string names_of(const std::vector<std::filesystem::path>& files) {
     require(!files.empty(), "no file with text is given");
     if (files.size() == 1) return files.front().string();
-    return text(files.front().string(), " and ", files.size() - 1, " more");
+    return concat(files.front().string(), " and ", files.size() - 1, " more");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ Batches make_batches(const char* side, const Documents& documents, const Mixture
     try {
         return {documents, mixture, o.reading, o.context, sequences, seed, at_once};
     } catch (const InputError& error) {
-        throw InputError(text(side, " text: ", error.what()));
+        throw InputError(concat(side, " text: ", error.what()));
     }
 }
 
@@ -144,7 +144,7 @@ void Training::run() {
     look();
     judge();
     if (!std::isfinite(last_.bits_per_byte))
-        diverged(state_.step, text("on held-out text it is ", last_.bits_per_byte));
+        diverged(state_.step, concat("on held-out text it is ", last_.bits_per_byte));
     if (!trunk) save();
 }
 
@@ -171,10 +171,11 @@ void Training::step() {
     state_.seconds += since(start);
     if (!report.finite())
         diverged(state_.step,
-                 text("loss ", report.losses.lm, ", gradient norm ", report.norms.all));
+                 concat("loss ", report.losses.lm, ", gradient norm ", report.norms.all));
     const bool stop = workers_.any(stop_requested());
     if (stop || due(o_.checkpoint_every)) save();
-    if (stop) throw Interrupted(text("stopped after ", state_.step, " steps; --resume continues"));
+    if (stop)
+        throw Interrupted(concat("stopped after ", state_.step, " steps; --resume continues"));
     if (state_.step % o_.log_every == 0 || state_.step + 1 == o_.training.steps) log(report);
     start = Clock::now();
     trainer_.update(report);
@@ -197,19 +198,19 @@ void Training::save() {
     try {
         checkpoint_.save(model_, state_);
     } catch (const SystemError& error) {  // a full disk
-        throw SystemError(text(error.what(), "; ", kept()));
+        throw SystemError(concat(error.what(), "; ", kept()));
     }
 }
 
 std::string Training::kept() const {
-    return checkpoint_.exists() ? text("the weights after ", checkpoint_.step(),
-                                       " steps are kept in ", checkpoint_.path().string())
+    return checkpoint_.exists() ? concat("the weights after ", checkpoint_.step(),
+                                         " steps are kept in ", checkpoint_.path().string())
                                 : "no checkpoint was written yet";
 }
 
 void Training::log(const train::StepReport& report) {
     std::vector<double> row{static_cast<double>(report.step), report.losses.lm, report.norms.all,
-                            report.norms.indexer, report.rate};
+                            report.norms.indexer, report.lr};
     std::vector<double> kl = report.losses.kl;
     kl.resize(static_cast<size_t>(o_.sizes.layers));
     row.insert(row.end(), kl.begin(), kl.end());
@@ -269,9 +270,10 @@ void Training::record(size_t which, std::vector<double> row) {
 }
 
 void Training::diverged(int64_t step, const std::string& what) const {
-    throw Diverged(text("diverged: the loss or its gradient is not finite after ", step, " steps (",
-                        what, "); ", kept(), "; a smaller --lr or --kl-weight may help"),
-                   step);
+    throw Diverged(
+        concat("diverged: the loss or its gradient is not finite after ", step, " steps (", what,
+               "); ", kept(), "; a smaller --lr or --kl-weight may help"),
+        step);
 }
 
 void Training::write(io::UnitWriter& to) const {

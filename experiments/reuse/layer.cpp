@@ -44,7 +44,8 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
     task.choices.push_back(choice_of(o, kFloor));
     const std::string name = std::to_string(layer.layer), group = "/reuse/" + name;
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};
-    Progress progress(worker.progress, text("layer ", name), std::ssize(queries.tokens), "queries");
+    Progress progress(worker.progress, concat("layer ", name), std::ssize(queries.tokens),
+                      "queries");
     measure::Observer nothing;
     measure::measure(task, tally, nothing, progress);
     measure::write_layer_of(task, to);

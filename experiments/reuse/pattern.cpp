@@ -52,7 +52,7 @@ Group parse_group(const std::string& item) {
 
 std::string group_text(const Group& group) {
     return group.first == group.last ? std::to_string(group.first)
-                                     : text(group.first, "-", group.last);
+                                     : concat(group.first, "-", group.last);
 }
 
 Pattern grouped(std::span<const int64_t> numbers, const std::vector<Group>& groups) {

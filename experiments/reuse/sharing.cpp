@@ -96,7 +96,8 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
     };
     findings.own = as_shared("own ids", Pattern(findings.layers.size(), true));
     for (int64_t step : findings.asked.every)
-        findings.patterns.push_back(as_shared(text("every ", step), every(findings.layers, step)));
+        findings.patterns.push_back(
+            as_shared(concat("every ", step), every(findings.layers, step)));
     if (!findings.asked.groups.empty()) {
         std::vector<Group> groups;
         std::string name = "groups";
@@ -109,7 +110,7 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
     const auto any = [](const Kept&) { return true; };
     for (const auto& pattern : least_loss(losses(findings, any).view())) {
         if (!pattern) continue;
-        findings.front.push_back(as_shared(text("best of ", computing(*pattern)), *pattern));
+        findings.front.push_back(as_shared(concat("best of ", computing(*pattern)), *pattern));
         if (!findings.mean && findings.front.back().mean) findings.mean = findings.front.back();
     }
     const auto reached = [&](const Kept& kept) { return reaches(findings.asked, kept); };
@@ -123,9 +124,9 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
 }  // namespace
 
 std::string target_text(const ReuseOptions& asked) {
-    if (asked.keep) return text("mass kept of at least ", *asked.keep);
-    if (asked.error) return text("output error of at most ", *asked.error);
-    return text("mass lost of at most ", *asked.lose);
+    if (asked.keep) return concat("mass kept of at least ", *asked.keep);
+    if (asked.error) return concat("output error of at most ", *asked.error);
+    return concat("mass lost of at most ", *asked.lose);
 }
 
 const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
@@ -154,9 +155,9 @@ Findings make_findings(const io::ResultsReader& results) {
         costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
                          read_cost(results, group, "reused")});
         findings.dense = findings.dense + costs.back().dense;
-        const std::string floor = text(kFloor, "/recall");
+        const std::string floor = concat(kFloor, "/recall");
         findings.floor_mass += of.recall(floor, "mass_kept").all / count;
-        findings.floor_error += of.error(text(kFloor, "/output_error")).all / count;
+        findings.floor_error += of.error(concat(kFloor, "/output_error")).all / count;
         findings.oracle_mass += of.recall(floor, "oracle_mass").all / count;
         findings.blocks = of.drawn().blocks();
         findings.sequences = of.drawn().sequences();

@@ -204,11 +204,11 @@ std::string nearest_text(const Findings& findings) {
             const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
             return a.kept[of].value < b.kept[of].value;
         });
-    return text("target: ", target_text(findings.asked), ": no pattern reaches it; the nearest is ",
-                nearest->name, ", layers ", list_text(computing_layers(findings, nearest->pattern)),
-                ", with mass kept ", text_of(nearest->kept[Measure::mass_kept]),
-                " and output error ", text_of(nearest->kept[Measure::output_error]),
-                "; larger --top-k keeps more");
+    return concat("target: ", target_text(findings.asked),
+                  ": no pattern reaches it; the nearest is ", nearest->name, ", layers ",
+                  list_text(computing_layers(findings, nearest->pattern)), ", with mass kept ",
+                  text_of(nearest->kept[Measure::mass_kept]), " and output error ",
+                  text_of(nearest->kept[Measure::output_error]), "; larger --top-k keeps more");
 }
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
@@ -230,13 +230,13 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
                                  " needs the attention that it is to spare: what it "
                                  "would cost is no saving that can be had.");
     print_paragraph(out,
-                    text("Measured on ", findings.queries,
-                         " queries, the same in all layers. Intervals "
-                         "are 95 % of ",
-                         kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
-                         findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
-                         ", seed ", findings.seed, "."));
-    print_paragraph(out, text("Costs: ", pricing_text(asked), ", bf16. ", elements_text(run)));
+                    concat("Measured on ", findings.queries,
+                           " queries, the same in all layers. Intervals "
+                           "are 95 % of ",
+                           kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
+                           findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
+                           ", seed ", findings.seed, "."));
+    print_paragraph(out, concat("Costs: ", pricing_text(asked), ", bf16. ", elements_text(run)));
     print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
 }

@@ -49,7 +49,7 @@ struct SynthOptions {
 /// Adds a strength or a factor; its default is shown as users write it.
 void add_real(OptionTable& table, const char* flag, const char* form, double& to,
               const char* help) {
-    table.real(flag, form, to, help).between(0, 100).shown_as(text(to));
+    table.real(flag, form, to, help).between(0, 100).shown_as(concat(to));
 }
 
 OptionTable option_table(SynthOptions& o) {
@@ -126,7 +126,7 @@ io::ActivationsInfo info_of(const SynthOptions& o) {
         info.cu_seqlens.push_back(o.tokens * s / o.sequences);
     for (layer.layer = 0; layer.layer < o.layers; ++layer.layer) info.layers.push_back(layer);
     info.model_id = kProgram.name;
-    info.producer = text("msa-synth ", kVersion, " (", kCommit, ")");
+    info.producer = concat("msa-synth ", kVersion, " (", kCommit, ")");
     info.model_config = nlohmann::ordered_json{
         {"num_query_heads", layer.query_heads},
         {"num_kv_heads", layer.kv_heads},

@@ -52,7 +52,7 @@ struct KlMemory {
     char index_q[S::kTileStages][S::kIndexBoxes][kKlRowsBox];
     char index_k[S::kIndexBoxes][S::kKeyBox];
     char high[S::kMain][kKlRowsBox], low[S::kMain][kKlRowsBox];  // t - p, [uses][64 keys]
-    float taught[S::kMain][kKlSums][kWarpgroup];                 // p kKlUnit, each thread's own
+    float targets[S::kMain][kKlSums][kWarpgroup];                // p kKlUnit, each thread's own
     float kl[4 * S::kMain][kKlRows];                             // of a warp's keys
     float lse[S::kStages][kKlRows];
     KlUses uses[S::kTileStages];

@@ -72,7 +72,7 @@ struct KlWorker {
         (lane / 16 * 8 + lane % 8) * kSwizzle + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
     RowOperand<ScoreShape<Dim, T>> keys;
     float d_keys[IndexDim / 2];
-    uint32_t started = 0, taught = 0, tile = 0, item = 0;  // so far
+    uint32_t started = 0, teacher_steps = 0, tile = 0, item = 0;  // so far
 
     __device__ KlWorker(const KlTunedArgs& a, Memory& memory, int p)
         : args(a), shared(memory), part(p) {}
@@ -113,12 +113,12 @@ struct KlWorker {
             float mean[16 >> HeadBits];
             join_heads<HeadBits>(s, side, mean);
             if constexpr (HeadBits == 4) {
-                shared.taught[part][step / 2 * 4 + 2 * side + step % 2][thread] = mean[0] * share;
+                shared.targets[part][step / 2 * 4 + 2 * side + step % 2][thread] = mean[0] * share;
             } else {
                 constexpr int kColumns = 8 >> HeadBits;  // of 8 uses
 #pragma unroll
                 for (int n = 0; n < 2 * kColumns; ++n)
-                    shared.taught[part][4 * (step * kColumns + n / 2) + 2 * side + n % 2][thread] =
+                    shared.targets[part][4 * (step * kColumns + n / 2) + 2 * side + n % 2][thread] =
                         mean[n] * share;
             }
         }
@@ -127,8 +127,8 @@ struct KlWorker {
     /// Probabilities of a step's columns, when `Behind` products behind its own may still run.
     template <int Behind>
     __device__ __forceinline__ void teach(Sums& s, int step) {
-        const int stage = stage_of<S::kStages>(taught);
-        ++taught;
+        const int stage = stage_of<S::kStages>(teacher_steps);
+        ++teacher_steps;
         float2 lse_of[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j)
@@ -167,7 +167,7 @@ struct KlWorker {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int e = 4 * j + n;
-                const float score = s[e], p = shared.taught[part][e][thread];
+                const float score = s[e], p = shared.targets[part][e][thread];
                 const float log_t = fmaf(score, index_scale, n % 2 == 0 ? -lse.x : -lse.y);
                 const bool is_finite = isfinite(score);
                 const bool sees = key + 8 * (n / 2) < (n % 2 == 0 ? seen.x : seen.y);

@@ -154,7 +154,8 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     const KeyRange visible = a.support.visible[query];
     const int64_t window = visible.first + window_start(visible.count, a.main.window);
     // Else its window shows no key of its support.
-    const bool taught = a.main_lse[query * a.main.row_heads + group * a.main.heads] != -INFINITY;
+    const bool has_target =
+        a.main_lse[query * a.main.row_heads + group * a.main.heads] != -INFINITY;
     const auto teach = [&](int64_t first, int seen) {  // into `teacher`, for warp 0
         join_heads<By>(a.main, a.main_lse, a.head_weights, query, group, keys_before(window, first),
                        seen, first_step, main_rows, main_keys, teacher);
@@ -181,8 +182,8 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
             const float log_t = a.index.scale * dot[0] - a.index_lse[row];
             const float p = teacher[lane_id()] / teacher_sum;
             if (lane_id() < seen) {
-                if (taught && !(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
-                d_score[lane_id()] = taught ? expf(log_t) - p : 0.0F;
+                if (has_target && !(p <= 0)) kl += double{p} * (double{logf(p)} - double{log_t});
+                d_score[lane_id()] = has_target ? expf(log_t) - p : 0.0F;
                 if (a.d_scores != nullptr)
                     a.d_scores[row * a.slot_keys + place + lane_id()] = d_score[lane_id()];
             }

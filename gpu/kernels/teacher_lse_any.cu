@@ -7,7 +7,7 @@
 #include "gpu/device/max_or_nan.cuh"
 #include "gpu/device/sink_share.cuh"
 #include "gpu/kernels/kernels.h"
-#include "gpu/workplace.h"
+#include "gpu/shared_stream.h"
 
 namespace msa::cuda {
 namespace {

@@ -10,7 +10,7 @@
 #include "gpu/plan/limits.h"
 #include "gpu/plan/sparse_attention.h"
 #include "gpu/plan/tuned.h"
-#include "gpu/workplace.h"
+#include "gpu/shared_stream.h"
 
 namespace msa::parallel {
 namespace {
@@ -31,10 +31,10 @@ using cuda::narrow;
 using cuda::not_element;
 using cuda::RankExchange;
 using cuda::Scratch;
-using cuda::share_workplace;
+using cuda::share_stream;
+using cuda::SharedStream;
 using cuda::sparse_decode_blocks;
-using cuda::Workplace;
-using cuda::Written;
+using cuda::WriteSet;
 
 void require_support(const Support& support) {
     if (!support.yes) throw UnsupportedError("a decode step over several GPUs: " + support.why_not);
@@ -92,12 +92,12 @@ class Decode final : public CudaDecode {
 public:
     Decode(PeerCopies& peers, const SplitKeys& split, const SelectionRule& rule)
         : peers_(peers),
-          place_(share_workplace(peers.backend())),
+          shared_(share_stream(peers.backend())),
           problem_(split.of(peers.rank()).problem),
           rule_(rule_of_part(split, peers.rank(), rule)),
-          whole_(split.problem(), place_.stream),
-          part_(problem_, place_.stream),
-          scratch_(place_.stream),
+          whole_(split.problem(), shared_.stream),
+          part_(problem_, shared_.stream),
+          scratch_(shared_.stream),
           candidates_(peers, narrow(problem_.queries() * problem_.kv_heads),
                       narrow(kept_keys(rule.top_k))),
           parts_(peers, narrow(2 * problem_.queries() * problem_.query_heads), kPartWords),
@@ -117,7 +117,7 @@ public:
 
     void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
              bool settled) override {
-        check(cudaSetDevice(place_.device.ordinal), "choosing the device");
+        check(cudaSetDevice(shared_.device.ordinal), "choosing the device");
         check_operands(in, ids, out, lse);
         if (!loaded_) {
             queue(in, ids, out, lse, false, alone(candidate_exchange_), alone(part_exchange_));
@@ -142,29 +142,29 @@ private:
                 "an operand or result has not the shape of the rank's part of a decode step");
         if (in.sinks) require_support(Support::no("it takes no sinks"));
         require_support(takes_index_select_sm90(
-            place_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
+            shared_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
         if (!is_half(in.q.element())) require_support(not_element(in.q.element(), "bf16 or f16"));
         require_support(takes_sparse_attention_tuned(
-            place_.device, p,
+            shared_.device, p,
             {.element = in.q.element(), .top_k = rule_.top_k, .out = out.element()},
             are_aligned(in.q, in.k, in.v, out)));
     }
 
     void queue(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
                bool settled, const CandidateExchange& candidates, const RankExchange& parts) {
-        Written ahead;
+        WriteSet ahead;
         if (!settled) ahead.add_everything();
         scratch_.begin_call();
-        const Call call{problem_,        place_.device, place_.stream, &scratch_,
-                        part_.visible(), &part_,        ahead,         nullptr};
+        const Call call{problem_,        shared_.device, shared_.stream, &scratch_,
+                        part_.visible(), &part_,         ahead,          nullptr};
         index_select_of_rank_sm90(call, rule_, {in.index_q, in.index_k}, ids, &candidates);
         sparse_attention_tuned(call, {in.q, in.k, in.v}, own_ids_, {out, lse}, LoopOrder::automatic,
                                &parts);
     }
 
     PeerCopies& peers_;
-    Workplace place_;
+    SharedStream shared_;
     Problem problem_;     // the rank's part
     SelectionRule rule_;  // of its blocks
     Layout whole_, part_;
@@ -185,7 +185,7 @@ std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies& peers, const SplitKeys&
     MSA_CHECK(split.ranks() == peers.ranks());
     const auto at_most = [](const char* what, int64_t value, int64_t most) {
         if (value > most)
-            require_support(Support::no(text(what, " are ", value, ", must be at most ", most)));
+            require_support(Support::no(concat(what, " are ", value, ", must be at most ", most)));
     };
     require(p.queries() >= 1, "there are no queries");
     at_most("ranks", split.ranks(), kMostRanks);

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "gpu/cuda_parallel.h"
-#include "gpu/workplace.h"
+#include "gpu/shared_stream.h"
 
 namespace msa::parallel {
 namespace {
@@ -36,7 +36,7 @@ void reach(int device, int other) {
     int can = 0;
     check(cudaDeviceCanAccessPeer(&can, device, other), "asking for access to a peer");
     if (can == 0)
-        throw UnsupportedError(text("GPU ", device, " cannot reach the memory of GPU ", other));
+        throw UnsupportedError(concat("GPU ", device, " cannot reach the memory of GPU ", other));
     const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled)
         cudaGetLastError();  // it is none
@@ -47,9 +47,9 @@ void reach(int device, int other) {
 class Peers final : public PeerCopies {
 public:
     Peers(const Group& group, Backend& backend)
-        : PeerCopies(group, backend), place_(cuda::share_workplace(backend)) {
+        : PeerCopies(group, backend), shared_(cuda::share_stream(backend)) {
         use_device();
-        devices_ = of_all(place_.device.ordinal);
+        devices_ = of_all(shared_.device.ordinal);
         for (int other = 0; other < ranks(); ++other) {
             if (other == rank()) continue;
             require(device_of(other) != device_of(rank()), "ranks ", std::min(rank(), other),
@@ -63,9 +63,9 @@ public:
     Peers(const Peers&) = delete;
     Peers& operator=(const Peers&) = delete;
     ~Peers() override {
-        cudaSetDevice(place_.device.ordinal);
+        cudaSetDevice(shared_.device.ordinal);
         cudaStreamSynchronize(copies_);
-        cudaStreamSynchronize(place_.stream->get());
+        cudaStreamSynchronize(shared_.stream->get());
         cudaStreamDestroy(copies_);
     }
 
@@ -77,23 +77,23 @@ public:
         const cudaError_t status = cudaMalloc(&memory, size);
         if (status == cudaErrorMemoryAllocation) {
             cudaGetLastError();
-            throw MemoryError(text("cuda: not enough device memory: ", bytes, " bytes asked"));
+            throw MemoryError(concat("cuda: not enough device memory: ", bytes, " bytes asked"));
         }
         check(status, "allocating memory");
         SharedMemory shared{{memory,
-                             [device = place_.device.ordinal](void* p) {
+                             [device = shared_.device.ordinal](void* p) {
                                  cudaSetDevice(device);
                                  cudaFree(p);
                              }},
                             {}};
-        check(cudaMemsetAsync(memory, 0, size, place_.stream->get()), "clearing memory");
+        check(cudaMemsetAsync(memory, 0, size, shared_.stream->get()), "clearing memory");
         backend().finish();
         shared.of_rank = of_all(static_cast<const void*>(memory));
         return shared;
     }
     void open() override {
         use_device();
-        written_.set(place_.stream->get());
+        written_.set(shared_.stream->get());
         group().barrier();
         for (cudaEvent_t written : written_of_) wait_for(copies_, written);
     }
@@ -108,17 +108,17 @@ public:
     void await() override {
         use_device();
         arrived_.set(copies_);
-        wait_for(place_.stream->get(), arrived_.get());
+        wait_for(shared_.stream->get(), arrived_.get());
     }
     void close() override {
         use_device();
         copied_.set(copies_);
         group().barrier();
-        for (cudaEvent_t copied : copied_of_) wait_for(place_.stream->get(), copied);
+        for (cudaEvent_t copied : copied_of_) wait_for(shared_.stream->get(), copied);
     }
 
 private:
-    void use_device() const { check(cudaSetDevice(place_.device.ordinal), "choosing the device"); }
+    void use_device() const { check(cudaSetDevice(shared_.device.ordinal), "choosing the device"); }
     int device_of(int rank) const { return devices_[static_cast<size_t>(rank)]; }
     template <typename T>
     std::vector<T> of_all(const T& mine) const {
@@ -128,7 +128,7 @@ private:
         return all;
     }
 
-    cuda::Workplace place_;
+    cuda::SharedStream shared_;
     std::vector<int> devices_;
     cudaStream_t copies_ = nullptr;
     Mark written_, arrived_, copied_;
@@ -145,14 +145,15 @@ Support cuda_ranks(std::span<const int64_t> devices) {
     }
     for (int64_t device : devices) {
         if (device < 0 || device >= count)
-            return Support::no(text("there is no GPU ", device, ", of ", count));
+            return Support::no(concat("there is no GPU ", device, ", of ", count));
         for (int64_t other : devices) {
             int can = 0;
             if (other == device || other < 0 || other >= count) continue;
             if (cudaDeviceCanAccessPeer(&can, static_cast<int>(device), static_cast<int>(other)) !=
                     cudaSuccess ||
                 can == 0)
-                return Support::no(text("GPU ", device, " cannot reach the memory of GPU ", other));
+                return Support::no(
+                    concat("GPU ", device, " cannot reach the memory of GPU ", other));
         }
     }
     return {};

@@ -131,7 +131,7 @@ std::string DenseAttentionCudnn::version() const {
 
 std::string DenseAttentionCudnn::gradient_name() const {
     if (unordered_) return version() + ", unordered";
-    return pieces_ == 1 ? version() : text(version(), ", in ", pieces_, " pieces");
+    return pieces_ == 1 ? version() : concat(version(), ", in ", pieces_, " pieces");
 }
 
 std::shared_ptr<Plan> DenseAttentionCudnn::plan_of(const Call& call, const std::vector<Span>& spans,

@@ -27,7 +27,8 @@ Support takes_blocks(const Problem& p, Element element, bool aligned) {
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (p.block_size > kKlMostKeys || p.block_size < 16 || (p.block_size & (p.block_size - 1)) != 0)
-        return Support::no(text("the block size is ", p.block_size, ", must be 16, 32, 64 or 128"));
+        return Support::no(
+            concat("the block size is ", p.block_size, ", must be 16, 32, 64 or 128"));
     return {};
 }
 
@@ -234,7 +235,7 @@ Support takes_mma(const Device& device, const Problem& p, const IndexKlInput& in
     if (!blocks.yes) return blocks;
     const int64_t heads = p.group_size();
     if (heads != 2 && heads != 4 && heads != 8 && heads != 16)
-        return Support::no(text("G is ", heads, ", must be 2, 4, 8 or 16"));
+        return Support::no(concat("G is ", heads, ", must be 2, 4, 8 or 16"));
     const int bytes = by_half(in.q.element(), [&]<typename T>() {
         return kl_blocks_shared<T>(narrow(p.head_dim), narrow(p.index_dim), narrow(heads));
     });
@@ -285,8 +286,8 @@ std::string index_kl(const Call& call, const IndexKlInput& in, const IndexKlOutp
     else
         index_kl_any(call, in, to);
     if (tuned.yes) return "index_kl_sm90";
-    return mma.yes ? text("index_kl_mma; sm90: ", tuned.why_not)
-                   : text("index_kl_any; mma: ", mma.why_not);
+    return mma.yes ? concat("index_kl_mma; sm90: ", tuned.why_not)
+                   : concat("index_kl_any; mma: ", mma.why_not);
 }
 
 }  // namespace msa::cuda

@@ -122,7 +122,7 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
     IndexPlan plan(call, ids, kIndexPrefillRows);
     if (exchange != nullptr && plan.splits == 1)
         throw UnsupportedError(
-            text("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
+            concat("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
     IndexSelectArgs args = plan.args(call, rule, in, ids);
     args.index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys);
     args.keys_settled = !call.ahead.writes(in.index_k);

@@ -20,28 +20,29 @@ inline Support not_hopper() {
 }
 inline Support little_shared(int bytes, int needed) {
     return Support::no(
-        text("a thread block has ", bytes, " bytes of shared memory, must be at least ", needed));
+        concat("a thread block has ", bytes, " bytes of shared memory, must be at least ", needed));
 }
 inline Support not_aligned() {
     return Support::no("operands and outputs must begin at multiples of 16 bytes");
 }
 inline Support not_tuned(const char* size, int64_t value) {
-    return Support::no(text(size, " is ", value, ", must be 64 or 128"));
+    return Support::no(concat(size, " is ", value, ", must be 64 or 128"));
 }
 inline Support not_tuned_block(int64_t size) {
-    return Support::no(text("the block size is ", size, ", must be 32, 64 or 128"));
+    return Support::no(concat("the block size is ", size, ", must be 32, 64 or 128"));
 }
 inline Support above(const char* size, int64_t value, int64_t most) {
-    return Support::no(text(size, " is ", value, ", must be at most ", most));
+    return Support::no(concat(size, " is ", value, ", must be at most ", most));
 }
 inline Support not_element(Element element, const char* must_be) {
-    return Support::no(text("an operand or output is ", to_string(element), ", must be ", must_be));
+    return Support::no(
+        concat("an operand or output is ", to_string(element), ", must be ", must_be));
 }
 
 /// Of a problem with a window or a soft cap, which the plain kernels alone know.
 inline Support not_plain(const Problem& p) {
-    return Support::no(p.window ? text("the window is ", *p.window, ", must be absent")
-                                : text("the soft cap is ", *p.softcap, ", must be absent"));
+    return Support::no(p.window ? concat("the window is ", *p.window, ", must be absent")
+                                : concat("the soft cap is ", *p.softcap, ", must be absent"));
 }
 
 inline int narrow(int64_t x) { return static_cast<int>(x); }

@@ -6,10 +6,10 @@
 
 #include "core/error.h"
 #include "core/train/buffer.h"
+#include "gpu/shared_stream.h"
 #include "gpu/train/kernels.h"
 #include "gpu/train/nccl.h"
 #include "gpu/train/products.h"
-#include "gpu/workplace.h"
 
 namespace msa::train {
 namespace {
@@ -18,10 +18,10 @@ class CudaOps final : public Ops {
 public:
     CudaOps(std::unique_ptr<Backend> backend, Element element)
         : backend_(std::move(backend)),
-          place_(cuda::share_workplace(*backend_)),
+          shared_(cuda::share_stream(*backend_)),
           element_(element),
-          scratch_(place_.stream),
-          cublas_(place_.stream) {
+          scratch_(shared_.stream),
+          cublas_(shared_.stream) {
         require(element == Element::f32 || element == Element::bf16, "element is ",
                 to_string(element), ", must be f32 or bf16");
     }
@@ -29,7 +29,7 @@ public:
     CudaOps(const CudaOps&) = delete;
     CudaOps& operator=(const CudaOps&) = delete;
     /// What products are under way is done before the library goes.
-    ~CudaOps() override { cudaStreamSynchronize(place_.stream->get()); }
+    ~CudaOps() override { cudaStreamSynchronize(shared_.stream->get()); }
 
     Backend& backend() override { return *backend_; }
     Element element() const override { return element_; }
@@ -150,7 +150,7 @@ public:
         const cudaStream_t stream = begin();
         if (!std::equal(starts.begin(), starts.end(), starts_.begin(), starts_.end())) {
             starts_.assign(starts.begin(), starts.end());
-            starts_there_ = cuda::upload(place_.stream, starts_);
+            starts_there_ = cuda::upload(shared_.stream, starts_);
         }
         const int64_t count = std::ssize(starts) - 1;
         const auto parts = take<double>(count * cuda::kNormTiles), sums = take<double>(count);
@@ -161,27 +161,27 @@ public:
                        count * int64_t{sizeof(double)});
         return host;
     }
-    void adamw(const AdamW& rule, int64_t step, double rate, double factor, View<float, 1> weights,
+    void adamw(const AdamW& rule, int64_t step, double lr, double factor, View<float, 1> weights,
                View<const float, 1> gradient, View<float, 1> first,
                View<float, 1> second) override {
         MSA_CHECK(step >= 1 && gradient.size() == weights.size() &&
                   first.size() == weights.size() && second.size() == weights.size());
-        cuda::adamw(begin(), rule, step, rate, factor, weights, gradient.data(), first.data(),
+        cuda::adamw(begin(), rule, step, lr, factor, weights, gradient.data(), first.data(),
                     second.data());
     }
     void sum_over(const parallel::Group& workers, View<float, 1> values) override {
         if (workers.size() == 1) return;
         begin();
-        if (!nccl_) nccl_ = std::make_unique<cuda::Nccl>(workers, place_.stream);
+        if (!nccl_) nccl_ = std::make_unique<cuda::Nccl>(workers, shared_.stream);
         nccl_->sum(workers, values);
     }
 
 private:
     /// The stream, at the beginning of an operation.
     cudaStream_t begin() {
-        cuda::check(cudaSetDevice(place_.device.ordinal), "choosing the device");
+        cuda::check(cudaSetDevice(shared_.device.ordinal), "choosing the device");
         scratch_.begin_call();
-        return place_.stream->get();
+        return shared_.stream->get();
     }
     /// Scratch memory of the operation.
     template <typename T>
@@ -210,7 +210,7 @@ private:
     }
 
     std::unique_ptr<Backend> backend_;
-    cuda::Workplace place_;
+    cuda::SharedStream shared_;
     Element element_;
     cuda::Scratch scratch_;
     cuda::CublasLt cublas_;

@@ -53,7 +53,7 @@ inline constexpr int64_t kNormTiles = 64;
 /// sums [count] of the squares of [starts[i], starts[i + 1]).
 void squared_norms(cudaStream_t, const float* values, const int64_t* starts, int64_t count,
                    double* parts, double* sums);
-void adamw(cudaStream_t, const AdamW&, int64_t step, double rate, double factor,
+void adamw(cudaStream_t, const AdamW&, int64_t step, double lr, double factor,
            View<float, 1> weights, const float* gradient, float* first, float* second);
 
 /// A product of row-major matrices, to [m, n] = left right, of float sums.

@@ -41,7 +41,7 @@ struct Opened {
         }
         const auto find = [&](auto& function, const char* name) {
             function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-            if (function == nullptr) failure = text(kFile, " lacks ", name);
+            if (function == nullptr) failure = concat(kFile, " lacks ", name);
         };
         find(f.unique_id, "ncclGetUniqueId");
         find(f.join, "ncclCommInitRank");
@@ -61,8 +61,8 @@ const Opened& opened() {
 void check_nccl(ncclResult_t result, const char* what) {
     if (result == ncclSuccess) return;
     const Functions& f = opened().f;
-    throw SystemError(text("cuda: NCCL: ", what, ": ", f.error_string(result), "; ",
-                           f.last_error(nullptr), "; NCCL_DEBUG=WARN says more"));
+    throw SystemError(concat("cuda: NCCL: ", what, ": ", f.error_string(result), "; ",
+                             f.last_error(nullptr), "; NCCL_DEBUG=WARN says more"));
 }
 
 }  // namespace

@@ -174,9 +174,9 @@ GradLaunch plan_grad(int64_t rows, int64_t width, int vector) {
     const int64_t row_bytes = SumPlaces(plan.lanes, vector, width).stride * int64_t{sizeof(float)};
     const int64_t fit = kMostBytes / row_bytes;  // groups
     if (fit * plan.lanes < kWarp)
-        throw UnsupportedError(text("cuda: the gradient of rms_norm takes rows of at most ",
-                                    kMostBytes / int64_t{sizeof(float)} - 2 * 8 * kWarp,
-                                    " channels, not ", width));
+        throw UnsupportedError(concat("cuda: the gradient of rms_norm takes rows of at most ",
+                                      kMostBytes / int64_t{sizeof(float)} - 2 * 8 * kWarp,
+                                      " channels, not ", width));
     plan.threads = kThreads;
     while (plan.threads / plan.lanes > fit) plan.threads /= 2;
     plan.bytes = static_cast<int>(plan.threads / plan.lanes * row_bytes);

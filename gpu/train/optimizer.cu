@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Update {
     AdamW rule;
-    double rate, factor, correction1, correction2;
+    double lr, factor, correction1, correction2;
 };
 
 __global__ void __launch_bounds__(kThreads)
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
     second[i] = static_cast<float>(v);
     const double move = m / u.correction1 / (sqrt(v / u.correction2) + u.rule.epsilon);
     weights[i] =
-        static_cast<float>(double{weights[i]} * (1 - u.rate * u.rule.weight_decay) - u.rate * move);
+        static_cast<float>(double{weights[i]} * (1 - u.lr * u.rule.weight_decay) - u.lr * move);
 }
 
 }  // namespace
@@ -76,11 +76,11 @@ void squared_norms(cudaStream_t stream, const float* values, const int64_t* star
     check_launch("squared_norms, sums");
 }
 
-void adamw(cudaStream_t stream, const AdamW& rule, int64_t step, double rate, double factor,
+void adamw(cudaStream_t stream, const AdamW& rule, int64_t step, double lr, double factor,
            View<float, 1> weights, const float* gradient, float* first, float* second) {
     if (weights.size() == 0) return;
     const auto count = static_cast<double>(step);
-    const Update update{rule, rate, factor, 1 - std::pow(rule.beta1, count),
+    const Update update{rule, lr, factor, 1 - std::pow(rule.beta1, count),
                         1 - std::pow(rule.beta2, count)};
     adamw_kernel<<<blocks_for(weights.size()), kThreads, 0, stream>>>(
         update, weights.data(), gradient, first, second, weights.size());

@@ -44,7 +44,7 @@ struct Opened {
     std::string failure;
 
     Opened() {
-        const std::string file = text("libcublasLt.so.", CUBLAS_VER_MAJOR);
+        const std::string file = concat("libcublasLt.so.", CUBLAS_VER_MAJOR);
         void* const library = dlopen(file.c_str(), RTLD_NOW);
         if (library == nullptr) {
             failure = dlerror();
@@ -52,7 +52,7 @@ struct Opened {
         }
         const auto find = [&](auto& function, const char* name) {
             function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-            if (function == nullptr) failure = text(file, " lacks ", name);
+            if (function == nullptr) failure = concat(file, " lacks ", name);
         };
         find(f.create, "cublasLtCreate");
         find(f.destroy, "cublasLtDestroy");
@@ -78,7 +78,7 @@ const Opened& opened() {
 
 void check_cublas(cublasStatus_t status, const char* what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw SystemError(text("cuda: cuBLASLt: ", what, ": ", opened().f.status_string(status)));
+    throw SystemError(concat("cuda: cuBLASLt: ", what, ": ", opened().f.status_string(status)));
 }
 
 /// The largest power of two that the address is a multiple of, as far as it matters.
@@ -216,7 +216,7 @@ CublasLt::CublasLt(std::shared_ptr<Stream> stream) {
     }
     library_ = std::make_unique<Library>(std::move(stream));
     const size_t version = opened().f.version();  // 130100: 13.1.0
-    name_ = text("cuBLASLt ", version / 10000, '.', version / 100 % 100, '.', version % 100);
+    name_ = concat("cuBLASLt ", version / 10000, '.', version / 100 % 100, '.', version % 100);
 }
 
 CublasLt::~CublasLt() = default;

@@ -71,7 +71,7 @@ TEST(Entropy, IsUndefinedWhereRoundingDecides) {
 
 TEST(Entropy, UsesTheScaleOfTheProblem) {
     Problem p = square_problem(1, 1, 1, 16, 0, 8);
-    p.own_softmax_scale = 0.5;
+    p.softmax_scale_override = 0.5;
     Entropy entropy(1);
     entropy.add(p, filled<float, 3>({1, 1, 16}, 1.0F), filled<float, 3>({1, 1, 16}, 1.0F),
                 filled<float, 2>({1, 1}, 9.0F));

@@ -106,7 +106,7 @@ TEST_F(TieMargins, OfChunksAreThoseOfTheWhole) {
 TEST(IndexScoreRounding, IsOfTheLargestKeySeen) {
     Problem p = square_problem(0, 1, 1, 16, 16, 8);
     p.batch = PackedBatch({0, 2, 3}, {0, 2, 3});
-    p.own_index_scale = 0.5;
+    p.index_scale_override = 0.5;
     Tensor<float, 3> q({3, 1, 16});
     Tensor<float, 2> k({3, 16});
     for (int64_t i = 0; i < 3; ++i) {

@@ -219,7 +219,7 @@ TEST_P(AttentionGradForms, EqualScoresShareDOut) {
 TEST_P(AttentionGradForms, ASinkOfHalfTheWeightHalvesDV) {
     // One key with logit 1 and a sink of 1: p = 1/2, out = v / 2, D = dP / 2, dS = dP / 4.
     Problem p = square_problem(1, 1, 1, 16, 16, 8);
-    p.own_softmax_scale = 1.0 / 16;
+    p.softmax_scale_override = 1.0 / 16;
     const Case c{"sink", p, {.top_k = 1}};
     Operands o = make_operands(c, GetParam().element);
     for (Tensor<float, 3>* t : {&o.q, &o.k}) std::fill_n(t->data(), 16, 1.0F);

@@ -194,7 +194,7 @@ TEST_F(Cuda, WhatCopiesToTheHostRefusesToBeCaptured) {
     };
     call();
     const Tensor<float, 3> want = backend->download(out.view());
-    EXPECT_THROW(backend->capture(call), UnsupportedError);
+    EXPECT_THROW(backend->make_graph(call), UnsupportedError);
     call();
     EXPECT_TRUE(identical(backend->download(out.view()), want));
 }

@@ -97,7 +97,7 @@ public:
     }
     Gradient captured_gradient(std::optional<LoopOrder> order) {
         prepare(element_);
-        const std::function<void()> again = backend_.capture([&] { run(element_, order); });
+        const std::function<void()> again = backend_.make_graph([&] { run(element_, order); });
         prepare(element_);  // what the capture itself wrote is gone
         again();
         return download(element_);

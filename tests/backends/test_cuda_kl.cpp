@@ -62,8 +62,8 @@ protected:
         if (answered.find("in the instructions of compute capability 8.0") != std::string::npos)
             return;
         EXPECT_EQ(answered, p.block_size >= 64 ? "index_kl_sm90"
-                                               : text("index_kl_mma; sm90: the block size is ",
-                                                      p.block_size, ", must be 64 or 128"));
+                                               : concat("index_kl_mma; sm90: the block size is ",
+                                                        p.block_size, ", must be 64 or 128"));
     }
 
     std::optional<Runner> runner_;
@@ -218,7 +218,7 @@ TEST_P(CudaKlCases, AGraphRepeatsIt) {
                 GTEST_SKIP() << backend.answered_by();
             expect_tensor_cores(problem());
             const auto [want_q, want_k] = call.gradients();
-            const std::function<void()> again = backend.capture([&] { call.run(problem()); });
+            const std::function<void()> again = backend.make_graph([&] { call.run(problem()); });
             for (int replay = 0; replay < 2; ++replay) {
                 call.poison();
                 again();

@@ -319,12 +319,12 @@ TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {
     const auto part = [&](int64_t first, int64_t count) {
         return View<const float, 1>(memory.data() + first, {count}, Space::device);
     };
-    cuda::Written written(part(0, 100));
+    cuda::WriteSet written(part(0, 100));
     EXPECT_TRUE(written.writes(part(0, 1)));
     EXPECT_TRUE(written.writes(part(99, 100)));
     EXPECT_FALSE(written.writes(part(100, 200)));
     // A call that throws may have queued kernels or not: what was written before stays written.
-    written.add(cuda::Written(part(200, 50)));
+    written.add(cuda::WriteSet(part(200, 50)));
     EXPECT_TRUE(written.writes(part(50, 1)));
     EXPECT_TRUE(written.writes(part(249, 1)));
     EXPECT_FALSE(written.writes(part(100, 100)));

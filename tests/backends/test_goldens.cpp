@@ -46,7 +46,7 @@ protected:
 };
 std::string golden_name(const testing::TestParamInfo<std::tuple<Subject, const char*>>& info) {
     const std::string name = std::get<1>(info.param);
-    return identifier(text(std::get<0>(info.param), '_', name.substr(0, name.size() - 3)));
+    return identifier(concat(std::get<0>(info.param), '_', name.substr(0, name.size() - 3)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MiniMaxM3,

@@ -82,8 +82,8 @@ TEST_P(IndexKlForms, TwoTokensByHand) {
     // Logits (0, ln 3) and (0, 0) of the two heads, softmax (1/4, 3/4) and (1/2, 1/2): the mean
     // is (3/8, 5/8), the maximum (1/2, 3/4) over 5/4. Index logits equal: t = (1/2, 1/2).
     Problem p = square_problem(2, 2, 1, 16, 16, 8);
-    p.own_softmax_scale = std::log(3.0);
-    p.own_index_scale = 1.0;
+    p.softmax_scale_override = std::log(3.0);
+    p.index_scale_override = 1.0;
     const Case c{"two", p, {}};
     Operands o = make_operands(c, GetParam().element);
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q}) std::fill_n(t->data(), t->size(), 0.0F);

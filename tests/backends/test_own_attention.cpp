@@ -103,7 +103,7 @@ TEST_P(OwnAttention, NanBeforeTheWindowChangesNothing) {
 TEST_P(OwnAttention, ASoftCapByHand) {
     // Logits 0 and 4 become 0 and 2 tanh(2).
     Problem p = square_problem(2, 2, 1, 16, 16, 8);
-    p.own_softmax_scale = 1.0;
+    p.softmax_scale_override = 1.0;
     p.softcap = 2.0;
     const Case c{"cap", p, {}};
     Operands o = operands(c);
@@ -185,8 +185,8 @@ TEST_P(OwnAttention, TeachersCountByWhatTheirSinksLeave) {
     // Softmax (1/4, 3/4) of sum 4 and (1/2, 1/2) of sum 2. The sinks leave 1/2 and 1/4 of them: the
     // mean weighs them 2 : 1 and is (1/3, 2/3), the maximum (1/8, 3/8) over its sum.
     Problem p = square_problem(2, 2, 1, 16, 16, 8);
-    p.own_softmax_scale = std::log(3.0);
-    p.own_index_scale = 1.0;
+    p.softmax_scale_override = std::log(3.0);
+    p.index_scale_override = 1.0;
     const Case c{"two", p, {}};
     Operands o = operands(c);
     for (Tensor<float, 3>* t : {&o.q, &o.k, &o.index_q}) std::fill_n(t->data(), t->size(), 0.0F);

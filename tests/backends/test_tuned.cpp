@@ -228,10 +228,10 @@ TEST_P(Tuned, CapturedCallsFollowTheirViews) {
     };
     index_select(operands_);
     if (backend_->answered_by().starts_with("index_select_any")) {  // which copies from the host
-        EXPECT_THROW(backend_->capture(calls), UnsupportedError);
+        EXPECT_THROW(backend_->make_graph(calls), UnsupportedError);
         return;
     }
-    const std::function<void()> again = backend_->capture(calls);
+    const std::function<void()> again = backend_->make_graph(calls);
     // Other keys select other blocks.
     Operands other = make_operands(GetParam(), element());
     std::reverse(other.index_k.data(), other.index_k.data() + other.index_k.size());

@@ -51,7 +51,7 @@ TEST(Problem, RefusalsNameTheValueAndTheRule) {
                   PackedBatch({0, 10}, {0, 5, 10});
               }),
               "cu_seqlens_q has 2 entries, cu_seqlens_k 3; they must have the same number");
-    EXPECT_EQ(refusal_after([](Problem& p) { p.own_softmax_scale = -1; }),
+    EXPECT_EQ(refusal_after([](Problem& p) { p.softmax_scale_override = -1; }),
               "softmax_scale is -1, must be finite and positive");
     EXPECT_EQ(refusal([] {
                   PackedBatch({0, 10}, {0, 10}, {1, 2});

@@ -371,7 +371,7 @@ TEST(SelectorRegistry, KnowsItsNames) {
             ADD_FAILURE() << unknown;
         } catch (const InputError& error) {
             EXPECT_EQ(error.what(),
-                      text("no selector is called '", unknown, "'; there are: ", known));
+                      concat("no selector is called '", unknown, "'; there are: ", known));
         }
 }
 

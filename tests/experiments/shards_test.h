@@ -28,14 +28,14 @@ protected:
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
-    static std::string part(int64_t index, int64_t count) { return text(index, "/", count); }
+    static std::string part(int64_t index, int64_t count) { return concat(index, "/", count); }
     /// Runs --shard 0/count and so on into NAME0 ..., and returns these.
     std::vector<std::string> analyze_in(int64_t count, const std::string& name) const {
         std::vector<std::string> folders;
         for (int64_t n = 0; n < count; ++n) {
-            const Outcome outcome = kAnalyze(analyze(text(name, n), {"--shard", part(n, count)}));
+            const Outcome outcome = kAnalyze(analyze(concat(name, n), {"--shard", part(n, count)}));
             EXPECT_EQ(outcome.code, 0) << outcome.err;
-            folders.push_back(path(text(name, n)));
+            folders.push_back(path(concat(name, n)));
         }
         return folders;
     }

@@ -312,7 +312,7 @@ TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
     ASSERT_EQ(kAdvise(args(file, "whole", more)).code, 0);
     ASSERT_EQ(kAdvise(args(file, "jobs", with({"--jobs", "2"}))).code, 0);
     for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kAdvise(args(file, text("part", part[0]), with({"--shard", part}))).code, 0);
+        ASSERT_EQ(kAdvise(args(file, concat("part", part[0]), with({"--shard", part}))).code, 0);
     ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
     int64_t killed = 0;
     for (int64_t delay = 20000; delay < 60000000; delay += delay / 2) {
@@ -325,8 +325,8 @@ TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
     EXPECT_GT(killed, 0);
     for (const char* other : {"jobs", "merged", "killed"})
         for (const char* name : {"results.h5", "summary.json", "advice.txt"})
-            EXPECT_TRUE(file_text(path(text("whole/", name))) ==
-                        file_text(path(text(other, "/", name))))
+            EXPECT_TRUE(file_text(path(concat("whole/", name))) ==
+                        file_text(path(concat(other, "/", name))))
                 << other << "/" << name;
 }
 

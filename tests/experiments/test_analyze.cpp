@@ -250,7 +250,7 @@ TEST_F(Analyze, ChunksDoNotMatter) {
     const std::string file = make("a.h5", {.cu_seqlens = {0, 300, kTokens}});
     const std::string whole = in_chunks(file, path("whole.h5"), kTokens, 0);
     for (int64_t chunk : {1, 172, 300, 0})
-        EXPECT_TRUE(same_results(in_chunks(file, path(text(chunk, ".h5")), chunk, 0), whole))
+        EXPECT_TRUE(same_results(in_chunks(file, path(concat(chunk, ".h5")), chunk, 0), whole))
             << chunk;
 }
 

@@ -45,12 +45,12 @@ void write_layer(int64_t layer, const Groups& groups, bool with_ids, io::UnitWri
                                       {"head_dim", kHeadDim},
                                       {"index_dim", kHeadDim},
                                       {"block_size", kBlockSize}})
-        to.attribute(text("/layers/", layer), name, value);
-    const std::string queries = text("/queries/", layer);
+        to.attribute(concat("/layers/", layer), name, value);
+    const std::string queries = concat("/queries/", layer);
     to.write<int64_t, 1>(queries + "/token", token.view(), {});
     to.write<int64_t, 1>(queries + "/position", token.view(), {});
     to.write<int64_t, 1>(queries + "/sequence", sequence.view(), {});
-    if (with_ids) to.write<int32_t, 3>(text("/select/by-hand/", layer, "/ids"), ids.view(), {});
+    if (with_ids) to.write<int32_t, 3>(concat("/select/by-hand/", layer, "/ids"), ids.view(), {});
 }
 
 class Cache : public CliTest {
@@ -62,7 +62,7 @@ protected:
         record.element = planted.element;
         io::ResultsWriter writer(path(name), record, io::IfExists::overwrite);
         for (const auto& [layer, groups] : planted.layers) {
-            io::UnitWriter unit = writer.begin(text("layer ", layer));
+            io::UnitWriter unit = writer.begin(concat("layer ", layer));
             write_layer(layer, groups, planted.with_ids, unit);
             unit.finish();
         }
@@ -245,13 +245,13 @@ TEST_F(Cache, WorkersAndShardsChangeNoByte) {
     ASSERT_EQ(kCache(args(file, "whole")).code, 0);
     ASSERT_EQ(kCache(args(file, "jobs", {"--jobs", "2"})).code, 0);
     for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kCache(args(file, text("part", part[0]), {"--shard", part})).code, 0);
+        ASSERT_EQ(kCache(args(file, concat("part", part[0]), {"--shard", part})).code, 0);
     const Outcome merged = kMerge({path("part0"), path("part1"), "--out", path("merged")});
     ASSERT_EQ(merged.code, 0) << merged.err;
     for (const char* other : {"jobs", "merged"})
         for (const char* name : {"results.h5", "summary.json", "rows.csv", "cache.txt"})
-            EXPECT_TRUE(file_text(path(text("whole/", name))) ==
-                        file_text(path(text(other, "/", name))))
+            EXPECT_TRUE(file_text(path(concat("whole/", name))) ==
+                        file_text(path(concat(other, "/", name))))
                 << other << "/" << name;
     const Outcome resumed = kCache(args(file, "whole", {"--resume"}));
     EXPECT_EQ(resumed.code, 0) << resumed.err;

@@ -46,7 +46,8 @@ TEST_F(CompareOptions, BudgetsOfAsManyBlocksAreOneChoice) {
     const io::ResultsReader both = with("both", "25,32"), alone = with("alone", "32");
     for (const char* selector : {"tova", "oracle"}) {
         const auto ids = [&](const io::ResultsReader& of, int budget) {
-            const auto all = of.read<int32_t, 3>(text("/select/", selector, "@", budget, "/3/ids"));
+            const auto all =
+                of.read<int32_t, 3>(concat("/select/", selector, "@", budget, "/3/ids"));
             return std::vector<int32_t>(all.data(), all.data() + all.size());
         };
         EXPECT_EQ(ids(both, 25), ids(alone, 32)) << selector;

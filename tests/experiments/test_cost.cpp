@@ -156,7 +156,7 @@ TEST_F(Cost, PredictsWhatWasMeasuredOnAnH100) {
             continue;
         const double united = std::max(16.0, measured["union_of_8"].get<double>());
         const json cost = run_json({"--context", measured["keys"].dump(), "--tile-union",
-                                    text(united), "--ceilings", "measured"});
+                                    concat(united), "--ceilings", "measured"});
         // Records from before the walk over unions had a name of its own call it q_outer.
         const bool tiles = measured["order"] == "q_outer";
         const std::string order = tiles ? "union" : measured["order"].get<std::string>();

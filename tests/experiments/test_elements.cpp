@@ -40,7 +40,7 @@ protected:
     /// The analysed queries of a layer.
     static Problem problem(const std::string& file, const io::ResultsReader& of, int64_t layer) {
         const io::ActivationsReader reader(file);
-        const auto tokens = of.read<int64_t, 1>(text("/queries/", layer, "/token"));
+        const auto tokens = of.read<int64_t, 1>(concat("/queries/", layer, "/token"));
         return io::layer_problem(reader.info(), reader.layer(layer), 32)
             .with_query_rows({tokens.data(), static_cast<size_t>(tokens.size())});
     }

@@ -15,7 +15,7 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
     constexpr int64_t kTrials = repeated(4, 2);
     int64_t killed = 0;
     for (int64_t trial = 0; trial < kTrials; ++trial) {
-        const std::string out = text("killed", trial), jobs = text(1 + trial % 2);
+        const std::string out = concat("killed", trial), jobs = concat(1 + trial % 2);
         int code = -1;
         for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
             code = run_for("msa-fit-indexer",

@@ -272,7 +272,7 @@ TEST_F(FitWorkers, InterruptedTheyGoOnWithAnyNumber) {
 #ifdef MSA_MPIRUN
 TEST_F(FitWorkers, RanksHaveTheBitsOfThreads) {
     for (int ranks : {2, 3}) {
-        const std::string devices = ranks == 2 ? "0,1" : "0,1,2", out = text("ranks", ranks);
+        const std::string devices = ranks == 2 ? "0,1" : "0,1,2", out = concat("ranks", ranks);
         const Outcome threads = run({file_}, devices, together(devices));
         ASSERT_EQ(threads.code, 0) << threads.err;
         ASSERT_EQ(start(ranks, out, {"--together"}), 0) << said();
@@ -294,7 +294,7 @@ TEST_F(FitWorkers, ACheckpointGoesOnWithAnyNumberOfRanks) {
     Words resume = first;
     resume.emplace_back("--resume");
     for (const auto& [before, after] : {std::pair{2, 1}, {1, 3}, {3, 2}}) {
-        const std::string out = text("from", before, "to", after);
+        const std::string out = concat("from", before, "to", after);
         EXPECT_NE(start(before, out, first,
                         [&] { return std::filesystem::exists(path(out + "/checkpoint-3.h5")); }),
                   0);

@@ -226,7 +226,7 @@ TEST_F(Inspect, TextsOfTheRunAreJson) {
         }
         const Outcome refused = kInspect({file, "--json"});
         EXPECT_EQ(refused.code, 2) << name;
-        EXPECT_NE(refused.err.find(text("/run attribute ", name, " is not JSON")),
+        EXPECT_NE(refused.err.find(concat("/run attribute ", name, " is not JSON")),
                   std::string::npos)
             << refused.err;
         const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);

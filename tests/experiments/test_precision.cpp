@@ -325,7 +325,7 @@ TEST_F(PrecisionTest, ShardsAndResumeChangeNoByte) {
     };
     ASSERT_EQ(kPrecision(with("whole", {})).code, 0);
     for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kPrecision(with(text("part", part[0]), {"--shard", part})).code, 0);
+        ASSERT_EQ(kPrecision(with(concat("part", part[0]), {"--shard", part})).code, 0);
     ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
     expect_same("whole", "merged");
     int64_t killed = 0;

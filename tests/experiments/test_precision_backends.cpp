@@ -285,7 +285,7 @@ TEST_P(PrecisionOnBackends, KernelsSelectByTheSimulatedValues) {
             const double rounding =
                 missing(p, want, reference.index_select(p, rule, operands(full)));
             RecordProperty(name,
-                           text(missing(p, want, ids), " of the ids, by rounding ", rounding));
+                           concat(missing(p, want, ids), " of the ids, by rounding ", rounding));
             EXPECT_LE(missing(p, want, ids), rounding / 4) << name;
             if (format == NumberFormat::float8_e4m3) {
                 EXPECT_GT(rounding, 0.01) << name;

@@ -160,8 +160,8 @@ TEST_F(Pretrain, AFullDiskLeavesTheCheckpointBefore) {
     for (size_t less = 8192; less < 14336; less += 1024) limits.push_back(before.size() - less);
     for (const size_t bytes : limits) {
         // HDF5 loses a buffer of 4 KB of a file that it cannot close.
-        std::string line = text("ulimit -f ", bytes / kUlimitBlock,
-                                "; ASAN_OPTIONS=detect_leaks=0 ", MSA_BIN_DIR, "/msa-pretrain");
+        std::string line = concat("ulimit -f ", bytes / kUlimitBlock,
+                                  "; ASAN_OPTIONS=detect_leaks=0 ", MSA_BIN_DIR, "/msa-pretrain");
         for (const std::string& word : args("out", more)) line += " '" + word + "'";
         const int status = std::system((line + " 2> " + path("err.txt")).c_str());
         EXPECT_EQ(WEXITSTATUS(status), 2) << bytes << " of " << before.size();

@@ -51,7 +51,7 @@ protected:
         for (const json& run : runs(b))
             if (!run.contains("diverged_after")) {
                 const std::string folder =
-                    text("/", run["arm"].get<std::string>(), "/seed-", run["seed"].get<int>());
+                    concat("/", run["arm"].get<std::string>(), "/seed-", run["seed"].get<int>());
                 EXPECT_TRUE(same_weights(a + folder, b + folder)) << folder;
                 EXPECT_FALSE(std::filesystem::exists(path(a + folder + "/sweep.lock")));
             }
@@ -130,7 +130,7 @@ TEST_F(PretrainSweep, WordsOfTheFileAreThoseOfAllArms) {
     const std::vector<SweepRun> runs = planned({"--lr", "0.1"});
     EXPECT_EQ(runs[0].options.training.steps, 7);
     EXPECT_EQ(runs[1].options.training.steps, 9);
-    EXPECT_EQ(runs[1].options.training.rate, 0.5);
+    EXPECT_EQ(runs[1].options.training.lr, 0.5);
     EXPECT_EQ(runs[1].options.context, 64);
     refuses(R"({"words": 7, "seeds": [1], "arms": {"a": []}})", "words must be a list of words");
 }
@@ -140,7 +140,7 @@ TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
     const std::vector<std::tuple<const char*, size_t, size_t>> blocks{
         {"block_a", 60, 6}, {"block_c", 48, 48}, {"block_d", 36, 36}};
     for (const auto& [name, count, chains] : blocks) {
-        arms(file_text(text(MSA_SOURCE_DIR, "/data/pilot/", name, ".json")));
+        arms(file_text(concat(MSA_SOURCE_DIR, "/data/pilot/", name, ".json")));
         const std::vector<SweepRun> runs = planned();
         EXPECT_EQ(runs.size(), count);
         EXPECT_EQ(chains_of(runs).size(), chains);
@@ -185,9 +185,9 @@ TEST_F(PretrainSweep, AnyNumberOfWorkersGivesTheBytesOfOne) {
         expect_same(devices, "whole");
     }
     for (int64_t count : {2, 3}) {
-        const std::string out = text("shards", count);
+        const std::string out = concat("shards", count);
         for (int64_t n = 0; n < count; ++n) {
-            const Outcome shard = sweep(out, {"--shard", text(n, "/", count)});
+            const Outcome shard = sweep(out, {"--shard", concat(n, "/", count)});
             ASSERT_EQ(shard.code, 0) << shard.err;
             EXPECT_EQ(is_whole(out), n == count - 1);
             EXPECT_EQ(shard.out, n == count - 1 ? whole.out : "");
@@ -204,13 +204,13 @@ TEST_F(PretrainSweep, ShardsThatRunAtTheSameTimeGiveTheBytesOfOne) {
         for (size_t n = 0; n < codes.size(); ++n)
             shards.emplace_back([&, n] {
                 std::string line = MSA_BIN_DIR "/msa-pretrain";
-                for (const std::string& word : words("shards", {"--shard", text(n, "/3")}))
+                for (const std::string& word : words("shards", {"--shard", concat(n, "/3")}))
                     line += " '" + word + "'";
-                codes[n] = std::system((line + " > " + path(text("said", n)) + " 2>&1").c_str());
+                codes[n] = std::system((line + " > " + path(concat("said", n)) + " 2>&1").c_str());
             });
     }
     for (size_t n = 0; n < codes.size(); ++n)
-        EXPECT_EQ(codes[n], 0) << file_text(path(text("said", n)));
+        EXPECT_EQ(codes[n], 0) << file_text(path(concat("said", n)));
     expect_same("shards", "whole");
 }
 
@@ -300,7 +300,7 @@ protected:
 TEST_F(PretrainSweepRanks, GiveTheBytesOfOne) {
     const Outcome whole = sweep("whole");
     for (int ranks : {2, 3}) {
-        const std::string out = text("ranks", ranks);
+        const std::string out = concat("ranks", ranks);
         ASSERT_EQ(start(ranks, words(out)), 0) << said();
         EXPECT_EQ(file_text(path("out.txt")), whole.out);  // once
         expect_same(out, "whole");

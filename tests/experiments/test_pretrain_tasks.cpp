@@ -151,10 +151,10 @@ TEST_P(TaskTest, NeedsTheRoomOfWhatIsPlanted) {
     };
     EXPECT_EQ(std::ssize(make(planted).bytes), planted);
     EXPECT_EQ(refusal([&] { make(planted - 1); }),
-              text("an exercise of ", name_of(GetParam()), " is ", planted - 1,
-                   " bytes long, but its planted lines and questions alone take ", planted));
+              concat("an exercise of ", name_of(GetParam()), " is ", planted - 1,
+                     " bytes long, but its planted lines and questions alone take ", planted));
     EXPECT_EQ(refusal([&] { make(planted + 1); }),
-              text("there is no text for the filler of ", name_of(GetParam())));
+              concat("there is no text for the filler of ", name_of(GetParam())));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TaskTest,

@@ -134,7 +134,7 @@ TEST_F(PretrainWorkers, RanksHaveTheBitsOfThreads) {
 TEST_F(PretrainWorkers, ACheckpointGoesOnWithAnyNumber) {
     train("one", slow_);
     for (const auto& [before, after] : {std::pair{2, 1}, {1, 3}, {3, 2}}) {
-        const std::string out = text("from", before, "to", after);
+        const std::string out = concat("from", before, "to", after);
         const int64_t kept = kill_a_rank(before, six(out, slow_), out);
         EXPECT_GT(kept, 0);
         EXPECT_LT(kept, 16);

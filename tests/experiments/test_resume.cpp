@@ -43,7 +43,7 @@ TEST_F(Resume, AfterKillsAtManyMoments) {
     int64_t killed = 0;
     // Later and later, so that some kills hit every step: start, layers, assembly, small files.
     for (int64_t trial = 0; trial < kTrials; ++trial) {
-        const std::string out = text("killed", trial);
+        const std::string out = concat("killed", trial);
         int code = -1;
         for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += 2000 + 300 * trial) {
             code = run_for("msa-analyze", args(out, {"--resume"}), microseconds(delay));

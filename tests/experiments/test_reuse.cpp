@@ -262,7 +262,7 @@ TEST_F(Reuse, ShardsAndResumeChangeNoByte) {
     };
     ASSERT_EQ(kReuse(with("whole", {})).code, 0);
     for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kReuse(with(text("part", part[0]), {"--shard", part})).code, 0);
+        ASSERT_EQ(kReuse(with(concat("part", part[0]), {"--shard", part})).code, 0);
     ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
     expect_same(path("whole"), path("merged"));
     int64_t killed = 0;

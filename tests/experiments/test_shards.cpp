@@ -35,8 +35,8 @@ TEST_F(Shards, AnyNumberOfThemGivesTheBytesOfOneWorker) {
     const Outcome whole = kAnalyze(analyze("whole"));
     ASSERT_EQ(whole.code, 0) << whole.err;
     for (int64_t count : {1, 2, 3, 7}) {
-        const std::string out = text("merged", count);
-        const Outcome merged = merge(analyze_in(count, text("part", count, "-")), out);
+        const std::string out = concat("merged", count);
+        const Outcome merged = merge(analyze_in(count, concat("part", count, "-")), out);
         ASSERT_EQ(merged.code, 0) << merged.err;
         EXPECT_EQ(merged.out, whole.out);
         expect_same(out, "whole", files_);
@@ -61,7 +61,7 @@ TEST_F(Shards, CompareIsMergedToo) {
     ASSERT_EQ(whole.code, 0) << whole.err;
     std::vector<std::string> folders;
     for (int64_t n = 0; n < 3; ++n) {
-        const std::string name = text("part", n);
+        const std::string name = concat("part", n);
         ASSERT_EQ(kCompare(compare(name, {"--shard", part(n, 3), "--jobs", "2"})).code, 0);
         folders.push_back(path(name));
     }
@@ -81,9 +81,9 @@ TEST_F(Shards, FitIsMergedWhileItsInputsAreThere) {
     ASSERT_EQ(run({x}, "whole").code, 0);
     std::vector<std::string> folders;
     for (int64_t n = 0; n < 2; ++n) {
-        const Outcome outcome = run({x}, text("part", n), {"--shard", part(n, 2), "--jobs", "2"});
+        const Outcome outcome = run({x}, concat("part", n), {"--shard", part(n, 2), "--jobs", "2"});
         ASSERT_EQ(outcome.code, 0) << outcome.err;
-        folders.push_back(path(text("part", n)));
+        folders.push_back(path(concat("part", n)));
     }
     const Outcome merged = merge(folders, "merged");
     ASSERT_EQ(merged.code, 0) << merged.err;
@@ -195,7 +195,7 @@ TEST_F(Shards, OfAJobArray) {
 TEST_F(Mpi, AnyNumberOfRanksGivesTheBytesOfOne) {
     const Outcome whole = kAnalyze(analyze("whole"));
     for (int ranks : {1, 2, 7}) {
-        const std::string out = text("ranks", ranks);
+        const std::string out = concat("ranks", ranks);
         ASSERT_EQ(start(ranks, analyze(out)), 0) << said();
         expect_same(out, "whole", files_);
         EXPECT_EQ(file_text(path("out.txt")), whole.out);  // once

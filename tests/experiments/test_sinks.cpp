@@ -60,7 +60,7 @@ TEST_F(Sinks, OfReuseAndAdviseAreNamed) {
     for (const auto& [program, options, page] :
          {std::tuple{&kReuse, reuse, "reuse.txt"}, {&kAdvise, advise, "advice.txt"}})
         for (const std::string first : {"0", "1"}) {
-            const std::string out = text(page, first);
+            const std::string out = concat(page, first);
             std::vector<std::string> args{file,  "--out",          path(out), "--sample-queries",
                                           "256", "--forced-first", first};
             args.insert(args.end(), options.begin(), options.end());

@@ -91,14 +91,14 @@ protected:
     void expect_shards_to_give(int64_t count, const std::string& whole) const {
         std::vector<std::string> folders;
         for (int64_t n = 0; n < count; ++n) {
-            const std::string out = text("part", count, "-", n);
+            const std::string out = concat("part", count, "-", n);
             const Outcome shard = run(cut(out, {"--shard", part(n, count), "--jobs", "2"}));
             ASSERT_EQ(shard.code, 0) << shard.err;
             folders.push_back(path(out));
         }
-        const Outcome merged = merge(folders, text("merged", count));
+        const Outcome merged = merge(folders, concat("merged", count));
         ASSERT_EQ(merged.code, 0) << merged.err;
-        expect_same(text("merged", count), whole, GetParam()->files);
+        expect_same(concat("merged", count), whole, GetParam()->files);
     }
 };
 
@@ -226,7 +226,7 @@ TEST_F(CompareUnits, TimesAddUp) {
     for (const json& layer : timing) {
         double select = 0, all = 0;
         for (const json& unit : units) {
-            if (!unit["unit"].get<std::string>().starts_with(text("layer ", layer["layer"], ",")))
+            if (!unit["unit"].get<std::string>().starts_with(concat("layer ", layer["layer"], ",")))
                 continue;
             EXPECT_EQ(unit["device"], layer["device"]);
             select += unit["timing"]["top-p"]["select_seconds"].get<double>();
@@ -271,7 +271,7 @@ TEST_F(CompareUnits, StoredIdsAreThoseOfTheLayer) {
     const auto queries = compare::compared_queries(o, reader, reader.layer(3), {"random"});
     const auto ids = [&](const std::string& name, const std::vector<int64_t>& cuts) {
         io::RunRecord record;
-        for (size_t n = 0; n + 1 < cuts.size(); ++n) record.units.push_back(text("part ", n));
+        for (size_t n = 0; n + 1 < cuts.size(); ++n) record.units.push_back(concat("part ", n));
         record.joined["layer 3"] = record.units;
         io::ResultsWriter writer(path(name), record, io::IfExists::refuse);
         for (size_t n = 0; n + 1 < cuts.size(); ++n) {
@@ -303,8 +303,8 @@ TEST_P(MpiUnits, RanksShareALayer) {
     };
     const Outcome whole = program(args("whole"));
     for (int ranks : {2, 7}) {
-        ASSERT_EQ(start(ranks, args(text(ranks)), {}, program.name), 0) << said();
-        expect_same(text(ranks), "whole", GetParam()->files);
+        ASSERT_EQ(start(ranks, args(concat(ranks)), {}, program.name), 0) << said();
+        expect_same(concat(ranks), "whole", GetParam()->files);
         EXPECT_EQ(file_text(path("out.txt")), whole.out);
     }
 }

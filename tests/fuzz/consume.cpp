@@ -158,7 +158,7 @@ void consume_run(const uint8_t* data, size_t size) {
 TemporaryFile::TemporaryFile()
     : path_(std::filesystem::exists("/dev/shm") ? "/dev/shm"
                                                 : std::filesystem::temp_directory_path()) {
-    path_ /= text("msalab-fuzz-", getpid(), ".h5");
+    path_ /= concat("msalab-fuzz-", getpid(), ".h5");
 }
 
 TemporaryFile::~TemporaryFile() {

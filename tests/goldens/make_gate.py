@@ -49,7 +49,7 @@ def main(path: str) -> None:
     attention = logits.masked_fill(~causal, -math.inf).softmax(-1)
     attention = F.pad(attention, (0, BLOCKS * BK - N)).reshape(HKV, G, N, BLOCKS, BK)
     before = torch.arange(BLOCKS)[None] < (positions // BK)[:, None]  # the query's own block is not
-    taught = {"max": attention.amax((1, 4)) * before, "mean": attention.sum(4).mean(1) * before}
+    teachers = {"max": attention.amax((1, 4)) * before, "mean": attention.sum(4).mean(1) * before}
 
     def loss_of(with_norms, teacher):
         gate_q = torch.einsum("irx,rox->iro", t["q"].reshape(N, HKV, G * DH),
@@ -60,13 +60,13 @@ def main(path: str) -> None:
         gate_q, gate_k = rope(gate_q, positions), rope(gate_k, torch.arange(0, N, BK))
         scores = torch.einsum("ird,brd->rib", gate_q, gate_k) / math.sqrt(DG)
         rows = slice(BK, N)  # the first block's queries have nothing to judge: their KL is 0
-        target = taught[teacher][:, rows] / taught[teacher][:, rows].sum(-1, keepdim=True)
+        target = teachers[teacher][:, rows] / teachers[teacher][:, rows].sum(-1, keepdim=True)
         log_gate = scores[:, rows].masked_fill(~before[rows], -math.inf).log_softmax(-1)
         log_gate = log_gate.masked_fill(~before[rows], 0)
         kl = F.kl_div(log_gate, target, reduction="none").sum() / (HKV * N)
         return kl, gate_q, gate_k
 
-    outputs = {f"taught/{name}": value.transpose(0, 1) for name, value in taught.items()}
+    outputs = {f"teacher/{name}": value.transpose(0, 1) for name, value in teachers.items()}
     for name, with_norms, teacher in (("plain", False, "max"), ("normed", True, "max"),
                                       ("mean", False, "mean")):
         used = weights if with_norms else weights[:2]

@@ -166,14 +166,14 @@ def attention(h, w, arm, sparse):
         index_out, _ = attend(index_q, index_k.expand(-1, S.kv_heads, -1), index_v, support)
         added = added + index_out.reshape(n, -1) @ w["indexer.o_proj.weight"].T
     if arm["attention"] == "msa" and arm["kl"]:
-        taught = causal if arm["kl_full_support"] else support
-        if taught is not support:
-            _, weights = attend(q, *many, taught.repeat_interleave(group, 0), sinks)
+        kl_support = causal if arm["kl_full_support"] else support
+        if kl_support is not support:
+            _, weights = attend(q, *many, kl_support.repeat_interleave(group, 0), sinks)
         teacher = weights.detach().reshape(S.kv_heads, group, n, n).mean(1)
         teacher = teacher / teacher.sum(-1, keepdim=True)
-        student = index.masked_fill(~taught, -math.inf).log_softmax(-1)
-        terms = torch.where(taught, teacher * (teacher.clamp_min(1e-300).log()
-                                               - student.masked_fill(~taught, 0)), 0)
+        student = index.masked_fill(~kl_support, -math.inf).log_softmax(-1)
+        terms = torch.where(kl_support, teacher * (teacher.clamp_min(1e-300).log()
+                                                   - student.masked_fill(~kl_support, 0)), 0)
         kl = terms.sum()
     return added, kl
 

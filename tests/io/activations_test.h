@@ -29,8 +29,8 @@ public:
 protected:
     Activations() {
         path_ = std::filesystem::temp_directory_path() /
-                text("msalab-io-", getpid(), "-",
-                     testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
+                concat("msalab-io-", getpid(), "-",
+                       testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
         info_.model_id = "test";
         info_.model_config = R"({"num_kv_heads": 2, "num_query_heads": 4})";
         info_.producer = "tests";

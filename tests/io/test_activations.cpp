@@ -152,7 +152,7 @@ TEST_F(Activations, UnknownLayersAndPreRope) {
         write();
         EXPECT_EQ(refusal([&] {
                       require_post_rope(ActivationsReader(path_), 3);
-                  }).rfind(text("/layers/3 ", name, " is pre_rope; attention needs"), 0),
+                  }).rfind(concat("/layers/3 ", name, " is pre_rope; attention needs"), 0),
                   0U)
             << name;
     }
@@ -162,7 +162,7 @@ TEST_F(Activations, ChunksHoldOneHead) {
     write();
     const h5::Handle file = h5::open_file(path_);
     for (const char* name : {"q", "k", "v", "index_q"}) {
-        const h5::Handle dataset = h5::open_object(file, {path_, text("/layers/3/", name)});
+        const h5::Handle dataset = h5::open_object(file, {path_, concat("/layers/3/", name)});
         const h5::Handle layout(H5Dget_create_plist(dataset), H5Pclose);
         std::array<hsize_t, 3> chunk{};
         EXPECT_EQ(H5Pget_chunk(layout, 3, chunk.data()), 3) << name;

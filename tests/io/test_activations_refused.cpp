@@ -31,19 +31,20 @@ TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
     for (const char* name : {"sliding_window", "attention_chunk", "own_block_size", "own_top_k"}) {
         for (double value : {-64.0, 0.0, 1.5, HUGE_VAL})
             EXPECT_EQ(with(name, value),
-                      at + text(name, " is ", value, ", must be an integer of at least 1"));
+                      at + concat(name, " is ", value, ", must be an integer of at least 1"));
         EXPECT_EQ(with(name, int64_t{64}), "");
     }
     for (const char* name : {"softcap", "rope_theta", "rope_attention_factor", "softmax_scale"}) {
         for (double value : {-1.0, 0.0, std::nan(""), HUGE_VAL})
             EXPECT_EQ(with(name, value),
-                      at + text(name, " is ", value, ", must be finite and positive"));
+                      at + concat(name, " is ", value, ", must be finite and positive"));
         EXPECT_EQ(with(name, 50.0), "");
     }
     EXPECT_EQ(with("softcap", std::string("much")), at + "softcap is 'much', must be a number");
     for (double value : {7.0, -2.0, 18.0, std::nan("")})
-        EXPECT_EQ(with("rotary_dim", value),
-                  at + text("rotary_dim is ", value, ", must be even, from 0 to the head dim 16"));
+        EXPECT_EQ(
+            with("rotary_dim", value),
+            at + concat("rotary_dim is ", value, ", must be even, from 0 to the head dim 16"));
     EXPECT_EQ(with("rope_inv_freq", Numbers{1, 2}),
               at + "rope_inv_freq has 2 numbers, must have one for each of the 4 pairs of "
                    "rotary_dim");

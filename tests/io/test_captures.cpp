@@ -182,8 +182,8 @@ TEST_F(Captures, ThatDifferAreRefused) {
         of.change(info);
         split(info);
         EXPECT_EQ(refusal([&] { both(); }),
-                  text(": ", of.place, " is ", of.found, ", in ", first_.string(), " it is ",
-                       of.wanted, "; captures that are read as one data set must agree in it"));
+                  concat(": ", of.place, " is ", of.found, ", in ", first_.string(), " it is ",
+                         of.wanted, "; captures that are read as one data set must agree in it"));
     }
 }
 

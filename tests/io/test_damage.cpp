@@ -40,8 +40,8 @@ public:
 protected:
     Damage() {
         folder_ = std::filesystem::temp_directory_path() /
-                  text("msalab-damage-", getpid(), "-",
-                       testing::UnitTest::GetInstance()->current_test_info()->name());
+                  concat("msalab-damage-", getpid(), "-",
+                         testing::UnitTest::GetInstance()->current_test_info()->name());
         std::filesystem::create_directories(folder_);
         record_.program = "test";
         record_.options = record_.definitions = "{}";
@@ -52,7 +52,7 @@ protected:
         ResultsWriter writer(file(), record_, IfExists::overwrite);
         for (const char* unit : {"layer 0", "layer 1"}) {
             UnitWriter to = writer.begin(unit);
-            to.write<int64_t, 1>(text("/counts/", unit[6]), Tensor<int64_t, 1>({300}).view(),
+            to.write<int64_t, 1>(concat("/counts/", unit[6]), Tensor<int64_t, 1>({300}).view(),
                                  {"block", "queries", "so many"});
             to.finish();
         }

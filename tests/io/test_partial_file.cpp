@@ -88,8 +88,8 @@ public:
 protected:
     OneWriter() {
         folder_ = std::filesystem::temp_directory_path() /
-                  text("msalab-writers-", getpid(), "-",
-                       testing::UnitTest::GetInstance()->current_test_info()->name());
+                  concat("msalab-writers-", getpid(), "-",
+                         testing::UnitTest::GetInstance()->current_test_info()->name());
         std::filesystem::create_directories(folder_);
         info_.model_config = "{}";
         info_.cu_seqlens = {0, 4096};
@@ -121,7 +121,7 @@ protected:
         for (const char* unit : {"layer 0", "layer 1"}) {
             if (writer.done(unit)) continue;
             UnitWriter to = writer.begin(unit);
-            const std::string name = text("/outputs/", unit[6]);
+            const std::string name = concat("/outputs/", unit[6]);
             to.create<float, 3>(name, {4096, 1, 32}, {});
             pause();
             to.write_rows<float, 3>(name, 0, values(first));
@@ -278,10 +278,10 @@ TEST_F(OneWriter, WhateverHdf5IsToldOfLocks) {
     // HDF5 reads the variable when a process begins with it: of this very program.
     for (const char* value : {"TRUE", "BEST_EFFORT", "FALSE"}) {
         const std::string command =
-            text("HDF5_USE_FILE_LOCKING=", value, " '",
-                 std::filesystem::read_symlink("/proc/self/exe").string(),
-                 "' --gtest_filter=OneWriter.OfActivations:OneWriter.OfResultsAtEveryStep >'",
-                 (folder_ / "log").string(), "'");
+            concat("HDF5_USE_FILE_LOCKING=", value, " '",
+                   std::filesystem::read_symlink("/proc/self/exe").string(),
+                   "' --gtest_filter=OneWriter.OfActivations:OneWriter.OfResultsAtEveryStep >'",
+                   (folder_ / "log").string(), "'");
         EXPECT_EQ(std::system(command.c_str()), 0) << value << content_of(folder_ / "log");
     }
 }
@@ -297,7 +297,7 @@ protected:
             try {
                 work();
             } catch (const SystemError& error) {
-                throw std::runtime_error(text("SystemError ", error.what()));
+                throw std::runtime_error(concat("SystemError ", error.what()));
             }
         });
         EXPECT_EQ(other.end(), 1);

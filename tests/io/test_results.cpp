@@ -24,8 +24,8 @@ class Results : public testing::Test {
 protected:
     Results() {
         path_ = std::filesystem::temp_directory_path() /
-                text("msalab-results-", getpid(), "-",
-                     testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
+                concat("msalab-results-", getpid(), "-",
+                       testing::UnitTest::GetInstance()->current_test_info()->name(), ".h5");
         record_.program = "test";
         record_.options = R"({"k": 16})";
         record_.definitions = "{}";
@@ -154,8 +154,8 @@ TEST_F(Results, PartsAreJoinedIntoAUnit) {
 TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
     const Tensor<float, 3> values = test::normal<3>({3000, 2, 8}, 1);
     const auto write = [&](ResultsWriter& writer, int64_t number) {
-        UnitWriter to = writer.begin(text("layer ", number));
-        const std::string name = text("/outputs/", number);
+        UnitWriter to = writer.begin(concat("layer ", number));
+        const std::string name = concat("/outputs/", number);
         to.create<float, 3>(name, values.shape(), {"a,b,c", "1", "d"});
         for (int64_t row = 0; row < 3000; row += 100)
             to.write_rows<float, 3>(name, row, View<const float, 3>(values.view()).slice(row, 100));
@@ -223,7 +223,7 @@ TEST_F(Results, ReadersRefuseWithFileAndObject) {
 
 TEST(Sha256, OfKnownBytes) {
     const std::filesystem::path path =
-        std::filesystem::temp_directory_path() / text("msalab-sha-", getpid());
+        std::filesystem::temp_directory_path() / concat("msalab-sha-", getpid());
     std::ofstream(path) << "abc";  // FIPS 180-4, the one-block example
     EXPECT_EQ(sha256_of_file(path),
               "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

@@ -147,7 +147,7 @@ void expect_decode(int64_t queries, int64_t keys, SelectionRule rule) {
         for (int round = 0; round < 5; ++round)
             step->run(in, here.ids, here.out.view(), here.lse, round % 2 == 0);
         const Result first = here.on_host(*backend);
-        const std::function<void()> graph = backend->capture([&] {
+        const std::function<void()> graph = backend->make_graph([&] {
             for (int layer = 0; layer < 3; ++layer)
                 step->run(in, here.ids, here.out.view(), here.lse, true);
         });

@@ -61,8 +61,8 @@ std::vector<Case> make_cases() {
         {"rising_scores", packed(gqa, {0, 165}, {0, 165}), k4, Values::rising},
     };
     Problem scaled = packed(gqa, {0, 90}, {0, 90});
-    scaled.own_softmax_scale = 0.37;
-    scaled.own_index_scale = 1.9;
+    scaled.softmax_scale_override = 0.37;
+    scaled.index_scale_override = 1.9;
     all.push_back({"own_scales", scaled, k4});
     return all;
 }

@@ -307,7 +307,7 @@ std::vector<LoopOrder> orders_of(Runner& runner, const Problem& p, int64_t top_k
 }
 
 std::string param_name(const testing::TestParamInfo<OperationParam>& info) {
-    return identifier(text(std::get<0>(info.param), '_', std::get<1>(info.param)));
+    return identifier(concat(std::get<0>(info.param), '_', std::get<1>(info.param)));
 }
 
 void OperationTest::SetUp() {

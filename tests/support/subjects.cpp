@@ -49,7 +49,7 @@ std::string identifier(std::string name) {
 }
 
 std::string subject_name(const testing::TestParamInfo<Subject>& info) {
-    return identifier(text(info.param));
+    return identifier(concat(info.param));
 }
 
 }  // namespace msa::test

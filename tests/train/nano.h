@@ -67,8 +67,8 @@ inline std::vector<float> lively(const ModelConfig& config) {
     for (const Parameter& p : model.parameters().all())
         for (int64_t i = 0; i < p.size(); ++i) {
             float& value = values[static_cast<size_t>(p.offset + i)];
-            value = p.deviation > 0 ? value * 8
-                                    : value + static_cast<float>(0.1 * random_normal(mix(3, i)));
+            value = p.init_std > 0 ? value * 8
+                                   : value + static_cast<float>(0.1 * random_normal(mix(3, i)));
         }
     return values;
 }

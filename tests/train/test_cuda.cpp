@@ -89,7 +89,7 @@ protected:
     static void expect_curve(Element element) {
         const ModelBounds bounds = model_bounds(element);
         const auto& [name, config, sample] = GetParam();
-        const TrainingOptions o{.steps = 20, .warmup_steps = 4, .rate = 3e-3};
+        const TrainingOptions o{.steps = 20, .warmup_steps = 4, .lr = 3e-3};
         Model host = make(config), gpu = make_on_gpu(config, element);
         Trainer on_host(host, o), on_gpu(gpu, o);
         const Placed there(gpu.ops().backend(), sample);
@@ -154,7 +154,7 @@ TEST_P(OnGpu, Bf16HasTheGradientOfTheHost) { expect_gradient(Element::bf16); }
 
 TEST_P(OnGpu, RerunsChangeNoBit) {
     const auto& [name, config, sample] = GetParam();
-    const TrainingOptions o{.steps = 6, .warmup_steps = 3, .rate = 3e-3};
+    const TrainingOptions o{.steps = 6, .warmup_steps = 3, .lr = 3e-3};
     std::vector<float> first;
     for (int run = 0; run < 2; ++run) {
         Model model = make_on_gpu(config, Element::bf16);
@@ -196,7 +196,7 @@ TEST(TwoGpus, HaveTheCurveOfOne) {
     MSA_SKIP_UNLESS_USABLE("cuda");
     if (const Support two = two_gpus(); !two.yes) GTEST_SKIP() << two.why_not;
     constexpr int64_t kScale = 8;  // sequences of 160 to 480 tokens
-    const TrainingOptions o{.steps = 20, .warmup_steps = 4, .rate = 3e-3};
+    const TrainingOptions o{.steps = 20, .warmup_steps = 4, .lr = 3e-3};
     for (Attention attention : {Attention::full, Attention::msa})
         for (Element element : {Element::f32, Element::bf16}) {
             const ModelConfig config = tuned("", attention).config;

@@ -12,7 +12,7 @@ namespace msa::train {
 namespace {
 
 TEST(Trainer, TheRateRisesLinearlyAndFallsAlongACosine) {
-    const TrainingOptions o{.steps = 110, .rate = 2, .rate_warmup = 10, .rate_floor = 0.25};
+    const TrainingOptions o{.steps = 110, .lr = 2, .lr_warmup = 10, .lr_floor = 0.25};
     EXPECT_DOUBLE_EQ(learning_rate(o, 0), 0.2);
     EXPECT_DOUBLE_EQ(learning_rate(o, 9), 2);
     EXPECT_DOUBLE_EQ(learning_rate(o, 10), 2);
@@ -29,8 +29,8 @@ TEST(Trainer, TheWarmUpAttendsToEverything) {
         const StepReport a = dense.gradient(sample.batch()), b = trainer.gradient(sample.batch());
         // The backbone starts alike, and in the warm-up it moves alike.
         EXPECT_EQ(std::fabs(a.losses.lm - b.losses.lm) < 1e-6, step < 2) << step;
-        dense.update({.losses = a.losses, .norms = {1, 0}, .rate = 0.1});
-        trainer.update({.losses = b.losses, .norms = {1, 0}, .rate = 0.1});
+        dense.update({.losses = a.losses, .norms = {1, 0}, .lr = 0.1});
+        trainer.update({.losses = b.losses, .norms = {1, 0}, .lr = 0.1});
     }
 }
 
@@ -45,7 +45,7 @@ TEST(Trainer, ALongGradientIsScaledDownToTheClip) {
     const auto moved = [&](Model& model, const TrainingOptions& o) {
         Trainer trainer(model, o);
         StepReport report = trainer.gradient(sample.batch());
-        report.rate = 1;
+        report.lr = 1;
         trainer.update(report);
         double squares = 0;
         const std::vector<float> after = values_of(model);
@@ -68,7 +68,7 @@ TEST(Trainer, WithAllBlocksMsaTrainsAsFullAttention) {
     ModelConfig all = nano(Attention::msa);
     all.msa.rule.top_k = 7;
     const auto distance = [&](Clipping clip) {
-        const TrainingOptions o{.steps = 30, .rate_warmup = 5, .clip = clip};
+        const TrainingOptions o{.steps = 30, .lr_warmup = 5, .clip = clip};
         Model a = make(nano(Attention::full)), b = make(all);
         Trainer full(a, o), msa(b, o);
         double largest = 0;
@@ -97,7 +97,7 @@ TEST(Trainer, EachPartOfAGradientIsClippedByItsOwnNorm) {
     Trainer trainer(model, o);
     StepReport report = trainer.gradient(sample.batch());
     ASSERT_GT(std::min(report.norms.indexer, report.norms.backbone), 1e-2);
-    report.rate = 1;
+    report.lr = 1;
     trainer.update(report);
     const std::vector<float> after = values_of(model);
     double squares[2] = {0, 0};
@@ -134,7 +134,7 @@ TEST(Trainer, OptionsAreRefusedWithTheValueAndTheRule) {
     EXPECT_EQ(refusal([](auto&) {}), "");
     EXPECT_EQ(refusal([](auto& o) { o.warmup_steps = 11; }),
               "warmup_steps is 11, must be from 0 to steps = 10");
-    EXPECT_EQ(refusal([](auto& o) { o.rate_floor = 2; }), "rate_floor is 2, must be from 0 to 1");
+    EXPECT_EQ(refusal([](auto& o) { o.lr_floor = 2; }), "lr_floor is 2, must be from 0 to 1");
     EXPECT_EQ(refusal([](auto& o) { o.clip.norm = -1; }), "clip is -1, must not be negative");
 }
 

@@ -31,7 +31,7 @@ std::vector<Choice> choices() {
     return all;
 }
 
-const TrainingOptions kOptions{.steps = 20, .warmup_steps = 4, .rate = 3e-3};
+const TrainingOptions kOptions{.steps = 20, .warmup_steps = 4, .lr = 3e-3};
 
 class Together : public testing::TestWithParam<Choice> {
 protected:

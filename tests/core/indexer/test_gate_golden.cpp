@@ -66,7 +66,7 @@ TEST_P(GateGolden, FromQueriesAndKeysToTheGradientOfTheLoss) {
     gate_teacher(p, {turned_q.view(), turned_k.view(), {}, mean ? Teacher::mean : Teacher::max},
                  target);
     EXPECT_TRUE(close(
-        target, golden_.read<float, 3>(mean ? "/expected/taught/mean" : "/expected/taught/max"),
+        target, golden_.read<float, 3>(mean ? "/expected/teacher/mean" : "/expected/teacher/max"),
         kGolden));
 
     Tensor<double, 2> kl({n, p.kv_heads});
@@ -75,7 +75,7 @@ TEST_P(GateGolden, FromQueriesAndKeysToTheGradientOfTheLoss) {
             {.kl = kl.view(), .d_gate_q = d_q.view(), .d_gate_k = d_k.view()});
     const double loss =
         std::accumulate(kl.data(), kl.data() + kl.size(), 0.0) / static_cast<double>(kl.size());
-    const std::string name = text("/expected/", GetParam(), "/kl");
+    const std::string name = concat("/expected/", GetParam(), "/kl");
     EXPECT_NEAR(loss, (golden_.read<double, 1>(name)(0)), kGolden);
     index_queries_grad(weights, of_q, positions, d_q, gradient);
     index_keys_grad(weights, pooled.view(), block_positions(p), d_k, gradient);

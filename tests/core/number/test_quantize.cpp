@@ -289,7 +289,7 @@ TEST(Quantize, RefusesARotationOfOtherWidths) {
             store_as({Format::int8, token, true}, values);
             FAIL() << channels;
         } catch (const InputError& error) {
-            EXPECT_NE(std::string(error.what()).find(text("power of two, not ", channels)),
+            EXPECT_NE(std::string(error.what()).find(concat("power of two, not ", channels)),
                       std::string::npos);
         }
     }

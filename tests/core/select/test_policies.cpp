@@ -160,12 +160,13 @@ TEST(PolicyOptions, RefusedNameTheOnesThereAre) {
     for (const char* value : {"rank", "rank=", "rank=x", "rank=1x", "rank=1.5", "rank=-1",
                               "rank=257", "rank= 1", "rank=99999999999999999999"})
         EXPECT_NE(
-            refused(text("sparq:", value).c_str()).find("', must be an integer from 0 to 256"),
+            refused(concat("sparq:", value).c_str()).find("', must be an integer from 0 to 256"),
             std::string::npos)
             << value;
     for (const char* value : {"tau=nan", "tau=1.1", "tau=-0.1", "tau="})
-        EXPECT_NE(refused(text("flexprefill:", value).c_str()).find("must be a number from 0 to 1"),
-                  std::string::npos)
+        EXPECT_NE(
+            refused(concat("flexprefill:", value).c_str()).find("must be a number from 0 to 1"),
+            std::string::npos)
             << value;
 }
 
@@ -176,8 +177,8 @@ TEST(PolicyOptions, OfEveryPolicyCanBeSet) {
             for (const double bound : {option.low, option.high}) {
                 const bool whole = std::holds_alternative<int64_t*>(option.value);
                 const std::string value =
-                    whole ? std::to_string(static_cast<int64_t>(bound)) : text(bound);
-                const std::string label = text(name, ":", option.name, "=", value);
+                    whole ? std::to_string(static_cast<int64_t>(bound)) : concat(bound);
+                const std::string label = concat(name, ":", option.name, "=", value);
                 const std::unique_ptr<msa::Policy> policy = make_policy(label);
                 EXPECT_EQ(make_policy(policy->label())->label(), policy->label());
                 EXPECT_FALSE(option.help.empty()) << label;

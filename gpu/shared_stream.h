@@ -8,13 +8,13 @@
 
 namespace msa::cuda {
 
-struct Workplace {
+struct SharedStream {
     Device device;
     std::shared_ptr<Stream> stream;
 };
 
 /// From now on the backend expects others' kernels ahead of its own on the stream. InputError where
 /// it is not a cuda backend.
-Workplace share_workplace(Backend&);
+SharedStream share_stream(Backend&);
 
 }  // namespace msa::cuda

@@ -10,17 +10,17 @@ namespace msa::cuda {
 
 /// Memory that work ahead in the stream writes. A kernel that starts before that work is done (see
 /// launch_early) may read early only what is not in it.
-class Written {
+class WriteSet {
 public:
     template <typename... Views>
-    explicit Written(const Views&... views) : ranges_{range_of(views)...} {}
+    explicit WriteSet(const Views&... views) : ranges_{range_of(views)...} {}
 
     void add(const void* data, int64_t bytes) {
         constexpr size_t kMostRanges = 64;
         if (ranges_.size() >= kMostRanges) return add_everything();
         ranges_.push_back({data, static_cast<const char*>(data) + bytes});
     }
-    void add(const Written& more) {
+    void add(const WriteSet& more) {
         ranges_.insert(ranges_.end(), more.ranges_.begin(), more.ranges_.end());
         everything_ |= more.everything_;
     }
