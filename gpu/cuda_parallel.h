@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ranks that are GPUs of one host, a thread for each: copies from one to another beside the
-// kernels, and a decode step whose kernels write into each other's memory. See core/parallel.
+// core/parallel on several GPUs of one host, one thread per GPU: copies that overlap with kernels,
+// and a decode step whose kernels write into each other's memory.
 #pragma once
 
 #include <memory>
@@ -11,17 +11,17 @@
 
 namespace msa::parallel {
 
-/// Can these GPUs read and write each other's memory, each another one?
+/// Whether these GPUs are distinct and can read and write each other's memory.
 Support cuda_ranks(std::span<const int64_t> devices);
 
-/// Collective. Copies are peer copies on a stream of their own, so that kernels overlap with them;
-/// ranks wait for each other on the GPU. `backend` is a cuda backend that lives longer.
-/// UnsupportedError where a rank's GPU cannot reach another's memory.
+/// Collective. Copies are peer copies on a separate stream, so kernels overlap with them. Ranks
+/// wait for each other on the GPU. `backend` is a cuda backend that must outlive the result.
+/// UnsupportedError if a rank's GPU cannot access another's memory.
 std::unique_ptr<PeerCopies> make_cuda_peer_copies(const Group&, Backend& backend);
 
-/// decode() on GPUs, in three kernels, none of which returns to the host: the keys of a rank are
-/// scored, its best blocks are exchanged and the best of all picked, and partial outputs are
-/// exchanged and joined in the order of the ranks.
+/// decode() on GPUs, in three kernels without the host in between. They score a rank's keys,
+/// exchange the best blocks and pick the best of all, then exchange partial outputs and merge them
+/// in rank order.
 class CudaDecode {
 public:
     virtual ~CudaDecode() = default;
@@ -29,18 +29,19 @@ public:
     CudaDecode(const CudaDecode&) = delete;
     CudaDecode& operator=(const CudaDecode&) = delete;
 
-    /// Collective: all ranks must queue the same steps, in graphs too; a rank that waits for
-    /// another in vain fails after some seconds. ids [Nq, Hkv, k] of the whole sequence, out
-    /// [Nq, Hq, dh] like q and lse [Nq, Hq] are the same bits with all. The first step waits; later
-    /// ones are asynchronous and may be captured. `settled`: nothing in the stream that is not
-    /// done writes the keys or queries of `in`, but for index_q, so that they are read early.
+    /// Collective: all ranks must queue the same steps, also in graphs. A rank that waits in vain
+    /// for another fails after some seconds. ids [Nq, Hkv, k] of the whole sequence, out
+    /// [Nq, Hq, dh] (type of q) and lse [Nq, Hq] have the same bits on all ranks. The first step
+    /// waits for the GPU; later ones are asynchronous and may be captured. `settled`: no pending
+    /// work in the stream writes the keys or queries of `in`, except index_q, so they may be read
+    /// early.
     virtual void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
                      bool settled = false) = 0;
 };
 
-/// Collective. UnsupportedError, with the reason, for what the tuned kernels of decoding do not
-/// take: bf16 or f16, compute capability 9.0, few queries, no sinks; and where the blocks that are
-/// forced as the newest are not all with the last rank, or a rank has too few keys.
+/// Collective. The tuned decode kernels need bf16 or f16, compute capability 9.0, few queries and
+/// no sinks. Moreover the last rank must have all newest forced blocks, and every rank enough keys.
+/// Otherwise UnsupportedError with the reason.
 std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies&, const SplitKeys&, const SelectionRule&);
 
 }  // namespace msa::parallel

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The types of 16 bits that the tuned kernels are compiled for, each in objects of its own
+// The 16-bit types that the tuned kernels are compiled for, each in separate objects
 // (gpu/CMakeLists.txt).
 #pragma once
 
@@ -18,14 +18,14 @@ inline constexpr int64_t kHalfBytes = 2;
 
 inline bool is_half(Element element) { return element == Element::bf16 || element == Element::f16; }
 
-/// body.operator()<T>() with the C++ type of bf16 or f16.
+/// Calls body.operator()<T>() with the C++ type of bf16 or f16.
 template <typename Body>
 auto by_half(Element element, Body body) {
     MSA_CHECK(is_half(element));
     return element == Element::f16 ? body.template operator()<__half>()
                                    : body.template operator()<__nv_bfloat16>();
 }
-/// The same of bf16, f16 or e4m3, of operands of the forward pass.
+/// The same for bf16, f16 or e4m3, the operand types of the forward pass.
 template <typename Body>
 auto by_half_or_e4m3(Element element, Body body) {
     return element == Element::e4m3 ? body.template operator()<__nv_fp8_e4m3>()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the queries of a packed batch are and what they see, on the device; and the few of these
-// that a backend keeps from call to call.
+// The layout of a packed batch on the device (positions of the queries, visible keys), and a
+// backend's cache of layouts.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ namespace msa::cuda {
 
 enum class TileOrder : uint8_t {
     by_query,
-    longest_first,  // so that the last to start are short
+    longest_first,  // so the last to start are short
 };
 
 struct Tiles {
@@ -33,15 +33,15 @@ class Layout {
 public:
     Layout(const Problem&, std::shared_ptr<Stream>);
 
-    /// Do the queries of this problem see the same keys, in the same blocks? Fast where the problem
-    /// has the handle of this layout; other handles are compared entry by entry.
+    /// Whether the queries of this problem see the same keys in the same blocks. Fast if the
+    /// problem has this layout's handle; other handles are compared entry by entry.
     bool fits(const Problem&) const;
 
     const std::vector<KeyRange>& visible_host() const { return visible_keys(problem_); }  // [Nq]
     const KeyRange* visible() const { return visible_.data(); }  // on the device
-    /// Tiles of at most `rows` queries, none across sequences. Made once for each kind asked.
+    /// Tiles of at most `rows` queries, none across sequences. Cached by arguments.
     const Tiles& tiles(int64_t rows, TileOrder) const;
-    /// The blocks of all sequences, numbered through. Made once.
+    /// The blocks of all sequences, in order. Cached.
     const Tensor<SequenceBlock, 1>& key_blocks() const;
 
 private:
@@ -52,10 +52,9 @@ private:
     mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
 };
 
-/// The layouts used last, so that calls that alternate between a few problems (the steps of a
-/// training, the pieces of a pass) copy nothing to the device. A layout shares the handle of the
-/// batch that it was made of: a call with that handle finds it at once, and one with an equal
-/// batch, made anew, by comparing.
+/// The layouts used last. Calls that alternate between a few problems (training steps, pieces of a
+/// pass) thus copy nothing to the device. A layout shares its batch's handle: a call with that
+/// handle finds it in constant time, a call with an equal batch by comparing.
 class LayoutCache {
 public:
     static constexpr size_t kMost = 8;

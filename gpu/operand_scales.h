@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales of e4m3 operands as kernels see them: core/number/operand_scales.h.
+// Scales of e4m3 operands (core/number/operand_scales.h) for kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace msa::cuda {
 
-/// Of one operand; element i of its scales is that of place i, or the one of all places.
+/// Scales of one operand: one per position, or one for all.
 struct DeviceScales {
     const float* data = nullptr;  // null: 1
     int64_t step = 0;             // 0 or 1
@@ -20,13 +20,13 @@ struct DeviceScales {
     __device__ float at(int64_t i) const { return data == nullptr ? 1.0F : data[i * step]; }
 };
 
-/// Of the operands of attention. `blocks` are those of all sequences, numbered through.
+/// Scales of attention's operands. `blocks` are those of all sequences, in order.
 struct AttentionScales {
     DeviceScales q, k, v;
     const SequenceBlock* blocks = nullptr;
     int64_t block_count = 0;
 
-    /// The number of the block that has the packed key `token`.
+    /// The number of the block that holds the packed key `token`.
     __device__ int64_t block_of(int64_t token) const {
         int64_t first = 0, last = block_count - 1;
         while (first < last) {

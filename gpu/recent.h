@@ -7,12 +7,12 @@
 
 namespace msa::cuda {
 
-/// The objects used last, `Most` of them; what is older is let go. Whoever goes on using one (a
-/// captured graph) shares it.
+/// A cache of the `Most` objects used last. A user that keeps one longer (a captured graph) shares
+/// ownership.
 template <typename T, size_t Most>
 class Recent {
 public:
-    /// The one that is(object), else what make() returns, a shared pointer.
+    /// The object for which is(object) holds, else the shared pointer that make() returns.
     template <typename Is, typename Make>
     std::shared_ptr<T> get(Is is, Make make) {
         const auto found =
@@ -26,11 +26,11 @@ public:
         return objects_.front();
     }
 
-    /// Does the next one that is made push one out?
+    /// Whether the next new object evicts one.
     bool is_full() const { return objects_.size() == Most; }
 
 private:
-    std::list<std::shared_ptr<T>> objects_;  // the latest first
+    std::list<std::shared_ptr<T>> objects_;  // most recent first
 };
 
 }  // namespace msa::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every launcher is given beside the operands.
+// The arguments of every launcher beside the operands.
 #pragma once
 
 #include <memory>
@@ -13,25 +13,26 @@
 
 namespace msa::cuda {
 
-/// The device of a backend, asked once.
+/// Properties of a backend's device, queried once.
 struct Device {
     int ordinal = 0;
     int capability = 0;      // compute capability, 10 major + minor
     int sms = 0;             // streaming multiprocessors
-    int shared_bytes = 0;    // of a thread block, at most
+    int shared_bytes = 0;    // largest of a thread block
     bool as_ampere = false;  // backends cuda-sm80 and cuda-sm86
 
-    /// Does it take the kernels in Hopper's own instructions? Else those in the ones of 8.0.
+    /// Whether to use the kernels with Hopper's instructions; otherwise those with the instructions
+    /// of 8.0.
     bool is_hopper() const { return capability == 90 && !as_ampere; }
 };
 
-/// Scratch memory of calls that run one after the other on a stream. A block of it is kept, so that
-/// small calls in a row allocate nothing; what does not fit is taken for the call.
+/// Scratch memory for calls that run one after the other on a stream. One block is kept, so
+/// consecutive small calls allocate nothing; memory beyond it is allocated for the call.
 class Scratch {
 public:
     explicit Scratch(std::shared_ptr<Stream>);
 
-    /// All that was taken so far may be used anew.
+    /// Frees everything taken so far for reuse.
     void begin_call() { used_ = 0; }
     /// Device memory, not initialised, for the current call.
     std::shared_ptr<void> take(int64_t bytes);
@@ -44,19 +45,19 @@ private:
 
 class Layout;
 
-/// Whatever graphs refer to that were captured: a call adds to it while its stream is captured.
+/// Resources that captured graphs refer to. A call adds to it while its stream is captured.
 using GraphResources = std::vector<std::shared_ptr<const void>>;
 
-/// One call of an operation: what a kernel's launcher is given beside the operands.
+/// One call of an operation, passed to every launcher.
 struct Call {
     const Problem& problem;
     const Device& device;
     std::shared_ptr<Stream> owner;
     Scratch* memory;
     const KeyRange* visible;    // [Nq] on the device: visible_keys(problem)
-    const Layout* layout;       // of the whole problem; absent for a piece of it
-    const WriteSet& ahead;      // by the work before it in the stream
-    GraphResources* resources;  // absent where nothing is captured
+    const Layout* layout;       // of the whole problem; null for a piece
+    const WriteSet& ahead;      // memory that earlier work in the stream writes
+    GraphResources* resources;  // null if nothing is captured
 
     cudaStream_t stream() const { return owner->get(); }
     /// The same call for `piece`, the queries from `first` on.
@@ -73,7 +74,7 @@ struct Call {
     Tensor<T, 1> upload(const std::vector<T>& host) const {
         return cuda::upload(owner, host);
     }
-    /// A graph that is being captured may refer to what `resource` owns.
+    /// Keeps `resource` alive for a graph that is being captured.
     void keep_for_graph(std::shared_ptr<const void> resource) const {
         if (resources != nullptr) resources->push_back(std::move(resource));
     }

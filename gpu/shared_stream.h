@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where a cuda backend works, for kernels of others that take their turn among its calls.
+// A cuda backend's device and stream, for other code's kernels that run in order with its calls.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ struct SharedStream {
     std::shared_ptr<Stream> stream;
 };
 
-/// From now on the backend expects others' kernels ahead of its own on the stream. InputError where
-/// it is not a cuda backend.
+/// From now on the backend expects other kernels before its own on the stream. InputError unless it
+/// is a cuda backend.
 SharedStream share_stream(Backend&);
 
 }  // namespace msa::cuda

@@ -9,12 +9,12 @@
 
 namespace msa::cuda {
 
-/// "13.0", of a number that CUDA gives.
+/// "13.0" from CUDA's version number.
 std::string version(int number);
-/// Can anything run here at all?
+/// Whether any backend of this build can start.
 Support usable();
-/// The names of the backend, and what they change: sums in any order; kernels in the instructions
-/// of compute capability 8.0 alone; and tiles for as little shared memory as 8.6 has.
+/// A name of the backend and its effect: sums in any order; only kernels with the instructions of
+/// compute capability 8.0; tiles for the small shared memory of 8.6.
 struct Variant {
     const char* name;
     bool unordered = false, as_ampere = false;
@@ -25,8 +25,8 @@ inline constexpr Variant kVariants[] = {{"cuda"},
                                         {kUnorderedName, true},
                                         {"cuda-sm80", false, true},
                                         {"cuda-sm86", false, true, 99 << 10}};
-/// Device `ordinal`, which is chosen. InputError where there is none, UnsupportedError where it
-/// cannot run the kernels of this build.
+/// Makes device `ordinal` current and returns it. InputError if there is none, UnsupportedError if
+/// it cannot run the kernels of this build.
 Device require_device(int ordinal, const Variant&);
 
 }  // namespace msa::cuda

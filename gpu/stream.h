@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Errors, the stream of a backend, and the device memory that is taken in its order.
+// Error checks, the stream of a backend, and stream-ordered device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,8 +18,8 @@ void check(cudaError_t status, std::string_view what);
 /// After a kernel launch: throws SystemError naming the kernel.
 inline void check_launch(std::string_view kernel) { check(cudaGetLastError(), kernel); }
 
-/// The stream of a backend, its own or a borrowed one, and where its memory comes from. Memory that
-/// was taken keeps it alive.
+/// The stream of a backend, its own or a borrowed one, with its allocator. Allocated memory keeps
+/// it alive.
 class Stream {
 public:
     explicit Stream(const CudaOptions&);
@@ -28,19 +28,19 @@ public:
     Stream& operator=(const Stream&) = delete;
 
     cudaStream_t get() const { return stream_; }
-    /// Does this backend alone queue work on it?
+    /// Whether only this backend queues work on it.
     bool is_own() const { return own_; }
-    /// Do calls go into a graph instead of being run?
+    /// Whether the stream is being captured into a graph.
     bool is_capturing() const;
 
-    // Memory in stream order, null where there is not enough.
+    // Memory in stream order; null if there is not enough.
     void* take(int64_t bytes) const;
     void give_back(void* memory, int64_t bytes) const noexcept;
 
     /// CudaOptions::keeps_apart.
     bool keeps_apart() const { return options_.keeps_apart; }
-    // Likewise, of CUDA's own pool. While the stream is captured, memory is there at once, and what
-    // is given back is freed when the capture has ended.
+    // The same from CUDA's own pool. While the stream is captured, memory is allocated immediately,
+    // and freed memory is released when the capture has ended.
     void* take_apart(int64_t bytes);
     void give_back_apart(void* memory) noexcept;
 
@@ -48,10 +48,10 @@ private:
     cudaStream_t stream_ = nullptr;
     bool own_ = false;
     CudaOptions options_;
-    std::vector<void*> to_free_;  // given back during a capture
+    std::vector<void*> to_free_;  // freed during a capture
 };
 
-/// A point in a stream's work, with the time at which the device passes it.
+/// A CUDA event: a point in a stream's work, with the time at which the device passes it.
 class Event {
 public:
     Event() { check(cudaEventCreate(&event_), "making an event"); }
@@ -61,7 +61,7 @@ public:
     void record(const Stream& stream) const {
         check(cudaEventRecord(event_, stream.get()), "recording an event");
     }
-    /// Both passed.
+    /// Both events must have passed.
     double seconds_since(const Event& begin) const {
         float milliseconds = 0;
         check(cudaEventElapsedTime(&milliseconds, begin.event_, event_), "asking for the time");
@@ -72,14 +72,15 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-/// Device memory in stream order, not initialised, given back in stream order. Never null. Throws
-/// MemoryError with the bytes asked, free and in all when there is not enough.
+/// Uninitialised device memory, allocated and freed in stream order. Never null. Throws MemoryError
+/// with the requested, free and total bytes if there is not enough.
 std::shared_ptr<void> allocate(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
-/// The same for memory that is kept beyond a call: see CudaOptions::keeps_apart.
+/// The same for memory that outlives a call: see CudaOptions::keeps_apart.
 std::shared_ptr<void> allocate_to_keep(const std::shared_ptr<Stream>& stream, int64_t bytes);
 
-/// Throws UnsupportedError while the stream is captured: a graph would keep the host's address.
+/// Throws UnsupportedError while the stream is captured, because a graph would keep the host
+/// address.
 void require_host_copies(const Stream&);
 
 /// A copy of host data in device memory.
@@ -94,11 +95,11 @@ Tensor<T, 1> upload(const std::shared_ptr<Stream>& stream, const std::vector<T>&
     return here;
 }
 
-/// Copies from the host to memory of allocate_to_keep. It may happen while the stream is captured;
-/// the graph then finds the copy made.
+/// Copies from the host to memory of allocate_to_keep. Allowed while the stream is captured: the
+/// copy is then made immediately, not by the graph.
 void copy_to_keep(const Stream&, void* to, const void* host, size_t bytes);
 
-/// A copy of host data in memory that is kept beyond a call.
+/// A copy of host data in memory that outlives a call.
 template <typename T>
 Tensor<T, 1> upload_to_keep(const std::shared_ptr<Stream>& stream, const std::vector<T>& host) {
     if (!stream->keeps_apart()) return upload(stream, host);

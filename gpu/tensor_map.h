@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensor maps: how the TMA unit of compute capability 9.0 sees an operand.
+// Tensor maps: descriptors of operands for the TMA unit of compute capability 9.0.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +10,8 @@
 
 namespace msa::cuda {
 
-/// Rows of `columns` elements, in boxes of `box_rows` x 128 bytes with the 128-byte swizzle. Reads
-/// out of bounds give 0.
+/// A matrix with rows of `columns` elements, in boxes of `box_rows` x 128 bytes with the 128-byte
+/// swizzle. Reads out of bounds give 0.
 CUtensorMap tensor_map(const void* data, Element, int64_t rows, int64_t columns, int64_t box_rows);
 /// Planes of such rows, in boxes of `box_planes` x `box_rows` x 128 bytes.
 CUtensorMap tensor_map(const void* data, Element, int64_t planes, int64_t rows, int64_t columns,

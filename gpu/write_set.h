@@ -8,8 +8,8 @@
 
 namespace msa::cuda {
 
-/// Memory that work ahead in the stream writes. A kernel that starts before that work is done (see
-/// launch_early) may read early only what is not in it.
+/// Memory that earlier work in the stream writes. A kernel that starts before that work is done
+/// (see launch_early) must not read this memory early.
 class WriteSet {
 public:
     template <typename... Views>
@@ -24,7 +24,7 @@ public:
         ranges_.insert(ranges_.end(), more.ranges_.begin(), more.ranges_.end());
         everything_ |= more.everything_;
     }
-    /// From now on, every view counts as written.
+    /// From now on, all memory counts as written.
     void add_everything() {
         everything_ = true;
         ranges_.clear();

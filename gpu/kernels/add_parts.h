@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums in float of parts that are bf16 or f16, `element`. Counts are multiples of 8, memory begins
-// at multiples of 16 bytes.
+// Float sums of bf16 or f16 parts (`element`). Counts are multiples of 8; memory is aligned to 16
+// bytes.
 #pragma once
 
 #include "gpu/runtime.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// block_mass (P_b) with one product Q K^T: per head the log of each block's sum of exponentials,
-// then probabilities from these alone.
+// block_mass (P_b) with one product Q K^T: first the log of each block's sum of exponentials per
+// head, then the probabilities from these sums alone.
 #pragma once
 
 #include <cuda.h>

@@ -7,7 +7,7 @@
 
 namespace msa::cuda {
 
-/// Reads zeros, so that the caches hold them and nothing that would have to be written back.
+/// Reads zeros, so the caches hold only clean lines.
 cudaError_t fill_caches(const void* zeros, int64_t bytes, cudaStream_t);
 
 }  // namespace msa::cuda

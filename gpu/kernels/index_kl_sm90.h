@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The blocks of index_kl (eq:msa-kl) on Hopper: the products of index_kl_blocks.h by wgmma, with
-// persistent thread blocks that take items in turn.
+// index_kl (eq:msa-kl) by blocks on Hopper: the products of index_kl_blocks.h with wgmma, in
+// persistent thread blocks that take work items from a counter.
 //
-// Products, for each (query, group) and key of its support: q . k of G heads, index_q . index_k,
-// and t - p times index_k and times index_q, which takes part as two values. With both dims
-// 128 and G = 16 that are 4096 + 256 + 2 x 256 + 2 x 256 = 5376 FLOPs, of which 4864 count as
-// useful, and 17 exponentials. At N 128K, k 16 of 128 keys (full support at 32K in brackets), one
-// H100:
+// Products for each (query, group) and key of its support: q . k of G heads, index_q . index_k, and
+// t - p, as a sum of two values, times index_k and times index_q. With both dims 128 and G = 16
+// these are 4096 + 256 + 2 x 256 + 2 x 256 = 5376 FLOPs, of which 4864 count as useful, and 17
+// exponentials. At N 128K, k 16 of 128 keys (full support at 32K in brackets), one H100:
 //   products        5.7 TFLOP (11.6), at the matrix product's 785 TFLOP/s        7.3 ms (14.8)
 //   exponentials    18e9 (37e9), 16 a clock and SM at 1.7 GHz                    5.1 ms (10.2)
 //   slots, d_keys   written and read, 11 GB (19), 3 TB/s                         3.7 ms (6.4)
@@ -33,8 +32,8 @@ struct KlTunedArgs {
     int head_bits;  // kl_head_bits(G)
 };
 
-/// log2 of kKlUnit. t and p have it from lse and from the share of a head, at no instruction's
-/// cost.
+/// log2 of kKlUnit. t and p get this factor through lse and the share of a head, which costs no
+/// instruction.
 template <typename T>
 inline constexpr int kKlUnitLog2 = std::countr_zero(static_cast<uint32_t>(kKlUnit<T>));
 

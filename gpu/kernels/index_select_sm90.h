@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// index_select fused (eq:msa-index-score, eq:msa-topk): scores never leave the chip.
+// Fused index_select (eq:msa-index-score, eq:msa-topk): scores are never written to memory.
 #pragma once
 
 #include <cuda.h>
@@ -24,7 +24,7 @@ struct IndexSelectArgs {
     const void* all_keys;    // [Nk, didx], the same as index_k
     int64_t keys;            // Nk
     CUtensorMap index_k;     // on Hopper: boxes of 128 keys x 128 bytes
-    bool keys_settled;       // nothing ahead in the stream writes index_k: it may be read early
+    bool keys_settled;       // no earlier work in the stream writes index_k: it may be read early
     int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first
     int tile_count;
@@ -35,17 +35,17 @@ struct IndexSelectArgs {
     int block_size;                    // 32, 64 or 128
     float scale;                       // above 0
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
-    int splits;         // parts of the key axis, so that few queries fill the chip; <= 512
+    int splits;         // parts of the key axis, to fill the chip with few queries; <= 512
     uint64_t* partial;  // [Nq, Hkv, splits * 33], where splits > 1
     int32_t* ids;       // [Nq, Hkv, k]
 };
 
-/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.
-/// With an exchange, whose words of a message are kept_keys(k), `splits` must be above 1.
+/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3. With an exchange, a message has
+/// kept_keys(k) words, and `splits` must be above 1.
 template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
                                      const CandidateExchange* = nullptr);
-/// Keys of a list.
+/// Length of a row's list.
 constexpr int kept_keys(int64_t top_k) { return top_k <= 16 ? 16 : 32; }
 
 }  // namespace msa::cuda

@@ -3,7 +3,7 @@
 
 namespace msa::cuda {
 
-/// Was this build made for the current device?
+/// Whether this build's kernels run on the current device.
 bool kernels_run_here();
 
 }  // namespace msa::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Operations whose scratch memory grows with the queries take them in pieces.
+// Cuts the queries into pieces, for operations whose scratch memory grows with them.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace msa::cuda {
 
 inline constexpr int64_t kPieceBytes = int64_t{1} << 28;  // scratch memory of one piece
 
-/// Calls body(Call of the piece, QueryRange of the whole) in order.
+/// Calls body(Call of the piece, its QueryRange in the whole) in order.
 template <typename Body>
 void for_each_piece(const Call& call, int64_t bytes_per_query, Body body) {
     const int64_t queries = call.problem.queries();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How kernels of several GPUs meet in the middle of a decode step: each has an inbox in its own
+// Exchange between kernels of several GPUs within a decode step: each GPU has an inbox in its own
 // memory, into which the others write.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace msa::cuda {
 
 constexpr int kMostRanks = 8;
 
-/// Messages of one kind, `words` words of 16 bytes each. A step is a round; two rounds in turn have
-/// places of their own, as a rank may be ahead of another by one.
+/// Messages of one kind, with `words` words of 16 bytes each. A step is a round. Consecutive rounds
+/// use separate buffers, because a rank may be one round ahead of another.
 struct RankExchange {
     int rank = 0, ranks = 0;
     int messages = 0, words = 0;    // of one rank and round
@@ -27,13 +27,13 @@ struct RankExchange {
     }
 };
 
-/// What index_select does where the keys are divided: its lists go to all ranks, and each picks the
-/// best of all. A message is a row's list, a word one key of it.
+/// For index_select on divided keys: its lists go to all ranks, and each picks the best of all. A
+/// message is a row's list, a word one entry of it.
 struct CandidateExchange : RankExchange {
     int first_block = 0, blocks = 0;    // the rank's part of the sequence
-    DeviceRule rule{SelectionRule{}};   // of the whole sequence; that of the call is the part's
+    DeviceRule rule{SelectionRule{}};   // of the whole sequence; the call has the part's
     const KeyRange* visible = nullptr;  // [Nq] of the whole sequence
-    int32_t* own_ids = nullptr;         // [Nq, Hkv, k] those picked that lie in the part
+    int32_t* own_ids = nullptr;         // [Nq, Hkv, k] the picked blocks that lie in the part
 };
 
 }  // namespace msa::cuda

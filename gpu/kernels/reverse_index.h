@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
-// Which queries selected a block of keys, for the plain kernels that go by key.
+// The queries that selected each block of keys, for kernels that work by key.
 #pragma once
 
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
 
-/// List group * blocks + block, blocks numbered through all sequences (Layout::key_blocks), is
-/// [starts[list], starts[list + 1]) of `queries`, ascending. Absent: all queries of the block's
+/// List number group * blocks + block is [starts[list], starts[list + 1]) of `queries`, ascending;
+/// blocks are counted over all sequences (Layout::key_blocks). Absent: all queries of the block's
 /// sequence.
 struct ReverseIndex {
     const int64_t* starts;
     const int32_t* queries;
 };
 
-/// Scratch memory of a ReverseIndex of ids [Nq, Hkv, k], not empty; the call is of a whole problem.
+/// Scratch memory and ReverseIndex of ids [Nq, Hkv, k], not empty. The call must be of a whole
+/// problem.
 struct SortedUses {
     Tensor<int32_t, 1> queries;
     Tensor<int64_t, 1> starts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// select_blocks (eq:msa-topk) for k <= 32, each score read once.
+// select_blocks (eq:msa-topk) for k <= 32; reads each score once.
 #pragma once
 
 #include <cuda_runtime.h>

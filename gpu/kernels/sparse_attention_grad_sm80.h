@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gradient of sparse_attention (eq:msa-sparse-attn) in the instructions of compute capability 8.0:
-// the schedule, slots and sums of sparse_attention_grad_sm90.h.
+// Gradient of sparse_attention (eq:msa-sparse-attn) with the instructions of compute capability
+// 8.0. Schedule, slots and sums are those of sparse_attention_grad_sm90.h.
 #pragma once
 
 #include "gpu/kernels/index_select_sm80.h"
@@ -10,16 +10,16 @@ namespace msa::cuda {
 
 constexpr int kGradSmallRows = kGradStepRows / 2;
 
-/// Shared memory of a thread block, with some for lists: two steps of q and d_out, keys and values
-/// of a tile, and dS.
+/// Shared memory of a thread block: two steps of q and d_out, keys and values of a tile, dS, and
+/// lists.
 constexpr int grad_shared_sm80(int head_dim, int tile_keys) {
     return 2 * (4 * kGradStepRows * head_dim + 2 * tile_keys * head_dim +
                 tile_keys * kGradStepRows) +
            8192;
 }
 
-/// `large`: is there as much? Else, where it is more than 99 KB, a step has half as many rows,
-/// which args.step_queries must say.
+/// `large`: the device has that much shared memory. Otherwise, if more than 99 KB are needed, a
+/// step has half as many rows, and args.step_queries must match.
 template <typename T>
 cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs&, bool large, int sms,
                                               cudaStream_t);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Gradient of sparse_attention (eq:msa-sparse-attn) on Hopper, KV-outer: a key block gathers the
-// queries that selected it and forms all five products once. d_k and d_v grow in registers. d_q is
-// a sum over the query's blocks: each (query, block) pair writes its part to a slot, and a second
-// kernel adds a query's slots. No float atomics decide an order: the same call gives bitwise the
-// same results. Operands, P, dS and slots are of type T, __nv_bfloat16 or __half.
+// queries that selected it and computes all five products once. d_k and d_v accumulate in
+// registers. d_q is a sum over the query's blocks: each (query, block) pair writes its part to a
+// slot, and a second kernel adds a query's slots. There are no float atomics, so the same call
+// gives bitwise the same results. Operands, P, dS and slots have type T, __nv_bfloat16 or __half.
 //
-// In order: prepare (delta), schedule of some chunks of queries, then for each chunk the products,
-// beside which the slots of the chunk before are added, and the sums of blocks that were split over
-// work items; at the end the last slots, and d_k and d_v leave their float accumulators.
+// Stages: prepare (delta); the schedule of some chunks of queries; for each chunk the products,
+// overlapped with adding the previous chunk's slots, and the sums of blocks that were split over
+// work items; finally the last slots, and rounding of d_k and d_v from their float accumulators.
 #pragma once
 
 #include <cuda.h>
@@ -35,15 +35,15 @@ struct SparseGradArgs {
     int64_t queries, keys;                      // of the call
     int query_heads, groups, head_dim, block_size, top_k;  // k <= 32
     float scale;                                           // on q . k, above 0
-    int all_blocks, item_uses;  // of all sequences; of a work item, about
+    int all_blocks, item_uses;  // blocks of all sequences; queries of a work item, about
     GradWorkspace workspace;
-    void *d_q, *d_k, *d_v;  // T, or float where that is said
+    void *d_q, *d_k, *d_v;  // T, or float if requested
     bool d_q_is_float, d_k_is_float, d_v_is_float;
-    // [Nq, Hkv] of d_q and [all_blocks, Hkv] of d_k and d_v, 0; become 1 where one has a NaN or, of
-    // f16, an infinite value.
+    // [Nq, Hkv] for d_q and [all_blocks, Hkv] for d_k and d_v, initially 0. Set to 1 if the
+    // gradient has a NaN or, in f16, an infinite value.
     int32_t *marked_rows, *marked_blocks;
 
-    // Made by derive() from the sizes: divisions that kernels need not repeat.
+    // Set by derive() from the sizes, so that kernels need no divisions.
     int group_size;    // G
     int step_queries;  // queries of a step
     int row_factor;    // ceil(2^16 / G)
@@ -63,7 +63,7 @@ struct SparseGradArgs {
     __host__ __device__ int64_t most_items() const { return lists() + most_parts(); }
     __host__ __device__ int64_t most_parts() const { return most_uses() * 4 / 3 / item_uses + 1; }
     __host__ __device__ int64_t most_splits() const { return most_uses() / item_uses + 1; }
-    /// Work items that `uses` of a block make, and how many of them each takes.
+    /// Work items for a block with `uses` uses.
     __host__ __device__ int items_of(int uses) const {
         const int rounded = (uses + item_uses / 2) / item_uses;
         return uses == 0 ? 0 : rounded > 1 ? rounded : 1;
@@ -75,13 +75,14 @@ struct SparseGradArgs {
     __host__ __device__ int slot(int query_of_chunk, int group, int n) const {
         return (query_of_chunk * groups + group) * top_k + n;
     }
-    /// While the products of a chunk fill slots, those of the chunk before are added.
+    /// Two buffers, since the previous chunk's slots are added while a chunk's products fill its
+    /// own.
     __host__ __device__ int slot_buffers() const { return chunks() > 1 ? 2 : 1; }
     __host__ __device__ int64_t slot_bytes() const {
         return most_uses() * group_size * head_dim * 2;
     }
-    const void* full_slots;  // of one chunk: those of the chunk before it; null of the first
-    /// One chunk alone; `scheduled` is its place among those scheduled at once.
+    const void* full_slots;  // the slots of the previous chunk; null for the first
+    /// The arguments of one chunk; `scheduled` is its index among those scheduled at once.
     __host__ __device__ SparseGradArgs chunk(int index, int scheduled) const {
         SparseGradArgs one = *this;
         const auto buffer = [&](int n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// sparse_attention (eq:msa-sparse-attn) in the instructions of compute capability 8.0: the tiles,
-// lists and slots of sparse_attention_sm90.h, and the same two ways.
+// sparse_attention (eq:msa-sparse-attn) with the instructions of compute capability 8.0. Tiles,
+// lists, slots and the two methods are those of sparse_attention_sm90.h.
 #pragma once
 
 #include "gpu/kernels/sparse_attention_sm90.h"
@@ -17,7 +17,7 @@ struct SparseOperands {
 
 struct SparseTilesArgs : SparseSchedule, SparseOperands {
     int round;
-    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
+    int32_t* marked;  // [Nq, Hkv], initially 0; set to 1 if the output has a NaN
 };
 
 // One round, in this order; the first where any_slots(). T: __nv_bfloat16 or __half.
@@ -26,8 +26,8 @@ cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs&, int sms, cudaStr
 template <typename T>
 cudaError_t launch_sparse_union_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
 
-/// Split-K decode: thread blocks that answer 16 heads of a (query, group) together, each a part of
-/// its blocks; a second kernel joins the parts.
+/// Thread blocks of split-K decode for 16 heads of a (query, group); each takes some of its blocks.
+/// A second kernel merges the parts.
 constexpr int kDecodeParts = 16;
 struct SparsePartsArgs : SparseCall, SparseOperands {
     float* parts;  // [decode_part_count(), kDecodeHeads, dh]

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: MIT
-// sparse_attention (eq:msa-sparse-attn) on Hopper. Two ways; gpu/plan/sparse_attention.cpp chooses.
+// sparse_attention (eq:msa-sparse-attn) on Hopper, by one of two methods
+// (gpu/plan/sparse_attention.cpp chooses).
 //
 // Split-K decode, for few queries: sparse_attention_decode_sm90.h.
 //
 // Tiles, for many queries. A tile is 128 rows: the G heads of 128 / G, at most 32, consecutive
-// queries of one group; rows left over are empty, their results never stored. Blocks that at least
-// `least_sharing` queries of a tile selected are walked by the tile as a union, output in
-// registers. The other (query, block) pairs go KV-outer (sec:kernel:sparse_attn) before it: each
-// block gathers its queries, and partial outputs go to slots, which the tiles add to what their
-// unions give. All is in the order `union` with least_sharing 1, KV-outer with tile_queries + 1.
+// queries of one group. Rows left over are empty and never stored. The union of a tile holds the
+// blocks that at least `least_sharing` of its queries selected; the tile walks it with the output
+// in registers. The other (query, block) pairs go KV-outer (sec:kernel:sparse_attn) before that:
+// each block gathers its queries and writes partial outputs to slots, which the tiles add to those
+// of their unions. least_sharing 1 puts all blocks into unions, tile_queries + 1 none.
 //
-// A chunk is as many tiles as slots are there for, should all their pairs go KV-outer. How many do
-// is known on the device alone: a round is as many neighbouring chunks as the slots they ask for
-// fit. KV-outer and tiles take rounds one after the other; there may be as many as chunks, or one.
+// A chunk has as many tiles as the slots suffice for if all their pairs go KV-outer. Only the
+// device knows how many do. A round is as many consecutive chunks as have room in the slots
+// together. KV-outer and tiles process one round after the other; there are between one round and
+// as many as chunks.
 #pragma once
 
 #include <cuda.h>
@@ -28,22 +30,22 @@
 
 namespace msa::cuda {
 
-constexpr int kSparseMostHeads = 64;  // G, but for decode
+constexpr int kSparseMostHeads = 64;  // largest G, except in decode
 constexpr int kSlotRun = 8;           // rows of a slot that are read at once
 
-/// What every kernel here needs to know of a call.
+/// Arguments of every kernel here.
 struct SparseCall {
     const int32_t* ids;                                    // [Nq, Hkv, top_k]
     const KeyRange* visible;                               // [Nq]
     int64_t queries;                                       // Nq
     int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
-    AttentionScales scales;        // of e4m3: rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
-    const char* values = nullptr;  // of e4m3, but for decode: from launch_transpose_values_sm90()
+    AttentionScales scales;        // for e4m3: rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
+    const char* values = nullptr;  // for e4m3 tiles: from launch_transpose_values_sm90()
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };
 
-/// How the tiles of a call are cut, and what goes where.
+/// How a call is cut into tiles, and which pairs go where.
 struct SparseSchedule : SparseCall {
     const QueryTile* tiles;       // at most tile_queries queries each
     int tile_queries;             // tile_queries_of(G)
@@ -55,12 +57,12 @@ struct SparseSchedule : SparseCall {
     static int tile_queries_of(int heads) { return static_cast<int>(sparse_tile_queries(heads)); }
     __host__ __device__ int tile_rows() const { return tile_queries * group_size(); }
     __host__ __device__ bool any_slots() const { return least_sharing > 1; }
-    /// Of a query of a tile.
+    /// Workspace row of a query of a tile.
     __host__ __device__ int row(int tile, int query, int group) const {
         return (tile * tile_queries + query) * groups + group;
     }
-    /// A slot has the n-th partial outputs of a tile's queries, in the order of its rows, whole
-    /// runs.
+    /// Rows of a slot, rounded up to runs of kSlotRun. The n-th slot of a tile holds the n-th
+    /// partial output of each of its queries, in the order of the tile's rows.
     __host__ __device__ int slot_rows() const {
         return (tile_rows() + kSlotRun - 1) / kSlotRun * kSlotRun;
     }
@@ -78,7 +80,7 @@ struct SparseSchedule : SparseCall {
     __host__ __device__ int64_t most_items() const {
         return lists() + chunk_rows() * top_k / (int64_t{kSparseItemTiles} * tile_queries);
     }
-    /// Most rounds that there may be. With no slots, all chunks are one.
+    /// Upper bound on the number of rounds. Without slots, all chunks are one round.
     __host__ __device__ int most_rounds() const { return any_slots() ? chunks() : 1; }
 };
 
@@ -99,7 +101,7 @@ struct SparseUnionArgs : SparseSchedule {
     int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
 };
 
-/// The workspace of all chunks.
+/// Fills the workspace of all chunks.
 cudaError_t launch_sparse_schedule(const SparseSchedule&, cudaStream_t);
 // One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
 template <typename T>

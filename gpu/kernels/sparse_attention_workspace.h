@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The lists that say what of sparse attention on tiles goes where (sparse_attention_sm90.h).
+// The lists of sparse attention on tiles (sparse_attention_sm90.h).
 #pragma once
 
 #include <cstdint>
@@ -26,33 +26,33 @@ static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlo
 
 /// Chunks whose slots fit together.
 struct __align__(16) SparseRound {
-    int32_t first_chunk, chunks;  // none: the rounds before took all
+    int32_t first_chunk, chunks;  // chunks 0: earlier rounds took all
     int32_t items;                // of KV-outer
-    int32_t taken;                // tiles that thread blocks took, but for the first of each
+    int32_t taken;                // tiles taken so far, without each thread block's first
 };
-/// Where a chunk went: its round, and the first of its slots there.
+/// A chunk's round, and the first of its slots there.
 struct __align__(8) SparseChunkPlace {
     int32_t round, slot;
 };
 
 /// Uses [begin, begin + count) of one block.
 struct __align__(16) KeyBlockItem {
-    int32_t group, begin, count, block;  // the blocks of all sequences are numbered through
+    int32_t group, begin, count, block;  // block: counted over all sequences
 };
 
-/// Device memory that the kernels of tiles share, for all chunks of a schedule; R rows of it, see
-/// SparseSchedule::row. The slots are those of one round.
+/// Workspace of the kernels on tiles, for all chunks of a schedule; R rows, see
+/// SparseSchedule::row. Slots are those of one round.
 struct SparseWorkspace {
     UnionBlock* blocks;        // [tiles, Hkv, k * tile_queries]
     int32_t* block_counts;     // [tiles, Hkv]
     int32_t* use_counts;       // [chunks, Hkv, blocks of all sequences]
-    int32_t* slot_counts;      // [chunks] slots that a chunk asks for; right behind use_counts
+    int32_t* slot_counts;      // [chunks] slots that a chunk needs; directly after use_counts
     int32_t* use_ends;         // [rounds, Hkv, blocks of all sequences]
     BlockUse* uses;            // [R * k]
     KeyBlockItem* items;       // [chunks, most_items()]; a round's begin at its first chunk's
     SparseRound* rounds;       // [chunks]
     SparseChunkPlace* places;  // [chunks]
-    uint32_t* in_slots;        // [R], mask over positions of ids; the n-th has slot n
+    uint32_t* in_slots;        // [R], mask over positions in ids; the n-th set bit has slot n
     int32_t* slots;            // [tiles, Hkv] first slot of a tile and group among its chunk's
     void* partial_out;         // [slots, slot_rows(), dh] as out, dh as slot_chunk() has it
     float* partial_lse;        // [slots, slot_rows()], base 2

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Values of e4m3, transposed by block of keys: gpu/e4m3_layout.h.
+// Transposes e4m3 values by block of keys: gpu/e4m3_layout.h.
 #pragma once
 
 #include <cuda_runtime.h>

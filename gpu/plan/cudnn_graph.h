@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The graphs of cuDNN's frontend: dense attention and its gradient, and what a plan of them depends
-// on. Included where cuDNN's headers are.
+// The cuDNN frontend's graphs of dense attention and its gradient, and the sizes that a plan
+// depends on. Included only if cuDNN's headers are found.
 #pragma once
 
 #include <cudnn_frontend.h>
@@ -18,32 +18,32 @@ namespace msa::cuda {
 
 namespace fe = cudnn_frontend;
 
-/// A sequence of a call: consecutive queries on consecutive keys, the last query on the last key.
+/// A sequence of a call: consecutive queries on consecutive keys, the last query at the last key.
 struct Span {
     int64_t query = 0, queries = 0, key = 0, keys = 0;
     bool operator==(const Span&) const = default;
 };
 
-/// The sequences that have queries; nothing where a query sees no key or positions have gaps.
+/// The sequences that have queries; empty if a query sees no key or positions have gaps.
 std::vector<Span> spans_of(const Problem&, const std::vector<KeyRange>& visible);
 
 enum class Mask : uint8_t { none, causal, causal_bottom_right };
 
-/// What a plan depends on. Regular sequences are plain tensors. Others, and pieces of a sequence,
-/// whose keys are more from piece to piece, are ragged: where they are is said at run time, and the
-/// longest is rounded up, so that one plan serves many. So are sequences of a gradient whose keys
-/// are not whole tiles of 128: for these the frontend would copy lengths from the host at every
-/// call.
+/// The sizes that a plan depends on. Regular sequences are plain tensors. Others are ragged:
+/// offsets are given at run time, and the longest length is rounded up, so one plan serves many
+/// calls. Pieces of a sequence are ragged too, since the number of keys grows from piece to piece.
+/// So are sequences of a gradient whose keys are not whole tiles of 128, for which the frontend
+/// would copy lengths from the host in every call.
 struct Sizes {
     Direction direction = Direction::attention;
     bool ragged = false;
     Mask mask = Mask::none;
     int64_t sequences = 0, queries = 0, keys = 0;  // of the longest
     int64_t query_step = 0, key_step = 0;          // rows from sequence to sequence
-    int64_t all_queries = 0, all_keys = 0;         // of all, where that bounds the workspace
+    int64_t all_queries = 0, all_keys = 0;         // of all, if that bounds the workspace
     int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
     double scale = 0;
-    Element element = Element::bf16;  // of operands and outputs, but for lse
+    Element element = Element::bf16;  // of operands and outputs except lse
     bool operator==(const Sizes&) const = default;
 
     Sizes(const Problem&, const std::vector<Span>&, Direction, Element);
@@ -74,20 +74,20 @@ struct Placement {
     int64_t all_keys = 0;
     Tensor<KeyRange, 1> hidden;  // keys whose values must be finite in the forward pass
     int64_t most_hidden = 0;     // of one sequence
-    // Ragged: how long they are; where, in elements, and where the last one ends.
+    // Ragged: lengths; offsets in elements, with the end.
     Tensor<int32_t, 1> queries, keys;
     Tensor<int64_t, 1> q_at, kv_at, lse_at;
 
     Placement(const Call&, const Sizes&, std::vector<Span>);
-    /// Adds the addresses that a ragged graph asks for.
+    /// Adds the addresses that a ragged graph needs.
     void add_to(std::unordered_map<int64_t, void*>& pointers);
 
 private:
     void place_ragged(const Call&, const Sizes&);
 };
 
-/// Runs `call` of the frontend, which returns what is wrong, or nothing. Where the library lacks a
-/// function, the frontend throws.
+/// Runs the frontend's `call` and returns its error, or nothing. If the library lacks a function,
+/// the frontend throws.
 template <typename Body>
 std::string guarded(Body call) {
     try {
@@ -97,7 +97,7 @@ std::string guarded(Body call) {
     }
 }
 
-// Outside a graph, decoding makes a plan for every number of keys.
+// Outside a graph, decoding builds a plan for every number of keys.
 constexpr size_t kMostPlans = 32, kMostPlacements = 8;
 
 struct Plan {
@@ -109,7 +109,7 @@ struct Plan {
 
     Plan(const Sizes&, cudnnHandle_t);
 
-    /// Where the tensors begin. Ragged sequences have their own offsets, from the start.
+    /// Where the tensors begin. Ragged sequences have offsets from the start.
     Span first(const Placement& at) const { return sizes.ragged ? Span{} : at.spans.front(); }
     std::shared_ptr<Placement> place(const Call& call, const std::vector<Span>& spans) {
         return placements.get(

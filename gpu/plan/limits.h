@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the predicates of the tuned kernels have in common.
+// Common parts of the tuned kernels' predicates.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value pe
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
 inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }
 
-/// Of a kernel in Hopper's own instructions alone.
+/// The answer of a kernel that needs Hopper's instructions.
 inline Support not_hopper() {
     return Support::no("it has no kernel in the instructions of compute capability 8.0");
 }
@@ -39,7 +39,7 @@ inline Support not_element(Element element, const char* must_be) {
         concat("an operand or output is ", to_string(element), ", must be ", must_be));
 }
 
-/// Of a problem with a window or a soft cap, which the plain kernels alone know.
+/// The answer for a window or a soft cap, which only the plain kernels support.
 inline Support not_plain(const Problem& p) {
     return Support::no(p.window ? concat("the window is ", *p.window, ", must be absent")
                                 : concat("the soft cap is ", *p.softcap, ", must be absent"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the tuned kernels of sparse_attention take a call: pure arithmetic on its sizes.
+// How a call of sparse_attention is cut for the tuned kernels: arithmetic on its sizes.
 #pragma once
 
 #include "core/backend.h"
@@ -7,8 +7,8 @@
 
 namespace msa::cuda {
 
-/// Bound of the lists of one call that say what goes where. A call whose lists, or whose slots
-/// (kSparseSlotBytes), could be larger is taken in chunks of tiles.
+/// Bound on the lists of one call. A call whose lists, or whose slots (kSparseSlotBytes), could be
+/// larger is cut into chunks of tiles.
 inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
 
 /// Tiles of at most `tile_queries` queries, none across sequences.
@@ -18,19 +18,19 @@ int64_t count_tiles(const Problem&, int64_t tile_queries);
 struct SparseWorkspaceSize {
     int64_t chunks, blocks, tile_groups, counts, ends, uses, items, rows, slot_rows;
 
-    /// Of `chunks` chunks that are scheduled at once.
+    /// For `of_chunks` chunks that are scheduled at once.
     SparseWorkspaceSize(const SparseSchedule&, int64_t of_chunks);
     int64_t list_bytes() const;
     int64_t slot_bytes(int64_t head_dim) const;
 };
 
 struct SparsePlan {
-    bool decode = false;         // the one kernel for few queries; nothing below counts
+    bool decode = false;         // the kernel for few queries; the members below are unused
     SparseSchedule schedule{};   // sizes alone, no addresses
     int64_t tiles = 0;           // of the call
-    int64_t chunks_at_once = 1;  // that one schedule covers: one chunk is too little work for it
+    int64_t chunks_at_once = 1;  // that one schedule covers; one chunk is too little work
 
-    /// Of a call of `order`, which is not q_outer, on operands of this type.
+    /// For a call in `order`, not q_outer, on operands of this type.
     SparsePlan(const Problem&, int64_t top_k, Element, LoopOrder order, int sms);
 };
 

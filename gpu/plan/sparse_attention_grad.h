@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the tuned kernels of sparse_attention_grad take a call: pure arithmetic on its sizes.
+// How a call of sparse_attention_grad is cut for the tuned kernels: arithmetic on its sizes.
 #pragma once
 
 #include "core/backend.h"
@@ -7,11 +7,11 @@
 
 namespace msa::cuda {
 
-/// Chunks of queries within kGradSlotBytes, as many scheduled at once as kMostListBytes lets.
+/// Chunks of queries within kGradSlotBytes, as many scheduled at once as kMostListBytes allows.
 struct SparseGradPlan {
     SparseGradArgs sizes{};  // no addresses
 
-    /// Of a call that has queries and keys.
+    /// For a call with at least one query and one key.
     SparseGradPlan(const Problem&, int64_t top_k);
     int64_t list_bytes() const;
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The host side of the tuned kernels, one file per operation: those of Hopper (sm90), those in the
-// instructions of compute capability 8.0 (sm80), which any device takes, and those that choose
-// between them by the device (tuned).
+// The host side of the tuned kernels, one file per operation. Suffixes: sm90 for Hopper, sm80 for
+// kernels with the instructions of compute capability 8.0, which run on any later device, and tuned
+// for functions that choose between the two by device.
 //
-// takes_<kernel>() is the one place that says what a kernel takes; a no comes with the reason,
-// which supports() and answered_by() pass on. `aligned`: operands and outputs begin at multiples of
-// 16 bytes, as the TMA unit needs. <kernel>() plans, takes its workspace and launches; it may be
-// called where the kernel takes the call.
+// takes_<kernel>() alone decides whether a kernel can run a call. Its reasons appear in supports()
+// and answered_by(). `aligned`: operands and outputs are aligned to 16 bytes, as the TMA unit
+// needs. <kernel>() plans, allocates its workspace and launches; it may be called only if
+// takes_<kernel>() accepts the call.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, Vie
 Support takes_index_select_sm80(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm80(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
-/// With an exchange, the call is a rank's part of a decode step: see gpu/parallel.
+/// With an exchange, the call is one rank's part of a decode step (gpu/parallel).
 void index_select_of_rank_sm90(const Call&, const SelectionRule&, const IndexInput&,
                                View<int32_t, 3> ids, const CandidateExchange*);
 
@@ -44,19 +44,19 @@ Support takes_sparse_attention_grad_tuned(const Device&, const Problem&,
 void sparse_attention_grad_tuned(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
                                  const AttentionSaved&, const AttentionGradient&);
 
-/// `max_logit`: is it asked for? `sinks`: are there any?
+/// `max_logit`: whether it is requested. `sinks`: whether there are any.
 Support takes_block_mass_sm90(const Device&, const Problem&, const BlockMassRequest&,
                               bool max_logit, bool aligned, bool sinks = false);
 void block_mass_sm90(const Call&, const BlockMassInput&, const BlockMassOutput&);
 
-/// On tensor cores (mma.sync) of any device that the backend takes.
+/// On tensor cores (mma.sync) of any device that the backend supports.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
 void index_lse_mma(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
-/// main_lse must be given, and gradients be asked for.
+/// Needs main_lse and a request for gradients.
 Support takes_index_kl_sm90(const Device&, const Problem&, const IndexKlInput&,
                             const IndexKlOutput&);
-/// By that kernel, by index_kl_mma, which takes blocks of 16 and 32 keys too, or by index_kl_any;
-/// gives the name, and why it was none before.
+/// Runs index_kl_sm90, else index_kl_mma (which also takes blocks of 16 and 32 keys), else
+/// index_kl_any. Returns the kernel's name and why the earlier ones did not take the call.
 std::string index_kl(const Call&, const IndexKlInput&, const IndexKlOutput&);
 
 template <typename... Views>

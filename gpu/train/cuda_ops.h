@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What a transformer computes beside attention, on one NVIDIA GPU: see core/train/ops.h. Products
-// are those of cuBLASLt, which is opened at run time, or plain kernels where it is not there; sums
-// are float, each with one order, so that the same call gives bitwise the same results.
+// A transformer's operations other than attention (core/train/ops.h) on one NVIDIA GPU. Products
+// use cuBLASLt, which is opened at run time, or plain kernels without it. Sums are float with a
+// fixed order, so the same call gives bitwise the same results.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@
 
 namespace msa::train {
 
-/// `element`: of activations and of the weights that products read, bf16 or f32. InputError unless
-/// the backend is "cuda"; UnsupportedError where this build has no CUDA.
+/// `element`: type of activations and of the weights of products, bf16 or f32. InputError unless
+/// the backend is "cuda"; UnsupportedError if this build has no CUDA.
 std::unique_ptr<Ops> make_cuda_ops(std::unique_ptr<Backend> backend,
                                    Element element = Element::bf16);
 
-/// Can GPUs sum over workers? NCCL is opened at run time; call this before there are threads, since
-/// it sets what the library reads from the environment, as far as that is not set: no NVLink
-/// multicast, and no access to a peer's stream-ordered memory, which is its GPU's alone.
+/// Whether GPUs can sum over workers. Opens NCCL at run time. Call this before threads start,
+/// because it sets environment variables of NCCL unless they are set: no NVLink multicast, and no
+/// access to a peer's stream-ordered memory, which only its own GPU can access.
 Support cuda_workers();
 
 }  // namespace msa::train

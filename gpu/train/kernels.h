@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The launchers of the kernels beside attention: what core/train/ops.h says of the operation of the
-// same name, asked for on a stream. Shapes are checked before.
+// Launchers of the kernels other than attention. Contracts are those of the operations of the same
+// name in core/train/ops.h. Shapes are already checked.
 #pragma once
 
 #include "core/train/ops.h"
@@ -21,18 +21,18 @@ void sum_heads(cudaStream_t, In<3> many, Out<2> one);
 
 // norm.cu
 void rms_norm(cudaStream_t, In<2> x, const float* w, Out<2> y);
-/// Floats of `parts`, which rms_norm_grad takes for its sums. UnsupportedError where rows are too
-/// wide for a thread block's memory.
+/// Floats of `parts`, the scratch memory of rms_norm_grad. UnsupportedError if rows are too wide
+/// for a thread block's memory.
 int64_t norm_parts(int64_t rows, int64_t width);
 void rms_norm_grad(cudaStream_t, In<2> x, const float* w, In<2> d_y, Out<2> d_x, float* d_w, Sum,
                    float* parts);
 
 // rows.cu
-/// to [m, width]: rows[i] of from.
+/// Row i of to [m, width] = row rows[i] of from.
 void copy_rows(cudaStream_t, In<2> from, View<const int32_t, 1> rows, Out<2> to);
-/// Row i of from is added to rows[i] of to.
+/// Adds row i of from to row rows[i] of to.
 void add_rows(cudaStream_t, In<2> from, View<const int32_t, 1> rows, Out<2> to);
-/// Floats of `parts`, which embed_grad takes for its sums.
+/// Floats of `parts`, the scratch memory of embed_grad.
 int64_t embed_parts(int64_t tokens, int64_t vocabulary, int64_t width);
 void embed_grad(cudaStream_t, View<const int32_t, 1> tokens, In<2> d_x, View<float, 2> d_table,
                 float* parts);
@@ -40,7 +40,7 @@ void merge_attention(cudaStream_t, In<3> part_out, const float* part_lse,
                      View<const int32_t, 1> rows, Out<3> out, float* lse);
 
 // losses.cu
-/// Doubles of `parts`, which total takes for its sums.
+/// Doubles of `parts`, the scratch memory of total.
 inline constexpr int64_t kTotalParts = 512;
 /// sum [1] of f32 or f64 values.
 void total(cudaStream_t, In<1> values, double* parts, double* sum);
@@ -48,15 +48,15 @@ void cross_entropy(cudaStream_t, Out<2> logits, const int32_t* targets, float* l
                    bool gradient);
 
 // optimizer.cu
-/// Doubles of `parts`, which squared_norms takes for its sums, per part of the list.
+/// Doubles of `parts` per part of the list, the scratch memory of squared_norms.
 inline constexpr int64_t kNormTiles = 64;
-/// sums [count] of the squares of [starts[i], starts[i + 1]).
+/// sums [count]: sums of squares of [starts[i], starts[i + 1]).
 void squared_norms(cudaStream_t, const float* values, const int64_t* starts, int64_t count,
                    double* parts, double* sums);
 void adamw(cudaStream_t, const AdamW&, int64_t step, double lr, double factor,
            View<float, 1> weights, const float* gradient, float* first, float* second);
 
-/// A product of row-major matrices, to [m, n] = left right, of float sums.
+/// A product of row-major matrices with float sums: to [m, n] = left right.
 struct Product {
     In<2> left;   // [m, k], or its transpose
     In<2> right;  // [k, n], or its transpose

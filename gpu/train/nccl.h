@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums over several GPUs by NCCL, which is opened at run time.
+// Sums over several GPUs with NCCL, which is opened at run time.
 #pragma once
 
 #include <memory>
@@ -10,22 +10,22 @@
 
 namespace msa::cuda {
 
-/// Why there is no NCCL; empty where there is. Opens the library, see train::cuda_workers.
+/// Why NCCL cannot be used; empty if it can. Opens the library, see train::cuda_workers.
 std::string nccl_failure();
 
-/// What connects the GPU of one worker with those of the others.
+/// One worker's NCCL communicator.
 class Nccl {
 public:
-    /// Collective. Each worker has a GPU of its own, which is the current device; its sums take
-    /// their turn on `stream`. SystemError with what the library says.
+    /// Collective. Each worker has its own GPU, which is the current device; sums run on `stream`.
+    /// SystemError with the library's message.
     Nccl(const parallel::Group& workers, std::shared_ptr<Stream> stream);
     ~Nccl();
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
-    /// Collective: each value becomes its sum over the workers, the same bits for all; waits for
-    /// it. Where another worker ends, or the connection does, the sum under way is given up:
-    /// throws, and the object cannot be used again.
+    /// Collective: each value becomes its sum over the workers, with the same bits on all; waits
+    /// for the result. If another worker or the connection ends, throws, and the object cannot be
+    /// used again.
     void sum(const parallel::Group& workers, View<float, 1> values);
 
 private:

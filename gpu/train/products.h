@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products of matrices by cuBLASLt, which is opened at run time.
+// Products of matrices with cuBLASLt, which is opened at run time.
 #pragma once
 
 #include <memory>
@@ -11,20 +11,20 @@ namespace msa::cuda {
 
 class CublasLt {
 public:
-    /// `stream` is where all products go.
+    /// All products run on `stream`.
     explicit CublasLt(std::shared_ptr<Stream> stream);
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
     CublasLt& operator=(const CublasLt&) = delete;
 
-    /// "cuBLASLt 13.1.0", or why there is none.
+    /// "cuBLASLt 13.1.0", or why the library cannot be used.
     const std::string& name() const { return name_; }
-    /// False where there is no library, or none of its kernels takes this product.
+    /// False if there is no library, or if none of its kernels supports this product.
     bool run(const Product&);
 
 private:
     struct Library;
-    std::unique_ptr<Library> library_;  // absent where it could not be opened
+    std::unique_ptr<Library> library_;  // null if it could not be opened
     std::string name_;
 };
 
