@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bytes of what every cost model counts besides operands, whose element is the caller's.
+// Bytes of values other than operands, for all cost models.
 #pragma once
 
 #include <cstdint>

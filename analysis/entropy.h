@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Entropy of the attention distribution, in nats, without the distribution: with p the softmax of
-// the logits s over a support,
+// Entropy of the attention distribution, in nats, computed without its probabilities: with p the
+// softmax of the logits s over a support,
 //   H = -sum_j p_j ln p_j = lse - sum_j p_j s_j = lse - scale * q . (sum_j p_j k_j),
-// and the last sum is the output of the same attention with v := k. The difference cancels where a
-// head looks at one key: H is good to about the float rounding of lse, and is never below 0. Where
-// logits are so large that this rounding alone may change H by more than 0.01 nats, H is NaN:
-// undefined. A NaN that a row sees makes its H NaN.
+// and the last sum is the output of the same attention with v := k. The difference cancels if a
+// head attends to one key: H is accurate to about the float rounding of lse, and is never below 0.
+// H is NaN (undefined) if logits are so large that this rounding may change H by more than 0.01
+// nats. A NaN that a row sees makes its H NaN.
 //
-// A learnable sink is one more place that probability goes to: p_sink = exp(sink - lse) takes part
-// with its logit, the sink. Capped logits are no such product of a mean key: H is NaN, undefined.
+// A learnable sink is one more outcome, with p_sink = exp(sink - lse) and the sink as its logit.
+// With a soft cap the formula does not hold, so H is NaN.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The roofline: what a machine can do, and the time that it cannot go below.
+// The roofline: a machine's peak rates, and the resulting lower bound on time.
 #pragma once
 
 #include <cstdint>
@@ -25,31 +25,31 @@ struct Hardware {
     std::map<Element, double> flops_per_second;
     double bytes_per_second = 0;                   // of the memory
     std::optional<double> cache_bytes;             // last-level cache that all cores share
-    std::optional<double> cache_bytes_per_second;  // out of it
+    std::optional<double> cache_bytes_per_second;  // read from it
 
-    /// A way to other chips: byte/s that one chip takes in, and as much out at the same time, and
-    /// the seconds that a message of a few bytes is under way.
+    /// A link to other chips: byte/s into one chip, with the same rate out at the same time, and
+    /// the latency of a small message in seconds.
     struct Link {
         double bytes_per_second = 0, seconds = 0;
     };
     std::optional<Link> link = {};     // to the other chips of a host
-    std::optional<Link> network = {};  // to those of other hosts, each chip's own share
+    std::optional<Link> network = {};  // to chips of other hosts, each chip's share
     int64_t chips_of_host = 1;
 
-    /// Throws InputError naming chip and element where there is no entry.
+    /// Throws InputError naming chip and element if there is no entry.
     double peak(Element) const;
-    /// Throws InputError where there is no entry.
+    /// Throws InputError if there is no entry.
     double cache() const;
     const Link& links() const;
     const Link& networks() const;
-    /// FLOP/byte from which on arithmetic, not memory, is the limit.
+    /// FLOP/byte above which arithmetic, not memory, is the limit.
     double ridge(Element element) const { return peak(element) / bytes_per_second; }
 };
 
 /// max(flops / peak of the operands' element, bytes / bandwidth). Work without arithmetic needs no
 /// peak.
 double roofline_seconds(const Cost&, Element, const Hardware&);
-/// Is memory the limit?
+/// Whether memory is the limit.
 bool memory_bound(const Cost&, Element, const Hardware&);
 
 }  // namespace msa::analysis

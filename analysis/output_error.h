@@ -36,12 +36,12 @@ public:
     const std::vector<double>& differences() const { return difference_; }
     const std::vector<double>& norms() const { return norm_; }
 
-    /// [Hq]; NaN where no row was counted or the dense output is 0: a dead head.
+    /// [Hq]; NaN if no row was counted or the dense output is 0 (a dead head).
     std::vector<double> relative() const;
-    /// Heads whose dense output is 0 on all counted rows, of which there are some: they have no
-    /// relative error.
+    /// Heads whose dense output is 0 on all counted rows, so that they have no relative error. 0 if
+    /// no row was counted.
     int64_t dead_heads() const;
-    /// Mean of relative() over all heads but the dead ones; NaN where none is left.
+    /// Mean of relative() over all heads but the dead ones; NaN if there are none.
     double mean() const;
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How much selections have in common, and how far back they reach.
+// Overlap of selections, and the distances of selected blocks.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +47,9 @@ private:
     std::vector<int64_t> counts_;
 };
 
-/// What a heat map of a selection shows (fig:vis-selection): a column at the first block, a
-/// diagonal, and elsewhere blocks that groups share or do not. Far blocks of a query are those that
-/// are neither the first one nor its newest two.
+/// The pattern in a heat map of a selection (fig:vis-selection): a column at the first block, a
+/// diagonal, and far blocks that groups share or do not. Far blocks of a query are all but the
+/// first and the query's newest two.
 class SelectionPattern {
 public:
     explicit SelectionPattern(int64_t groups);
@@ -59,8 +59,8 @@ public:
     // NaN where no row was counted.
     std::vector<double> first_block_rate() const;  // [Hkv] share of rows that keep block 0
     std::vector<double> local_rate() const;        // [Hkv] that keep the block before their own
-    /// [Hkv (Hkv - 1) / 2] of groups 0 and 1, 0 and 2 and so on: mean overlap of the far blocks
-    /// that two groups keep for the same query. A row where neither keeps one does not count.
+    /// [Hkv (Hkv - 1) / 2] for groups 0 and 1, 0 and 2 and so on: mean overlap of the far blocks
+    /// that two groups keep for the same query. Rows in which neither keeps one do not count.
     std::vector<double> far_overlap() const;
 
 private:

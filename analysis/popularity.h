@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the queries spread over the key blocks: what a KV-outer kernel has to balance
+// The distribution of queries over key blocks, which a KV-outer kernel has to balance
 // (sec:kernel:sparse_attn, pre-scheduled tile chunking and query concatenation).
 #pragma once
 
@@ -19,7 +19,7 @@ public:
     /// The same from the first block of each sequence (block_starts of core/problem.h).
     Popularity(int64_t groups, std::vector<int64_t> first_block);
 
-    /// A chunk of its queries with ids [Nq, Hkv, k].
+    /// A chunk of the layer's queries with ids [Nq, Hkv, k].
     void add(const Problem&, View<const int32_t, 3> ids);
 
     State state() const;
@@ -39,16 +39,17 @@ std::vector<double> lorenz_curve(View<const int64_t, 1> counts);
 /// 1 - 2 * area under the Lorenz curve: 0 when all blocks are equally popular.
 double gini(View<const int64_t, 1> counts);
 
-// The paper's tiling (sec:kernel:sparse_attn). What the kernels of gpu/ do is in selection_cost.h.
+// The paper's tiling (sec:kernel:sparse_attn). For that of our kernels see selection_cost.h.
 
-/// Pieces of at most 2 k Bk queries that the paper's scheduler cuts the blocks into.
+/// Number of pieces of at most 2 k Bk queries into which the paper's scheduler cuts the blocks'
+/// lists.
 int64_t chunks(View<const int64_t, 1> counts, int64_t top_k, int64_t block_size);
 
 /// ceil(128 / G): query positions whose G heads fill the paper's 128-row MMA tile.
 int64_t queries_per_tile(int64_t group_size);
 /// MMA tiles when each block's queries are packed.
 int64_t mma_tiles(View<const int64_t, 1> counts, int64_t group_size);
-/// Used share of these tiles' rows. NaN when nothing is selected.
+/// Share of these tiles' rows that is used. NaN if nothing is selected.
 double mma_fill(View<const int64_t, 1> counts, int64_t group_size);
 
 }  // namespace msa::analysis

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Blocks of neighbouring queries: what the bootstrap draws (bootstrap.h), and what sums over
-// queries are kept of, so that parts of a layer are some of its blocks.
+// Blocks of neighbouring queries. The bootstrap draws them (bootstrap.h), and sums are kept per
+// block, so a part of a layer is a subset of its blocks.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +12,39 @@
 
 namespace msa::analysis {
 
-/// Positions of a sequence whose queries are one block.
+/// Positions of a sequence in one block.
 inline constexpr int64_t kBlockPositions = 128;
 
-/// The queries of a problem in blocks, in order.
+/// The queries of a problem, cut into blocks in order.
 struct QueryBlocks {
     std::vector<int64_t> begins{0};  // [M + 1] first query of each block, and the number of queries
     std::vector<int64_t> sequences;  // [M] the sequence of each
-    std::vector<int64_t> rows;       // [M] its counted queries, which may be none
+    std::vector<int64_t> rows;       // [M] its counted queries, may be 0
 
     int64_t count() const { return std::ssize(rows); }
     QueryRange range(int64_t block) const {
         const auto b = static_cast<size_t>(block);
         return {begins[b], begins[b + 1]};
     }
-    /// The block that the query, or the end, lies at.
+    /// The block that begins at this query; M for the end.
     int64_t at(int64_t query) const;
 };
 
 /// kinds [Nq] of the problem's queries.
 QueryBlocks query_blocks(const Problem&, std::span<const RowKind> kinds);
 
-/// What an accumulator (State of rows.h) has of each block. Sums are additive: those of several
-/// parts of a layer are those of their blocks, one part behind the other.
+/// An accumulator's State (rows.h) for each block. The blocks of several parts of a layer are
+/// concatenated.
 class BlockSums {
 public:
     BlockSums() = default;
     explicit BlockSums(int64_t blocks) : of_(static_cast<size_t>(blocks)) {}
-    /// sums [M, n] and counts [M, m] as tensors give them back.
+    /// From the sums [M, n] and counts [M, m] that the getters return.
     BlockSums(View<const double, 2> sums, View<const int64_t, 2> counts);
 
-    /// On top of what the block has. States of all blocks have the same sizes.
+    /// Adds to the block's state. States of all blocks have the same sizes.
     void add(int64_t block, const State& state);
-    /// The blocks of another one behind these.
+    /// Appends the blocks of another one.
     void append(const BlockSums& next);
     /// Over all blocks, in their order.
     State total() const;

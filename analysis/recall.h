@@ -23,7 +23,7 @@
 namespace msa::analysis {
 
 struct RecallOptions {
-    /// Leave the query's own block out of I* (it is forced, hence always recalled).
+    /// Leaves the query's own block out of I*, since it is forced and so always recalled.
     bool exclude_local = false;
 };
 
@@ -31,22 +31,22 @@ class Recall {
 public:
     Recall(int64_t groups, RecallOptions options);
 
-    /// A chunk of queries, in order. ids, oracle_ids [Nq, Hkv, k]; mass [Nq, Hkv, B]; kinds [Nq].
-    /// A row whose I* is empty or has no mass counts with recall 1: nothing was lost.
-    /// A row whose mass is NaN has recalls of NaN: what I* is, is undefined.
+    /// A chunk of queries, in order. ids, oracle_ids [Nq, Hkv, k]; mass [Nq, Hkv, B]; kinds [Nq]. A
+    /// row whose I* is empty or has no mass counts with recall 1: nothing was lost. A row whose
+    /// mass is NaN has recalls of NaN, since I* is undefined.
     void add(const Problem&, std::span<const RowKind> kinds, View<const int32_t, 3> ids,
              View<const int32_t, 3> oracle_ids, View<const float, 3> mass);
 
     /// The columns of measure, each of all groups.
     static constexpr const char* kColumns[] = {"block_recall", "score_recall", "mass_kept",
                                                "oracle_mass"};
-    /// The first of a column's `groups` numbers in state().
+    /// Index in state() of the first of a column's `groups` numbers.
     static int64_t first_of(std::string_view column, int64_t groups) {
         return groups *
                (std::find(std::begin(kColumns), std::end(kColumns), column) - std::begin(kColumns));
     }
-    /// What add() counts of query i, [kColumns * Hkv] values, for other means of the same numbers.
-    /// The arguments must outlive the function.
+    /// A function that gives the values that add() counts for query i, [kColumns * Hkv], for other
+    /// means of them. The arguments must outlive the function.
     std::function<void(int64_t i, RowValues values)> measure(const Problem&,
                                                              std::span<const RowKind> kinds,
                                                              View<const int32_t, 3> ids,

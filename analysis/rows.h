@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which rows an average counts; one rule for all metrics.
+// Which rows averages count, for all metrics.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ enum class RowKind : uint8_t {
 /// [Nq]: the kind of each query. `all_rows` counts the trivial ones.
 std::vector<RowKind> row_kinds(const Problem&, int64_t top_k, bool all_rows);
 
-/// [Nq]: counted are the queries that see more than `tokens` keys, so that budgets up to there are
-/// compared on the same rows.
+/// [Nq]: counts the queries that see more than `tokens` keys, so budgets up to that are compared on
+/// the same rows.
 std::vector<RowKind> rows_beyond(const Problem&, int64_t tokens);
 
-/// A mean over rows that come in chunks: sums in row order, so that the cut does not matter.
+/// A mean over rows that come in chunks. Sums in row order, so the cut into chunks does not matter.
 class Mean {
 public:
     void add(double value) {
@@ -36,7 +36,7 @@ public:
     int64_t count() const { return count_; }
     /// NaN for no rows.
     double value() const;
-    /// Adds the rows that another mean has seen.
+    /// Adds the sum and count of another mean.
     void join(double sum, int64_t count) {
         sum_ += sum;
         count_ += count;
@@ -47,26 +47,26 @@ private:
     int64_t count_ = 0;
 };
 
-/// What a row adds to a list of means; left empty, it does not count there.
+/// A row's values for a list of means; an empty value does not count.
 using RowValues = std::span<std::optional<double>>;
 
-/// Adds rows to means. measure(row, values) fills one value per mean, of several rows at a time and
-/// without throwing; the means sum them in row order, whatever the number of threads.
+/// Adds rows to means. measure(row, values) fills one value per mean; it is called by several
+/// threads and must not throw. The means sum in row order, whatever the number of threads.
 void add_rows(std::span<Mean> means, int64_t rows,
               const std::function<void(int64_t row, RowValues values)>& measure);
 
-/// All that an accumulator of this folder has of its rows, so that each of several workers can see
-/// a part of them: state() gives it, and join() adds that of further rows. Joined in the order of
-/// the rows, the states of the same parts give the same bits, whoever saw which part when. Counts
-/// are those of all rows in one accumulator. A sum is too where there is one part; else it has
-/// another order, and differs by at most the rounding of n additions twice, 2 n 2^-53 sum |x|.
+/// The state of an accumulator of this folder, so that several workers can each process some rows:
+/// state() returns it, and join() adds that of further rows. Joined in row order, the states of the
+/// same parts give the same bits, whoever computed them when. Counts equal those of one accumulator
+/// over all rows. With one part sums do, too; with several, their order differs, which changes them
+/// by at most the rounding of n additions twice, 2 n 2^-53 sum |x|.
 struct State {
     std::vector<double> sums;
     std::vector<int64_t> counts;
 };
-/// InputError unless a state has so many sums and counts, as `what` has them.
+/// InputError unless the state has the numbers of sums and counts that `what` has.
 void require_state(const char* what, const State&, size_t sums, size_t counts);
-/// Of a list of means, each a sum and a count.
+/// The state of a list of means, each a sum and a count.
 State state_of(std::span<const Mean> means);
 void join_means(std::span<Mean> means, const State&);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What sparse attention costs on the blocks that were really selected. Orders, as the kernels of
-// gpu/ walk them (sizes in core/kernel_sizes.h):
+// The cost of sparse attention on actually selected blocks. Loop orders of our kernels (sizes in
+// core/kernel_sizes.h):
 //   q_outer    each query walks its own blocks, one query at a time
 //   union      a tile of neighbouring queries, 128 rows, walks the union of their blocks, masked;
 //              outputs stay on chip
@@ -8,17 +8,15 @@
 //              which the tiles combine; a round of queries at a time, as its slots must fit
 //   automatic  in each tile, blocks that enough of its queries share go by union, the rest by
 //              kv_outer
-// Work runs group by group, queries in order, one tile at a time: what a machine with many tiles in
-// flight makes of it is not modelled, nor that `automatic` gives calls with few queries to q_outer
-// and sequences of one tile to union, nor that blocks of fewer than 128 keys are walked in steps of
-// 128 (64 with 64 channels), the last of which may be in part empty, nor what e4m3 adds: its
-// outputs and partial outputs are bf16, and its values are transposed once.
-// Beside them the paper's q_outer and kv_outer (sec:kernel:sparse_attn): every block read comes
-// from memory, ceil(128 / G) gathered queries fill a 128-row tile, handles and log-sum-exps are
-// left out.
+// The model runs group by group, queries in order, one tile at a time. It does not model: many
+// tiles in flight; that `automatic` uses q_outer for few queries and union for sequences of one
+// tile; that blocks of fewer than 128 keys are walked in steps of 128 (64 with 64 channels), the
+// last of which may be partly empty; and for e4m3, outputs and partial outputs in bf16 and the
+// transposition of values. Also the paper's q_outer and kv_outer (sec:kernel:sparse_attn): every
+// block read comes from memory, ceil(128 / G) gathered queries fill a 128-row tile, and handles and
+// log-sum-exps are left out.
 //
-// Memory beside the ids: less than 64 bytes for a query and 128 for a (group, block); no table of
-// queries by blocks.
+// Memory besides the ids: less than 64 bytes per query and 128 per (group, block).
 #pragma once
 
 #include <cstdint>
@@ -33,17 +31,17 @@ namespace msa::analysis {
 /// Reads of (group, block) pairs by tiles of consecutive queries.
 struct TileReads {
     int64_t tiles = 0;   // over all groups
-    int64_t reads = 0;   // blocks read: sizes of the tiles' unions summed
-    int64_t misses = 0;  // of these, not found in the cache
+    int64_t reads = 0;   // blocks read: sum of the tiles' union sizes
+    int64_t misses = 0;  // reads not found in the cache
     double mean_union() const { return static_cast<double>(reads) / static_cast<double>(tiles); }
 };
 
-/// Tiles of `tile_queries` queries that never cross a sequence walk the union of their blocks in
-/// ascending order, through a least-recently-used cache of `cache_blocks` blocks (0: none).
+/// Tiles of `tile_queries` queries, none across sequences, read the union of their blocks in
+/// ascending order through an LRU cache of `cache_blocks` blocks (0: none).
 TileReads tile_reads(const Problem&, View<const int32_t, 3> ids, int64_t tile_queries,
                      int64_t cache_blocks);
 
-/// What goes block by block (KV-outer).
+/// The work that goes block by block (KV-outer).
 struct BlockWork {
     int64_t uses = 0;    // (query, group, block) triples: handles, and partial outputs of G heads
     int64_t items = 0;   // work items; each loads its block
@@ -51,12 +49,13 @@ struct BlockWork {
     int64_t blocks = 0;  // (round of slots, group, block) with any use
 };
 
-/// How a call's ids are split between the walk over unions and the walk over blocks.
+/// The split of a call's ids between unions and KV-outer.
 struct Split {
     int64_t tile_queries = 1;
-    int64_t least_sharing = 1;  // of a tile's queries select a block of its union; 1: all blocks
-    // Tiles whose slots are held at once in any case. Chunks whose slots fit together are a round,
-    // but for those of another schedule, which takes so many.
+    int64_t least_sharing =
+        1;  // at least so many of a tile's queries select a block of its union; 1: all blocks
+    // Tiles whose slots fit in any case, and chunks per schedule. Consecutive chunks of one
+    // schedule whose slots fit together are a round.
     int64_t chunk_tiles = 1, scheduled_chunks = 16;
 };
 struct SplitWork {
@@ -66,7 +65,7 @@ struct SplitWork {
 SplitWork split_work(const Problem&, View<const int32_t, 3> ids, const Split&,
                      int64_t cache_blocks);
 
-/// One order of the loops: all its phases together.
+/// One loop order, all its phases together.
 struct OrderCost {
     std::string name;
     double executed_flops = 0;  // rows of padded MMA tiles and masked keys included
@@ -76,20 +75,21 @@ struct OrderCost {
 };
 
 struct SelectionCost {
-    int64_t pairs = 0;            // (query, group, block) selected
-    double useful_flops = 0;      // 4 G dh per selected visible key
-    double used_slots = 0;        // pairs / (Nq Hkv k)
-    int64_t used_blocks = 0;      // (group, block) pairs that any query selected
-    double mean_queries = 0;      // pairs / used_blocks
-    int64_t most_queries = 0;     // of one (group, block)
-    int64_t work_items = 0;       // of kv_outer
-    double pass_fill = 0;         // used share of the rows of kv_outer's passes
-    double union_share = 0;       // share of the pairs that `automatic` gives to unions
-    double gathered_q_bytes = 0;  // of kv_outer, e G dh per pair; as many again are partial outputs
-    std::vector<std::pair<int64_t, TileReads>> unions;  // by queries of a tile: 1, 2, 4, ..., T
+    int64_t pairs = 0;         // (query, group, block) selected
+    double useful_flops = 0;   // 4 G dh per selected visible key
+    double used_slots = 0;     // pairs / (Nq Hkv k)
+    int64_t used_blocks = 0;   // (group, block) pairs that any query selected
+    double mean_queries = 0;   // pairs / used_blocks
+    int64_t most_queries = 0;  // of one (group, block)
+    int64_t work_items = 0;    // of kv_outer
+    double pass_fill = 0;      // used share of the rows of kv_outer's passes
+    double union_share = 0;    // share of the pairs that `automatic` gives to unions
+    double gathered_q_bytes =
+        0;  // of kv_outer, e G dh per pair; partial outputs take as much again
+    std::vector<std::pair<int64_t, TileReads>> unions;  // by queries per tile: 1, 2, 4, ..., T
     std::vector<OrderCost> orders;                      // q_outer, union, kv_outer, automatic
-    /// Mean union size at which the union order, were arithmetic its only limit, would take as long
-    /// as the better of q_outer and kv_outer.
+    /// Mean union size at which the union order, if limited only by arithmetic, takes as long as
+    /// the better of q_outer and kv_outer.
     double break_even_union = 0;
     // The paper's accounting.
     int64_t paper_chunks = 0;             // pieces of at most 2 k Bk queries
@@ -97,10 +97,10 @@ struct SelectionCost {
     std::vector<OrderCost> paper_orders;  // q_outer, kv_outer
 };
 
-/// For ids [Nq, Hkv, k] of queries that follow each other without gaps; q, k, v and outputs in
-/// `element`. A phase's time is the largest of executed FLOPs over the peak, memory bytes over the
-/// bandwidth and, where the machine's is known, cache bytes over the cache's bandwidth; the phases
-/// of an order (schedule, block by block, tile by tile with the combine) are added.
+/// For ids [Nq, Hkv, k] of consecutive queries; q, k, v and outputs in `element`. A phase's time is
+/// the largest of executed FLOPs over the peak, memory bytes over the bandwidth and, if known,
+/// cache bytes over the cache's bandwidth. The phases of an order (schedule, block by block, tile
+/// by tile with the combine) are added.
 SelectionCost selection_cost(const Problem&, View<const int32_t, 3> ids, Element element,
                              const Hardware&);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Attention sinks (fig:attention-sink): mean probability that a head puts on the first tokens of
-// the sequence, over all rows that see a key. On dense attention, or on the support that sparse
-// attention used: then a token outside the selected blocks has probability 0, and the softmax is
-// normalised by the sparse lse. Tokens before a query's window have probability 0, and learnable
-// sinks are in the lse. Where the logits are so large that the rounding of a float lse
-// alone changes probabilities by more than 1 %, the mean is NaN: undefined.
+// the sequence, over all rows that see a key. For dense attention, or for sparse attention on its
+// support: then a token outside the selected blocks has probability 0, and the softmax is
+// normalised by the sparse lse. Tokens before a query's window have probability 0, and the lse
+// includes learnable sinks. The mean is NaN (undefined) if logits are so large that the rounding of
+// a float lse alone changes probabilities by more than 1 %.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ public:
     /// Watches the first `tokens` tokens of each sequence, at least 1.
     SinkMass(int64_t query_heads, int64_t tokens);
 
-    /// A chunk of queries: q [Nq, Hq, dh], k [Nk, Hkv, dh], lse [Nq, Hq] of the attention that is
-    /// looked at, ids [Nq, Hkv, k] of its support (absent: dense).
+    /// A chunk of queries: q [Nq, Hq, dh], k [Nk, Hkv, dh], lse [Nq, Hq] of the measured attention,
+    /// and ids [Nq, Hkv, k] of its support (absent: dense).
     void add(const Problem&, View<const float, 3> q, View<const float, 3> k,
              View<const float, 2> lse, View<const int32_t, 3> ids);
 
@@ -36,8 +36,8 @@ private:
     std::vector<Mean> means_;  // [2 * Hq]: of the first token, then of the first tokens
 };
 
-/// [Hq] Mean probability that learnable sinks [Hq] take, exp(sink - lse), of attention whose lse
-/// [Nq, Hq] has them in it. Both on the host. NaN without rows.
+/// [Hq] Mean probability exp(sink - lse) of learnable sinks [Hq], for attention whose lse [Nq, Hq]
+/// includes them. Both on the host. NaN without rows.
 std::vector<double> learned_sink_mass(View<const float, 1> sinks, View<const float, 2> lse);
 
 }  // namespace msa::analysis

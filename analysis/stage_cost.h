@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What each stage of one attention layer costs, from its sizes alone, with the formulas as text.
-// There are two accountings:
+// The cost of each stage of an attention layer, from its sizes, with the formulas as text. There
+// are two accountings:
 //   kernels  what the tuned kernels of gpu/ do: padded rows and masked keys are executed, the
 //            handle of a (query, block) pair is 16 bytes, scores are never written
 //   paper    FLOPs of sec:msa-flops and bytes of sec:kernel:sparse_attn, whose closed forms leave
 //            out padding, log-sum-exps and the chip's cache; a handle is 4 bytes
-// Both take a causal half as N^2 / 2 and let every query select k whole blocks.
+// Both count causal pairs as N^2 / 2 and let every query select k whole blocks.
 //
 // Letters of the formulas: N tokens, Nq queries (N in prefill, 1 in decode), P visible (query, key)
 // pairs (Nq N - Nq^2 / 2, or N for one query), B = N / Bk blocks, e and e_i bytes of an element of
@@ -24,21 +24,20 @@
 
 namespace msa::analysis {
 
-/// One layer over one square causal sequence of N tokens, or one decode step behind N tokens.
+/// One layer over one square causal sequence of N tokens, or one decode step after N tokens.
 struct LayerSizes {
     int64_t tokens = 0;  // N
     int64_t query_heads = 0, kv_heads = 0, head_dim = 0, index_dim = 0;
     int64_t block_size = 128, top_k = 16;
-    /// Dense attention sees so many keys of each query, as the model's own does; unset, all. MSA,
-    /// which takes its place, selects among all.
+    /// Window of dense attention; unset: all keys. MSA, which replaces it, selects among all keys.
     std::optional<int64_t> window = {};
-    // Of q, k, v, outputs and partial outputs. Of e4m3 the kernels' outputs and partial outputs are
-    // bf16, and values are transposed once, which is not counted.
+    // Type of q, k, v, outputs and partial outputs. Not counted for e4m3: the kernels' outputs and
+    // partial outputs in bf16, and the transposition of values.
     Element element = Element::bf16;
     Element index_element = Element::bf16;  // of index_q and index_k
-    /// Distinct blocks that the queries of a tile select, mean, from k (all alike) to T k (none
-    /// shared). Each query is taken to choose its k blocks by chance among b: as many as give this
-    /// union, b (1 - (1 - k / b)^T); unset, all B.
+    /// Mean number of distinct blocks that the queries of a tile select, from k (all alike) to T k
+    /// (none shared). The model assumes that each query chooses its k blocks at random among b,
+    /// with b such that the union b (1 - (1 - k / b)^T) has this size; unset: b = B.
     std::optional<double> tile_union = {};
 
     int64_t group_size() const { return query_heads / kv_heads; }
@@ -46,15 +45,15 @@ struct LayerSizes {
     int64_t tile_queries() const;
     /// U of a tile of T queries.
     double union_blocks() const;
-    /// What `automatic` makes of such a tile.
+    /// How `automatic` splits such a tile.
     struct Sharing {
         double union_blocks;  // b P(X >= L): selected by L = sparse_least_sharing() queries or more
         double slot_blocks;   // of each query, k P(Y < L - 1): the others, where X and Y are how
                               // many of T queries and of the T - 1 others select a block
     };
     Sharing sharing() const;
-    /// Throws InputError unless all are positive, Hkv divides Hq, k Bk <= N, which the formulas
-    /// take for granted, and tile_union is in its range.
+    /// Throws InputError unless all are positive, Hkv divides Hq, k Bk <= N (which the formulas
+    /// assume), and tile_union is in its range.
     void validate() const;
 };
 
@@ -63,21 +62,21 @@ struct Stage {
     Cost cost;        // every operand crosses the memory bus once
     Element element;  // of its matrix products
     std::string flops_formula, bytes_formula;
-    /// Keys and values that are read again, and the bytes over which these reads are spread: a
-    /// cache that holds a share of them saves that share of the reads.
+    /// Bytes of repeated reads of keys and values, and the bytes over which these reads are spread.
+    /// A cache that holds a share of the latter saves that share of the reads.
     double repeated_bytes = 0, working_set_bytes = 0;
 
-    /// Bytes from memory: of the repeated ones what the cache, where its size is known, lacks.
+    /// Bytes from memory, including the repeated reads that miss in a cache of known size.
     double memory_bytes(const Hardware&) const;
     /// Bytes through the cache.
     double cache_bytes() const { return cost.bytes + repeated_bytes; }
-    /// The longest of arithmetic, memory and, where its bandwidth is known, cache.
+    /// The longest of arithmetic, memory and, if its bandwidth is known, cache.
     double seconds(const Hardware&) const;
-    /// "arithmetic", "memory" or "cache": which of them that is.
+    /// Which of them is the longest: "arithmetic", "memory" or "cache".
     const char* limit(const Hardware&) const;
 };
 
-/// Stages that run one after another and together answer the layer.
+/// Stages that run one after another and together compute the layer.
 struct Pipeline {
     std::string name;
     std::vector<Stage> stages;
@@ -97,7 +96,8 @@ struct Pipeline {
 std::vector<Pipeline> prefill_pipelines(const LayerSizes&);
 /// For one new token.
 std::vector<Pipeline> decode_pipelines(const LayerSizes&);
-/// For the last `queries` of the N tokens, the others being a prefix: both of the above are such.
+/// For the last `queries` of the N tokens, the others being a prefix. The two above are special
+/// cases.
 std::vector<Pipeline> chunk_pipelines(const LayerSizes&, int64_t queries);
 
 // The paper's accounting.
@@ -108,10 +108,10 @@ std::vector<Pipeline> paper_prefill_pipelines(const LayerSizes&);
 std::vector<Pipeline> paper_decode_pipelines(const LayerSizes&);
 /// F_GQA / F_MSA of sec:msa-flops.
 double paper_flop_ratio(const LayerSizes&);
-/// FLOPs of teaching the Index Branch by the KL loss, over one sequence. The selection needs the
-/// scores of all visible keys, P of each group; the loss and the gradients of index_q and index_k
-/// have the keys of their support alone: P, or of the selected blocks S = N k Bk - (k Bk)^2 / 2,
-/// where early queries select all that they see.
+/// FLOPs of training the Index Branch with the KL loss on one sequence. The selection needs the
+/// scores of all visible keys, P per group. The loss and the gradients of index_q and index_k need
+/// only the keys of their support: P, or for selected blocks S = N k Bk - (k Bk)^2 / 2, since early
+/// queries select all that they see.
 struct IndexTraining {
     double scores;     // 2 Hkv didx P
     double loss;       // 2 Hkv (G dh + didx) S: teacher's logits and the index logits, anew
@@ -122,8 +122,8 @@ IndexTraining index_training(const LayerSizes&, bool on_selected);
 /// The Main Branch alone: Q-outer, and KV-outer with the combine.
 Cost paper_q_outer_cost(const LayerSizes&);
 Cost paper_kv_outer_cost(const LayerSizes&);
-/// O_buf and LSE_buf of KV-outer, all queries at once: k N Hq (e dh + 4). The kernels' slots hold
-/// a round of queries at a time, kSparseSlotBytes of outputs.
+/// O_buf and LSE_buf of KV-outer for all queries at once: k N Hq (e dh + 4). Our kernels' slots
+/// hold one round of queries at a time, kSparseSlotBytes of outputs.
 double paper_slot_buffer_bytes(const LayerSizes&);
 
 }  // namespace msa::analysis
