@@ -45,7 +45,8 @@ sharded() {
     local shard pid pids=() outcome=0
     for ((shard = 0; shard < processes; ++shard)); do
         GTEST_TOTAL_SHARDS=$processes GTEST_SHARD_INDEX=$shard \
-            OMP_NUM_THREADS=$(((cores + processes - 1) / processes)) "$@" &
+            OMP_NUM_THREADS=$(((cores + processes - 1) / processes)) \
+            timeout -k 5 "${allowed:?}" "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || outcome=1; done

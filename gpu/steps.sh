@@ -30,17 +30,18 @@ wanted() { [[ $1 =~ ${STAGES:-.} ]]; }
 # long it took, and what in the output matches the pattern. Where it fails, the lines of the log that
 # say why are shown. A step that fails does not stop the others; the script fails last.
 step() {
-    local name=$1 most=$2 pattern=$3 began=$SECONDS outcome=ok left=$2 log=$out/$1.log
+    local name=$1 most=$2 pattern=$3 began=$SECONDS outcome=ok left=$2 allowed log=$out/$1.log
     shift 3
     wanted "$name" || return 0
     [[ -z ${LIMIT-} ]] || left=$((LIMIT - SECONDS))
+    allowed=$((most < left ? most : left)) # a function reads it
     rm -f "$log"
     if ((left < 5)); then
         outcome="no time left"
     elif [[ $(type -t "$1") == function ]]; then
         "$@" >"$log" 2>&1 || outcome="FAILED ($?)"
     else
-        timeout -k 5 $((most < left ? most : left)) "$@" >"$log" 2>&1 ||
+        timeout -k 5 "$allowed" "$@" >"$log" 2>&1 ||
             outcome="FAILED ($?)" # 124: it took too long
     fi
     rows+=("$(printf '%-28s %-12s %4d s  %s' "$name" "$outcome" $((SECONDS - began)) \

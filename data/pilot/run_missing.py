@@ -9,15 +9,15 @@ A run is missing unless its record is in --records or in --out. Sweeps are done 
 seed by seed. A run that is under way when the time is up stops behind a checkpoint in --out, and
 goes on when this is started again; --last says that nobody will start it again, so that no run
 begins that would not end in time. What has ended is recorded in --tar, one file: of each run
-ARM/seed-S/summary.json and curves.csv.gz, or diverged.json, and runs.csv. Unpacked in --records,
-they are what `msalab pilot` reads. WORDS, as --backend cpu, are added to every command line.
+ARM/seed-S/summary.json and curves.csv, packed by xz and without the rates of the machine, or
+diverged.json; and runs.csv. Unpacked in --records, they are what `msalab pilot` reads. WORDS, as --backend cpu, are added to every command line.
 """
 
 import argparse
 import csv
-import gzip
 import io
 import json
+import lzma
 import re
 import signal
 import subprocess
@@ -29,6 +29,8 @@ from pathlib import Path
 
 STOPPED = 130  # exit status of a run that was asked to stop
 STOPPING_SECONDS = 10  # that a run may need to write its checkpoint
+# Entries of the curves that no record needs: the same in all runs, or in runs.csv.
+RATES = re.compile(rb",(learning_rate|mfu|tokens_per_second),")
 GUESS_SECONDS = 100  # of a run, until one has ended
 
 
@@ -70,9 +72,9 @@ class Run:
         """The files that the run has left there; none while it is missing."""
         if (folder / "diverged.json").exists():
             return ["diverged.json"]
-        names = ["summary.json", "curves.csv", "curves.csv.gz"]
-        return [name for name in names if (folder / name).exists()] \
-            if (folder / "summary.json").exists() else []
+        names = ["summary.json", "curves.csv", "summary.json.xz", "curves.csv.xz"]
+        there = [name for name in names if (folder / name).exists()]
+        return there if any(name.startswith("summary") for name in there) else []
 
 
 def read_runs(options):
@@ -91,8 +93,9 @@ class Queue:
 
     def __init__(self, runs, options):
         self.options, self.lock, self.end = options, threading.Lock(), time.time() + options.seconds
-        missing = [run for run in runs if not run.left(options.records / run.name)
-                   and not run.left(run.folder)]
+        trunks = {run.trunk for run in runs}
+        missing = [run for run in runs if run.folder / "checkpoint.h5" not in trunks
+                   and not run.left(options.records / run.name) and not run.left(run.folder)]
         needed = {run.trunk for run in missing}
         self.runs = [run for run in runs if run in missing or
                      (run.folder / "checkpoint.h5" in needed and
@@ -182,7 +185,7 @@ def pack(runs, options, lines):
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
         for run in runs:
-            if run.left(options.records / run.name):
+            if run.arm == "trunk" or run.left(options.records / run.name):
                 continue
             for name in run.left(run.folder):
                 data = (run.folder / name).read_bytes()
@@ -190,7 +193,10 @@ def pack(runs, options, lines):
                     data = json.dumps(json.loads(data), separators=(",", ":"),
                                       ensure_ascii=False).encode() + b"\n"
                 if name == "curves.csv":
-                    name, data = "curves.csv.gz", gzip.compress(data, 9, mtime=0)
+                    data = b"".join(line for line in data.splitlines(keepends=True)
+                                    if not RATES.search(line))
+                if name in ("summary.json", "curves.csv"):
+                    name, data = f"{name}.xz", lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
                 add(f"{run.name}/{name}", data)
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows(

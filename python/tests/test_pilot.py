@@ -3,7 +3,7 @@
 differences are known, and the page of the real ones."""
 
 import csv
-import gzip
+import lzma
 import json
 import math
 import re
@@ -119,7 +119,7 @@ def test_verdicts_of_claims(made):
     assert verdicts.pop("window") == "agree"
     assert verdicts.pop("window-throughout") == "agree"
     assert verdicts.pop("emergence") == "agree"
-    assert set(verdicts.values()) == {"not run yet"}
+    assert set(verdicts.values()) == {"waits for runs"}
 
 
 def test_no_verdict_before_copying_has_emerged(made):
@@ -248,8 +248,8 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
 def test_curves_may_be_packed(made, capsys):
     plain = made / "msa/seed-2/curves.csv"
     want = read_records(made)["msa"][2]
-    packed = plain.with_name("curves.csv.gz")
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    packed = plain.with_name("curves.csv.xz")
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
     plain.unlink()
     assert read_records(made)["msa"][2].values == want.values
     packed.write_bytes(packed.read_bytes()[:-20])
@@ -276,7 +276,7 @@ def test_an_unknown_arm_is_refused(made, capsys):
 def test_the_command_writes_numbers_and_pictures(made, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["pilot", str(made), "--out", str(out)]) == 0
-    assert "**not run yet**" in capsys.readouterr().out
+    assert "**waits for runs**" in capsys.readouterr().out
     names = ("pilot_by_position", "pilot_gradient", "pilot_held_out", "pilot_index_msa",
              "pilot_loss", "pilot_probes", "pilot_retrieval")
     assert {path.name for path in out.iterdir()} == {"pilot.csv", "pilot.json"} | {

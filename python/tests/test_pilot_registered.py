@@ -89,7 +89,7 @@ def test_a_difference_below_the_margin_is_not_higher(tmp_path):
 def test_a_verdict_needs_every_seed(tmp_path):
     write_block_a(tmp_path, {"window": wave(0.01, 0.5)}, seeds=range(11, 16))
     found, verdict = registered.judge(read_records(tmp_path), OF["also along training"])
-    assert verdict == "not run yet" and found[0].missing == (16,)
+    assert verdict == "waits for runs" and found[0].missing == (16,)
 
 
 def test_no_verdict_before_copying_has_emerged(tmp_path):
@@ -113,7 +113,7 @@ def test_a_seed_of_a_run_that_failed_is_left_out(tmp_path):
 def test_a_large_kl_weight_fails_where_its_twin_learns(tmp_path):
     fails, regresses = (OF["without detaching, a large KL weight fails"],
                         OF["and a stable one regresses"])
-    assert registered.judge({}, regresses)[1] == "not run yet"
+    assert registered.judge({}, regresses)[1] == "waits for runs"
     for failing, verdict in ((2, "agree"), (1, "undecided"), (0, "disagree")):
         folder = tmp_path / str(failing)
         for place, seed in enumerate(registered.SEEDS["D"]):
@@ -163,8 +163,8 @@ def test_the_sink_needs_no_run_of_its_own(tmp_path):
     assert (found[0].mean, found[0].high) == (pytest.approx(0.002),
                                               pytest.approx(0.002 + half, rel=1e-4))
     assert verdict == "agree"
-    assert registered.judge(now, claim)[1] == "not run yet"
-    assert registered.judge({}, claim, before)[1] == "not run yet"
+    assert registered.judge(now, claim)[1] == "waits for runs"
+    assert registered.judge({}, claim, before)[1] == "waits for runs"
 
 
 def test_pictures_of_what_is_there(tmp_path):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Event files of curves: what TensorBoard reads back is what curves.csv has."""
 
-import gzip
+import lzma
 import sys
 
 import pytest
@@ -66,7 +66,7 @@ def test_runs_are_found_by_their_folders(tmp_path):
 def test_packed_curves_are_read(tmp_path):
     path = write_run(tmp_path, "msa", 1) / "curves.csv"
     points = list(read_points(path))
-    (path.parent / "curves.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (path.parent / "curves.csv.xz").write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
     runs = find_runs([tmp_path])
     assert list(runs) == ["msa/seed-1"]

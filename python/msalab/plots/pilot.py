@@ -69,7 +69,7 @@ EXPECTED = {
     "no higher": lambda low, high, m: (high < m, low > m),
     "no lower": lambda low, high, m: (low > -m, high < -m),
 }
-AGREE, DISAGREE, UNDECIDED, NOT_RUN = "agree", "disagree", "undecided", "not run yet"
+AGREE, DISAGREE, UNDECIDED, NOT_RUN = "agree", "disagree", "undecided", "waits for runs"
 # First word of a measure -> margin, and whether it is a share of the reference's mean.
 MARGINS = {"bits_per_byte": (0.01, True), "training_loss": (0.01, True),
            "exact_match": (0.05, False), "gradient_spike": (1.0, False), "diverged": (0.5, False),

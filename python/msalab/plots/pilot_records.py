@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
-curves.csv of the run, which may be packed as curves.csv.gz, or diverged.json alone."""
+curves.csv of the run, each of which may be packed by xz, or diverged.json alone."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import math
 import re
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from .cost import read_json
-from .results import ResultsError, blamed
+from .results import ResultsError, blamed, open_text
 
 HEADER = ["step", "group", "name", "part", "value"]
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
@@ -59,8 +58,7 @@ def read_points(path: Path):
     """(step, group, name, part, value) of every line of a curves.csv; ResultsError names the line
     that is no point, or whose step is not behind the one before."""
     last: dict[tuple[str, ...], int] = {}
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", newline="", encoding="utf-8") as file:
+    with open_text(path) as file:
         rows = csv.reader(file)
         if next(rows, None) != HEADER:
             raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")
@@ -91,9 +89,10 @@ def _read_curves(path: Path) -> dict:
 def _read_run(folder: Path) -> Run:
     if (folder / "diverged.json").exists():
         return Run(folder, {}, {})
-    summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
-    if not curves_path.exists() and (folder / "curves.csv.gz").exists():
-        curves_path = folder / "curves.csv.gz"
+    summary_path, curves_path = (
+        path if path.exists() or not packed.exists() else packed
+        for path, packed in ((folder / name, folder / f"{name}.xz")
+                             for name in ("summary.json", "curves.csv")))
     summary = read_json(summary_path, "msa-summary")
     with blamed(curves_path, "is damaged"):
         run = Run(folder, summary, _read_curves(curves_path))

@@ -181,7 +181,7 @@ def _expand(records: Records, check: Check) -> list[Check]:
 
 
 def judge(records: Records, claim: Claim, before: Records | None = None) -> tuple[list[Found], str]:
-    """The checks, and the claim's verdict: not run yet while a seed is missing. `before`: the records
+    """The checks, and the claim's verdict: it waits for runs while a seed is missing. `before`: the records
     of the exploratory part, for the claim that needs no new runs."""
     spread_of = records
     if claim.block == "none":

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""data/pilot/run_missing.py, with a program that stands in for msa-pretrain."""
+
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "data/pilot/run_missing.py"
+CURVES = "step,group,name,part,value\n0,train,loss,,5.5\n0,train,mfu,,0.1\n" \
+         "0,train,tokens_per_second,,100\n"
+PROGRAM = f"""#!{sys.executable}
+import sys
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+with open({{told!r}}, "a") as file:
+    file.write(str(out) + "\\n")
+(out / "curves.csv").write_text({CURVES!r})
+(out / "summary.json").write_text('{{{{"format": "msa-summary"}}}}')
+(out / "checkpoint.h5").write_bytes(b"")
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """run(): what run_missing.py does of two arms that are forked from one trunk; the runs begun."""
+    program, told = tmp_path / "program", tmp_path / "told"
+    program.write_text(PROGRAM.format(told=str(told)))
+    program.chmod(0o755)
+    for side in ("train", "held_out"):
+        (tmp_path / "corpus" / side).mkdir(parents=True)
+        (tmp_path / "corpus" / side / "c.txt").write_text("text")
+    fork = ["--start-from", "{out}/trunk/seed-{seed}/checkpoint.h5", "--fork"]
+    (tmp_path / "sweep.json").write_text(json.dumps(
+        {"seeds": [1, 2], "arms": {"trunk": ["--until", "5"], "full": fork, "msa": fork}}))
+
+    def run(out):
+        told.write_text("")
+        subprocess.run([sys.executable, SCRIPT, tmp_path / "sweep.json", "--seconds", "100",
+                        "--corpus", tmp_path / "corpus", "--out", tmp_path / out,
+                        "--records", tmp_path / "records", "--tar", tmp_path / "records.tar",
+                        "--program", program], check=True, capture_output=True, timeout=100)
+        return [str(Path(line).relative_to(tmp_path / out)) for line in told.read_text().split()]
+    return run
+
+
+def test_records_are_packed_without_the_rates_of_the_machine(sweep, tmp_path):
+    assert sweep("first")[0] == "trunk/seed-1"
+    with tarfile.open(tmp_path / "records.tar") as tar:
+        names = [name for name in tar.getnames() if "/" in name]
+        assert names == [f"{arm}/seed-{seed}/{name}.xz" for seed in (1, 2) for arm in ("full", "msa")
+                         for name in ("summary.json", "curves.csv")]
+        packed = lzma.decompress(tar.extractfile("msa/seed-2/curves.csv.xz").read()).decode()
+    assert packed == "step,group,name,part,value\n0,train,loss,,5.5\n"
+
+
+def test_a_trunk_is_run_again_for_an_arm_that_is_missing_alone(sweep, tmp_path):
+    sweep("first")
+    with tarfile.open(tmp_path / "records.tar") as tar:
+        tar.extractall(tmp_path / "records")
+    assert sweep("second") == []
+    for path in (tmp_path / "records/msa/seed-2").iterdir():
+        path.unlink()
+    assert sweep("third") == ["trunk/seed-2", "msa/seed-2"]
