@@ -2,6 +2,7 @@
 // What is measured of an Index Branch on held-out queries.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 namespace msa::experiments::fit {
@@ -13,6 +14,14 @@ struct Evaluation {
     double block_recall = 0, score_recall = 0, mass_kept = 0, oracle_mass = 0;
     double output_error = 0;
     double entropy_index = 0, entropy_teacher = 0;
+
+    /// By the attention that the selection keeps; by the loss where no query sees more than k
+    /// blocks.
+    bool is_better_than(const Evaluation& other) const {
+        return std::isfinite(mass_kept) && std::isfinite(other.mass_kept)
+                   ? mass_kept > other.mass_kept
+                   : kl < other.kl;
+    }
 };
 
 /// The metrics of an evaluation: their names in analysis/metrics.h, and where they stand in it.

@@ -79,16 +79,16 @@ HeldOut::OfQueries HeldOut::measure(const IndexWeights& weights) const {
 }
 
 void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& start,
-                           const IndexWeights& last) const {
+                           const IndexWeights& best) const {
     const Problem& p = queries_.problem;
-    const OfQueries at_start = measure(start), at_end = measure(last);
-    const std::string group = concat("/fit/", data_.info.layer, "/blocks");
+    const OfQueries at_start = measure(start), at_best = measure(best);
+    const std::string group = text("/fit/", data_.info.layer, "/blocks");
     using measure::BlockRows;
     const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
                            const auto& measured) {
         const analysis::QueryBlocks blocks = analysis::query_blocks(p, kinds);
         measure::write_query_blocks(to, group + at, blocks);
-        for (const auto& [name, of] : {std::pair{"/start", &at_start}, {"/last", &at_end}}) {
+        for (const auto& [name, of] : {std::pair{"/start", &at_start}, {"/best", &at_best}}) {
             analysis::BlockSums sums(blocks.count());
             for (const BlockRows& rows : measure::block_rows(p, blocks, {0, p.queries()}))
                 sums.add(rows.block, measured(rows, rows.of(kinds), *of));

@@ -24,9 +24,9 @@ public:
 
     Evaluation evaluate(int64_t step, const IndexWeights&) const;
 
-    /// What intervals of the last evaluation, and of what it gained over the first one, are made
+    /// What intervals of the best evaluation, and of what it gained over the first one, are made
     /// of: /fit/<l>/blocks (data/FORMAT.md).
-    void write_blocks(io::UnitWriter&, const IndexWeights& start, const IndexWeights& last) const;
+    void write_blocks(io::UnitWriter&, const IndexWeights& start, const IndexWeights& best) const;
 
     int64_t queries() const { return queries_.problem.queries(); }
     /// Queries in the averages of recall, mass and output error: analysis::row_kinds.

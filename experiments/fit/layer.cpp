@@ -90,7 +90,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
         const bool known =
             !state.evaluations.empty() && state.evaluations.back().step == state.step;
         if (!known && (last || state.step % o.eval_every == 0)) {
-            state.evaluations.push_back(held_out.evaluate(state.step, state.weights));
+            state.add(held_out.evaluate(state.step, state.weights));
             if (!last && state.step > 0) save(state);
         }
         if (last) break;
@@ -129,10 +129,10 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
     work.trainer.follow_first(state);
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     take_steps(run, work, held_out, checkpoint, workers, progress, state);
-    write_fit(to, layer, state, work.plain(state.weights));
+    write_fit(to, layer, state, work.plain(state.best));
     write_sizes(to, o, work.data, run.split, held_out,
                 cost_per_query(*work.indexer, work.data.problem));
-    held_out.write_blocks(to, start, state.weights);
+    held_out.write_blocks(to, start, state.best);
     to.write<int64_t, 1>(
         concat("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});

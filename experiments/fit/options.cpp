@@ -44,7 +44,10 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head")
         .between(kMinHeadDim, kMaxHeadDim);
     add_sizes(table, o);
-    table.choice("norm", "NORM", o.rms_norm, {"none", "rms"}, "of every index head: none or rms");
+    table.choice("norm", "NORM", o.rms_norm, {"none", "rms"},
+                 "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "
+                 "for. Of normed heads the logits are bounded, so that a peaked teacher is out of "
+                 "reach: the KL may be several times as high at like recall and mass");
     table.count("rope-dim", "N", o.rotary_dim,
                 "channels of an index head that RoPE rotates, 0 for none; default: as the model's "
                 "heads");
@@ -52,7 +55,11 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
 }
 
 void add_training(OptionTable& table, FitOptions& o) {
-    table.count("steps", "N", o.steps, "training steps").at_least(1);
+    table
+        .count("steps", "N", o.steps,
+               "training steps; 0: none, the first weights as --init makes them. The weights of "
+               "the evaluation that keeps most mass are what is written, be it the first one")
+        .at_least(0);
     table
         .count("warmup-steps", "N", o.warmup_steps,
                "first steps, with the KL over all visible keys; the others take the selected "

@@ -77,6 +77,7 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
     write_form(to, group + "/weights", plain.form());
     const io::Describe rows{"output,channel", "1", "projection, rows are outputs"};
     const io::Describe norm{"channel", "1", "weight of the RMS norm"};
+    to.attribute(group, "best_step", state.best_step);
     const std::string kind = kind_of(plain.form());
     to.write<float, 2>(group + "/weights/w_" + kind + "_q", plain.w_q(), rows);
     to.write<float, 2>(group + "/weights/w_" + kind + "_k", plain.w_k(), rows);
@@ -122,6 +123,14 @@ IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
     return weights;
 }
 
+size_t read_best(const io::ResultsReader& from, int64_t layer) {
+    const std::vector<Evaluation> all = read_evaluations(from, layer);
+    const auto step = static_cast<int64_t>(from.number(group_of(layer), "best_step"));
+    for (size_t n = 0; n < all.size(); ++n)
+        if (all[n].step == step) return n;
+    MSA_CHECK(false);
+}
+
 std::vector<Evaluation> read_evaluations(const io::ResultsReader& from, int64_t layer) {
     const std::string held_out = group_of(layer) + "/held_out/";
     const Tensor<int64_t, 1> steps = from.read<int64_t, 1>(held_out + "step");
@@ -140,6 +149,8 @@ void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
     write_fit(to, layer_, state, plain);
     const std::string group = group_of(layer_) + "/state/";
     write_values(to, group + "weights", state.weights, "weights for whitened hidden states");
+    write_values(to, group + "best", state.best.values().empty() ? state.weights : state.best,
+                 "likewise, of the best evaluation");
     write_values(to, group + "first", state.first, "first moments of AdamW");
     write_values(to, group + "second", state.second, "second moments of AdamW");
     to.finish();
@@ -155,6 +166,8 @@ std::optional<FitState> Checkpoint::load() const {
     const IndexForm form = read_form(from, group + "/weights");
     FitState state;
     state.weights = read_values(from, group + "/state/weights", form);
+    state.best = read_values(from, group + "/state/best", form);
+    state.best_step = static_cast<int64_t>(from.number(group, "best_step"));
     state.first = read_values(from, group + "/state/first", form);
     state.second = read_values(from, group + "/state/second", form);
     const Tensor<double, 1> kl = from.read<double, 1>(group + "/train/kl");

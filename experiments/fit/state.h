@@ -16,6 +16,8 @@ void write_fit(io::UnitWriter&, int64_t layer, const FitState&, const IndexWeigh
 
 /// The weights of a finished layer.
 IndexWeights read_weights(const io::ResultsReader&, int64_t layer);
+/// Which of its evaluations is that of its weights.
+size_t read_best(const io::ResultsReader&, int64_t layer);
 /// Its evaluations, in order.
 std::vector<Evaluation> read_evaluations(const io::ResultsReader&, int64_t layer);
 

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
@@ -41,11 +42,11 @@ std::string blocks_group(const std::string& layer, const OfBlocks& of) {
     return group_of(layer) + "/blocks/" + of.group;
 }
 
-/// A measure of the last evaluation, and what it is more than at the start.
+/// A measure of the best evaluation, and what it is more than at the start.
 struct Sure {
     const analysis::Metric* metric;
     double start;
-    analysis::Estimate last, gain;
+    analysis::Estimate best, gain;
 
     bool is_of_fit() const { return std::string_view(metric->name) != "oracle_mass"; }
     bool is_distinguishable() const { return !(gain.low <= 0 && gain.high >= 0); }
@@ -53,16 +54,17 @@ struct Sure {
 
 std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::string& layer) {
     const std::vector<Evaluation> evaluations = read_evaluations(results, std::stoll(layer));
+    const Evaluation& kept = evaluations[read_best(results, std::stoll(layer))];
     std::vector<Sure> all;
     for (const OfBlocks& of : kOfBlocks) {
         const std::string group = blocks_group(layer, of);
-        std::vector<double> first, last, more;
+        std::vector<double> first, best, more;
         for (const char* name : of.measures)
             for (const Measure& measure : kMeasures)
                 if (std::string_view(measure.metric) == name) {
                     first.push_back(evaluations.front().*measure.value);
-                    last.push_back(evaluations.back().*measure.value);
-                    more.push_back(last.back() - first.back());
+                    best.push_back(kept.*measure.value);
+                    more.push_back(best.back() - first.back());
                 }
         const measure::DrawnBlocks blocks(results, group);
         const auto drawn = [&](const char* at) {
@@ -74,12 +76,12 @@ std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::str
                 columns.push_back(blocks.means(sums.view(), counts.view(), c * groups, groups));
             return columns;
         };
-        const auto at_start = drawn("/start"), at_end = drawn("/last");
+        const auto at_start = drawn("/start"), at_best = drawn("/best");
         for (size_t n = 0; n < first.size(); ++n)
             all.push_back(
                 {&analysis::metric(of.measures[n]), first[n],
-                 analysis::with_interval(last[n], at_end[n]),
-                 analysis::with_interval(more[n], measure::differences(at_end[n], at_start[n]))});
+                 analysis::with_interval(best[n], at_best[n]),
+                 analysis::with_interval(more[n], measure::differences(at_best[n], at_start[n]))});
     }
     return all;
 }
@@ -89,10 +91,10 @@ std::string gain_text(const analysis::Estimate& gain) {
     return (gain.value > 0 ? "+" : "") + experiments::text_of(gain);
 }
 
-/// How sure the last evaluation of each layer is, and what it gained; nothing where no layer has
+/// How sure the best evaluation of each layer is, and what it gained; nothing where no layer has
 /// two blocks.
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
-    Table table({"layer", "measure", "start", "after the last step\n95 % interval",
+    Table table({"layer", "measure", "start", "kept\n95 % interval",
                  "gain over the start\n95 % interval", ""});
     std::string from;
     bool marked = false;
@@ -104,7 +106,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
             const bool none = of.is_of_fit() && !of.is_distinguishable();
             marked |= none;
             table.add({layer, of.metric->heading, fixed_text(of.start, kDecimals),
-                       experiments::text_of(of.last), of.is_of_fit() ? gain_text(of.gain) : "",
+                       experiments::text_of(of.best), of.is_of_fit() ? gain_text(of.gain) : "",
                        none ? "=" : ""});
         }
     }
@@ -112,7 +114,7 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     out << "\nOn the held-out queries:\n";
     table.print(out);
     print_paragraph(out,
-                    from + " The gain is of the same draws at the start and at the end" +
+                    from + " The gain is of the same draws at the start and of the weights kept" +
                         (marked ? "; =: its interval holds 0, on these queries the two are not "
                                   "distinguishable."
                                 : "."));
@@ -140,14 +142,31 @@ constexpr const char* kCounts[] = {"warmup_steps", "train_queries", "held_out_qu
 /// An evaluation with its layer.
 struct Evaluated : Evaluation {
     std::string layer;
-};
+    int64_t best_step, steps_done;  // of the layer
 
-/// Of each layer the evaluation before the first step, then the last one.
-Rows evaluation_rows(const io::ResultsReader& results) {
+    bool is_kept() const { return step == best_step; }
+};
+using Evaluations = std::vector<Evaluated>;
+
+/// Of each layer the evaluation before the first step, the best one and the last one, each once.
+Evaluations evaluations_of(const io::ResultsReader& results) {
+    Evaluations found;
+    for (const std::string& layer : results.list("/fit")) {
+        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
+        const size_t best = read_best(results, std::stoll(layer));
+        for (size_t n : std::set{size_t{0}, best, all.size() - 1})
+            found.push_back({all[n], layer, all[best].step, all.back().step});
+    }
+    return found;
+}
+
+Rows evaluation_rows(const io::ResultsReader& results, const Evaluations& found) {
     using Of = const Evaluated&;
     std::vector<ColumnOf<Evaluated>> columns{
         {{"layer", "layer"}, [](Of e) { return int64_t{std::stoll(e.layer)}; }},
-        {{"steps", "steps"}, &Evaluated::step}};
+        {{"steps", "steps"}, &Evaluated::step},
+        {{"", "kept"}, [](Of e) { return std::string(e.is_kept() ? "*" : ""); }},
+        {{"best_step"}, &Evaluated::best_step}};
     for (const Measure& measure : kMeasures)
         columns.push_back({metric_column(measure.metric), measure.value});
     columns.push_back({{"split"}, [&](Of e) { return results.text(group_of(e.layer), "split"); }});
@@ -156,12 +175,7 @@ Rows evaluation_rows(const io::ResultsReader& results) {
     for (const char* name : kCosts)
         columns.push_back(
             {{name}, [&, name](Of e) { return results.number(group_of(e.layer), name); }});
-    std::vector<Evaluated> evaluated;
-    for (const std::string& layer : results.list("/fit")) {
-        const std::vector<Evaluation> all = read_evaluations(results, std::stoll(layer));
-        for (const Evaluation& one : {all.front(), all.back()}) evaluated.push_back({one, layer});
-    }
-    return {columns, evaluated};
+    return {columns, found};
 }
 
 }  // namespace
@@ -171,7 +185,10 @@ std::string fit_definitions(const std::string& note) {
     for (const Measure& measure : kMeasures)
         definitions[measure.metric] = analysis::metric(measure.metric).definition;
     if (!note.empty()) definitions["top_k"] = note;
-    definitions["steps"] = "training steps done before the evaluation";
+    definitions["steps"] = "training steps done";
+    definitions["best_step"] =
+        "steps done before the evaluation that keeps most mass, whose weights and measures these "
+        "are; it was chosen by the same held-out queries";
     definitions["warmup_steps"] = "first steps, with the KL over all visible keys";
     definitions["split"] = "which queries were trained on, which are held out";
     definitions["train_queries"] = "queries that training steps draw from";
@@ -182,27 +199,30 @@ std::string fit_definitions(const std::string& note) {
     for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
         definitions[name] = analysis::metric(name).definition;
     definitions["intervals"] =
-        std::string(measure::kIntervalsWords) + "; of the last evaluation, on its held-out queries";
+        std::string(measure::kIntervalsWords) + "; of the best evaluation, on its held-out queries";
     definitions["gain"] =
-        "the last evaluation minus the one before the first step, with the interval of the "
+        "the best evaluation minus the one before the first step, with the interval of the "
         "difference, both on the same draws; a KL gets better by falling";
     return definitions.dump();
 }
 
 std::string fit_rows_csv(const io::ResultsReader& results) {
-    return evaluation_rows(results).csv();
+    return evaluation_rows(results, evaluations_of(results)).csv();
 }
 
 std::string fit_summary_json(const io::ResultsReader& results) {
     ordered_json summary = begin_summary("msa-summary", results.run());
     summary["rows"] = ordered_json::array();
-    const Rows rows = evaluation_rows(results);
-    const std::vector<std::string> layers = results.list("/fit");
-    for (size_t l = 0; l < layers.size(); ++l) {
-        ordered_json row = rows.json(2 * l + 1);
-        for (const Sure& of : sure_measures(results, layers[l])) {
-            row["intervals"][of.metric->name] = measure::interval_json(of.last);
-            if (of.is_of_fit()) row["gain"][of.metric->name] = estimate_json(of.gain);
+    const Evaluations found = evaluations_of(results);
+    const Rows rows = evaluation_rows(results, found);
+    for (size_t n = 0; n < found.size(); ++n) {
+        const Evaluated& of = found[n];
+        if (!of.is_kept()) continue;
+        ordered_json row = rows.json(n);
+        row["steps"] = of.steps_done;
+        for (const Sure& sure : sure_measures(results, of.layer)) {
+            row["intervals"][sure.metric->name] = measure::interval_json(sure.best);
+            if (sure.is_of_fit()) row["gain"][sure.metric->name] = estimate_json(sure.gain);
         }
         summary["rows"].push_back(row);
     }
@@ -216,8 +236,17 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
         << "; k = " << options.rule.top_k << " of " << size_of(results, first, "blocks")
         << " blocks per query and group; " << results.text(group_of(first), "split") << "\n"
         << architecture_text(results, first) << "\n\n";
-    const Rows rows = evaluation_rows(results);
+    const Evaluations found = evaluations_of(results);
+    const Rows rows = evaluation_rows(results, found);
     rows.print(out);
+    out << "*: the weights that are kept, of the evaluation that keeps most mass\n";
+    std::vector<int64_t> worse;
+    for (const Evaluated& of : found)
+        if (of.is_kept() && of.step < of.steps_done) worse.push_back(std::stoll(of.layer));
+    if (!worse.empty())
+        print_paragraph(out, "Made worse by further steps: " + layers_text(worse) +
+                                 ". More queries to train on, fewer steps or a smaller --lr may "
+                                 "help.");
     out << '\n';
     rows.print_definitions(out);
     print_intervals(results, out);

@@ -35,6 +35,17 @@ FitState start_state(IndexWeights weights) {
     return state;
 }
 
+void FitState::add(const Evaluation& evaluation) {
+    const bool better =
+        std::all_of(evaluations.begin(), evaluations.end(), [&](const Evaluation& before) {
+            return before.step != best_step || evaluation.is_better_than(before);
+        });
+    evaluations.push_back(evaluation);
+    if (!better) return;
+    best = weights;
+    best_step = evaluation.step;
+}
+
 void check_workers(const FitOptions& o, int workers, int64_t train) {
     require(o.queries_per_step >= workers, "--queries-per-step is ", o.queries_per_step,
             ", must be at least the ", workers, " workers that share them");

@@ -28,6 +28,11 @@ struct FitState {
     IndexWeights weights, first, second;  // and AdamW's moments
     std::vector<double> kl;               // [step] loss of each step
     std::vector<Evaluation> evaluations;
+    IndexWeights best;  // of the best evaluation: what a fit comes to
+    int64_t best_step = 0;
+
+    /// The weights as they are, evaluated.
+    void add(const Evaluation&);
 };
 
 /// Nothing learned yet.

@@ -19,7 +19,7 @@ def make_fit(path, layers=(3,), warmup=WARMUP, start="from-qk"):
         file.create_group("run").attrs["options"] = json.dumps({"init": start})
         for layer in layers:
             group = file.create_group(f"fit/{layer}")
-            group.attrs.update(split=SPLIT, warmup_steps=warmup)
+            group.attrs.update(split=SPLIT, warmup_steps=warmup, best_step=10)
             group["train/kl"] = np.linspace(1, 0.5, STEPS) + layer
             group["held_out/step"] = step
             for place, name in enumerate(HELD_OUT):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The pictures of msa-fit-indexer's results, and their place in the report."""
 
+import json
+
 import numpy as np
 import pytest
 from make_fit import SPLIT, STEPS, WARMUP, make_fit
@@ -21,6 +23,9 @@ def lines_of(figure):
 
 
 def test_curves_show_the_numbers_of_the_file(fit_path):
+    names = ("kl", "kl_selected", "block_recall", "score_recall", "mass_kept")
+    (fit_path.parent / "summary.json").write_text(json.dumps({"rows": [
+        {"layer": 3, "intervals": {name: {"low": 0.1, "high": 0.2} for name in names}}]}))
     with FitResults(fit_path) as fit:
         curves = fit.curves(3)
         figure, table = training_curves(fit, 3)
@@ -36,6 +41,8 @@ def test_curves_show_the_numbers_of_the_file(fit_path):
         np.testing.assert_array_equal(lines[label][:, 0], curves.step)
         np.testing.assert_array_equal(lines[label][:, 1], curves.held_out[name])
     np.testing.assert_array_equal(table.where(curve="train_kl")["value"], curves.train_kl)
+    bars = [bar for axes in figure.axes for bar in axes.collections]
+    assert len(bars) == 5 and all(bar.get_segments()[0][0][0] == 10 for bar in bars)  # the best one's
     for name in HELD_OUT:
         of_name = table.where(curve=f"held_out_{name}")
         np.testing.assert_array_equal(of_name["step"], curves.step)

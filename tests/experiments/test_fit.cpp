@@ -31,9 +31,10 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     EXPECT_EQ(outcome.out, file_text(path("out/summary.json")));
     const json summary = json::parse(outcome.out);
     ASSERT_EQ(summary["rows"].size(), 2U);
-    std::set<std::string> keys{
-        "layer",        "steps",     "split", "warmup_steps", "train_queries", "held_out_queries",
-        "rows_counted", "intervals", "gain",  "index_flops",  "index_bytes",   "dead_heads"};
+    std::set<std::string> keys{"layer",        "steps",         "best_step",        "split",
+                               "warmup_steps", "train_queries", "held_out_queries", "rows_counted",
+                               "intervals",    "gain",          "index_flops",      "index_bytes",
+                               "dead_heads"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
     int layer = 3;
     for (const json& row : summary["rows"]) {
@@ -115,6 +116,34 @@ TEST_F(Fit, LearnsFromRandomWeights) {
         ASSERT_EQ(kl.size(), 4U);
         EXPECT_LT(kl.back(), 0.5 * kl.front()) << norm;
         EXPECT_GT(recall.back(), recall.front()) << norm;
+    }
+}
+
+/// The weights written are those of the evaluation that keeps most mass: steps so long that they
+/// ruin a good start leave it as it was, which is what no step at all writes.
+TEST_F(Fit, KeepsTheBestStateAndNamesIt) {
+    const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
+    const Outcome none = run({file}, "none", {"--steps", "0", "--warmup-steps", "0"});
+    ASSERT_EQ(none.code, 0) << none.err;
+    EXPECT_EQ(none.out.find("Made worse"), std::string::npos);
+    EXPECT_EQ(row("none")["steps"], 0);
+    EXPECT_EQ(row("none")["best_step"], 0);
+    EXPECT_TRUE(curve("none", "train/kl").empty());
+    const Outcome ruined =
+        run({file}, "ruined", {"--lr", "10", "--steps", "8", "--eval-every", "4"});
+    ASSERT_EQ(ruined.code, 0) << ruined.err;
+    const std::vector<double> kept = curve("ruined", "held_out/mass_kept");
+    ASSERT_EQ(kept.size(), 3U);
+    ASSERT_LT(kept.back(), kept.front());
+    EXPECT_EQ(row("ruined")["best_step"], 0);
+    EXPECT_EQ(row("ruined")["mass_kept"], kept.front());
+    EXPECT_NE(ruined.out.find("Made worse by further steps: layer 3."), std::string::npos)
+        << ruined.out;
+    const io::ResultsReader best(path("ruined/results.h5")), start(path("none/results.h5"));
+    for (const std::string side : {"q", "k"}) {
+        const std::string name = "/fit/3/weights/w_index_" + side;
+        const auto a = best.read<float, 2>(name), b = start.read<float, 2>(name);
+        EXPECT_TRUE(std::equal(a.data(), a.data() + a.size(), b.data()));
     }
 }
 

@@ -48,7 +48,6 @@ const RefusedFit kRefusedFits[] = {
     {{"--rope-dim", "0"}, "--rope-dim is 0, must divide the model's rotary_dim = 8"},
     {{"--rope-theta", "-1"}, "--rope-theta is -1, must be positive"},
     {{"--rope-theta", "7"}, "--rope-theta is 7, which makes the frequency of pair 1 "},
-    {{"--steps", "0"}, "--steps is 0, must be at least 1"},
     {{"--warmup-steps", "13"}, "--warmup-steps is 13, must be from 0 to 12"},
     {{"--queries-per-step", "0"}, "--queries-per-step is 0, must be at least 1"},
     {{"--train", "10:10"}, "--train is 10:10, must be a non-empty range of positions within 0:192"},

@@ -109,7 +109,7 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     const io::ResultsReader results(path("out/results.h5"));
     const json row = rows_of(path("out/summary.json"))[0];
     const auto start = results.read<double, 2>("/fit/3/blocks/kl/start/sums"),
-               end = results.read<double, 2>("/fit/3/blocks/kl/last/sums");
+               end = results.read<double, 2>("/fit/3/blocks/kl/best/sums");
     const auto rows = results.read<int64_t, 1>("/fit/3/blocks/kl/rows");
     const auto sequence = results.read<int64_t, 1>("/fit/3/blocks/kl/sequence");
     const Tensor<int32_t, 2> times =
@@ -139,9 +139,9 @@ TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
     for (const json& row : rows_of(path("out/summary.json"))) {
-        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/last",
+        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/best",
                          recalls_, 2, results.run().seed);
-        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/last",
+        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/best",
                          {"kl", "kl_selected"}, 2, results.run().seed);
     }
     EXPECT_NE(outcome.out.find("2 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;

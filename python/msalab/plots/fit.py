@@ -21,6 +21,7 @@ class Curves:
     warmup_steps: int     # where that changes
     step: np.ndarray      # int64 [evaluations]: steps done before each
     held_out: dict[str, np.ndarray]  # float64 [evaluations] each
+    best_step: int        # steps done before the evaluation whose weights are kept
     split: str            # which queries were trained on, which are held out
 
 
@@ -45,4 +46,5 @@ class FitResults(ResultsFile):
                     for name in HELD_OUT}
         return Curves(self._values(f"{place}/train/kl", "f", None),
                       self._attribute(place, "warmup_steps", int), step, held_out,
+                      self._attribute(place, "best_step", int),
                       self._attribute(place, "split", str))

@@ -441,8 +441,9 @@ def training_section(fit: FitResults) -> Section:
          "Black: held-out queries, over all visible keys; black and dotted, over the selected "
          "blocks alone, which is what the dashed steps train.",
          "Below, on the held-out queries: how much of the oracle's blocks and mass the Index "
-         f"Branch finds, against the dashed oracle. The bars at the end are 95 % intervals of the "
-         f"bootstrap over blocks of queries.{closed_form} A black line that rises while the "
+         f"Branch finds, against the dashed oracle. The bars stand at the weights that are kept, "
+         "those of the evaluation that keeps most mass, and are 95 % intervals of the bootstrap over "
+         f"blocks of queries.{closed_form} A black line that rises while the "
          "coloured one falls is overfitting.",
          f"Split: {splits}."),
         pictures)

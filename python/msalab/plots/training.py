@@ -15,8 +15,9 @@ RECALLS = {"score_recall": "score recall", "mass_kept": "mass kept", "block_reca
 @style.styled
 def training_curves(fit: FitResults, layer: int):
     """(a) KL of the training steps, solid in warm-up, dashed on the selected support, and on
-    held-out queries, over all keys and on the selected support, dotted; (b) recall and mass kept on held-out queries. Bars at the end are 95 % intervals. The dotted line
-    marks the switch."""
+    held-out queries, over all keys and on the selected support, dotted; (b) recall and mass kept on
+    held-out queries. Bars are 95 % intervals, at the weights that are kept. The dotted line marks
+    the switch."""
     curves = fit.curves(layer)
     figure = style.new_figure(4.6)
     kl, recall = figure.subplots(2, 1, sharex=True)
@@ -35,7 +36,7 @@ def training_curves(fit: FitResults, layer: int):
             marker="o", markersize=3.5, markerfacecolor="white",
             label="held out, selected blocks")
     for name in ("kl", "kl_selected"):
-        kl.vlines(curves.step[-1], *fit.interval(layer, name), color=style.REFERENCE, linewidth=2.5,
+        kl.vlines(curves.best_step, *fit.interval(layer, name), color=style.REFERENCE, linewidth=2.5,
                   alpha=0.5)
     kl.set_ylim(bottom=0)
     kl.set_ylabel("KL, nats")
@@ -43,7 +44,7 @@ def training_curves(fit: FitResults, layer: int):
     for place, (name, label) in enumerate(RECALLS.items(), 1):
         recall.plot(curves.step, curves.held_out[name], label=label, markersize=3.5,
                     **colours[place])
-        recall.vlines(curves.step[-1], *fit.interval(layer, name), color=colours[place]["color"],
+        recall.vlines(curves.best_step, *fit.interval(layer, name), color=colours[place]["color"],
                       linewidth=2.5, alpha=0.5)
     recall.plot(curves.step, curves.held_out["oracle_mass"], label="oracle mass",
                 color=style.REFERENCE, linestyle="--")
