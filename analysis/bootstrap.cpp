@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "core/random.h"
 
@@ -33,6 +34,10 @@ Tensor<int32_t, 2> bootstrap_draws(std::span<const int64_t> sequences, int64_t d
         of_sequence[sequences[static_cast<size_t>(block)]].push_back(block);
     std::vector<std::vector<int64_t>> groups;
     for (auto& [sequence, blocks] : of_sequence) groups.push_back(std::move(blocks));
+    if (std::ssize(groups) < kLeastUnits) {
+        groups.assign(1, std::vector<int64_t>(sequences.size()));
+        std::iota(groups.front().begin(), groups.front().end(), int64_t{0});
+    }
     const int64_t count = std::ssize(groups);
     Tensor<int32_t, 2> times({draws, std::ssize(sequences)});
     for (int64_t n = 0; n < draws; ++n)

@@ -4,6 +4,7 @@
 // sequences are drawn first, then blocks of each (two-stage cluster bootstrap).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,15 +13,24 @@
 
 namespace msa::analysis {
 
+/// Fewer are too few to draw from: the interval of a mean of two is these two.
+inline constexpr int64_t kLeastUnits = 6;
+
 /// [draws, blocks]: how often each block is in each sample with replacement. `sequences` [blocks]:
 /// the sequence of each block. A sample draws as many sequences as there are; each drawn sequence
-/// gives as many blocks as it has. The same arguments give the same draws.
+/// gives as many blocks as it has. Of fewer than kLeastUnits sequences all blocks are drawn as
+/// those of one: the interval of two sequences would be these two. The same arguments give the same
+/// draws.
 Tensor<int32_t, 2> bootstrap_draws(std::span<const int64_t> sequences, int64_t draws,
                                    uint64_t seed);
 
 /// An estimate with its 95 % interval.
 struct Estimate {
     double value = 0, low = 0, high = 0;
+
+    /// The ends of the interval; the value itself where there is none.
+    double least() const { return std::isnan(low) ? value : low; }
+    double most() const { return std::isnan(high) ? value : high; }
 };
 
 /// The value with the 2.5 % and 97.5 % quantiles of the draws, linearly interpolated. Both are NaN

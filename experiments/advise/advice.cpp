@@ -55,16 +55,19 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.tile_union = costs(s, 4);
-        kept.enough = reaches(advice.asked, advice.settings[n], kept.mass.low, kept.error.high);
+        kept.enough =
+            reaches(advice.asked, advice.settings[n], kept.mass.least(), kept.error.most());
     }
     return layer;
 }
 
-/// Of some layers together: mean over layers, costs summed.
-Kept together(const std::vector<const Kept*>& layers) {
+/// Of some layers together: mean over layers, and the cost of the `share` of them.
+Kept together(const std::vector<const Kept*>& layers, double share) {
     Kept all;
-    all.mass_draws.assign(kDraws, 0);
-    all.error_draws.assign(kDraws, 0);
+    size_t draws = kDraws;
+    for (const Kept* layer : layers) draws = std::min(draws, layer->mass_draws.size());
+    all.mass_draws.assign(draws, 0);
+    all.error_draws.assign(draws, 0);
     const auto count = static_cast<double>(layers.size());
     double mass = 0, error = 0;
     all.order = layers.front()->order;
@@ -78,6 +81,7 @@ Kept together(const std::vector<const Kept*>& layers) {
             all.error_draws[n] += layer->error_draws[n] / count;
         }
     }
+    all.cost = all.cost * share;
     all.mass = analysis::with_interval(mass, all.mass_draws);
     all.error = analysis::with_interval(error, all.error_draws);
     if (layers.size() == 1) all.tile_union = layers.front()->tile_union;
@@ -105,15 +109,16 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
             dense = dense + layer.dense;
     }
     if (kept.empty()) return choice;
-    choice.kept = together(kept);
-    choice.kept.cost = choice.kept.cost + dense;
+    choice.kept = together(kept, advice.share());
+    choice.kept.cost = choice.kept.cost + dense * advice.share();
     int64_t good = 0;
-    for (size_t n = 0; n < static_cast<size_t>(kDraws); ++n)
+    for (size_t n = 0; n < choice.kept.mass_draws.size(); ++n)
         good += std::all_of(kept.begin(), kept.end(), [&](const Kept* layer) {
             return reaches(advice.asked, advice.settings[setting], layer->mass_draws[n],
                            layer->error_draws[n]);
         });
-    choice.confidence = static_cast<double>(good) / static_cast<double>(kDraws);
+    choice.confidence =
+        static_cast<double>(good) / static_cast<double>(choice.kept.mass_draws.size());
     return choice;
 }
 
@@ -176,7 +181,8 @@ void find_bound(Advice& advice) {
     for (size_t s = 0; s < advice.settings.size(); ++s) {
         const Kept& all = advice.all[s];
         const Setting& setting = advice.settings[s];
-        if (!is_bound(setting) || !reaches(advice.asked, setting, all.mass.low, all.error.high))
+        if (!is_bound(setting) ||
+            !reaches(advice.asked, setting, all.mass.least(), all.error.most()))
             continue;
         if (!advice.bound || setting.tokens() < advice.settings[*advice.bound].tokens())
             advice.bound = s;
@@ -201,12 +207,13 @@ Advice make_advice(const io::ResultsReader& results) {
         advice.layers.push_back(read_layer(results, name, advice));
         advice.dense = advice.dense + advice.layers.back().dense;
     }
+    advice.dense = advice.dense * advice.share();
     std::vector<size_t> candidates(advice.settings.size());
     std::iota(candidates.begin(), candidates.end(), size_t{0});
     for (size_t s : candidates) {
         std::vector<const Kept*> of;
         for (const LayerAdvice& layer : advice.layers) of.push_back(&layer.kept[s]);
-        advice.all.push_back(together(of));
+        advice.all.push_back(together(of, advice.share()));
     }
     const auto bound = [&](size_t s) { return is_bound(advice.settings[s]); };
     if (!std::all_of(candidates.begin(), candidates.end(), bound)) std::erase_if(candidates, bound);

@@ -17,7 +17,8 @@ namespace msa::experiments::advise {
 /// The target: "mass kept of at least 0.95"
 std::string target_text(const AdviseOptions&);
 
-/// A setting on a layer, or on several together: mean over the layers, costs summed.
+/// A setting on a layer, or on several together: mean over the layers, costs those of all the
+/// layers of the model that they stand for.
 struct Kept {
     analysis::Estimate mass, error;
     std::vector<double> mass_draws, error_draws;  // [kDraws]
@@ -42,7 +43,8 @@ struct Choice {
     size_t setting = 0;
     std::vector<int64_t> sparse, dense;  // layers
     Kept kept;                           // of the sparse layers; cost: of all layers
-    double confidence = 0;  // share of the draws in which every sparse layer reaches the target
+    double confidence = 0;  // share of the draws in which every sparse layer reaches the target;
+                            // NaN where a layer has too few blocks to draw from
 };
 
 struct Advice {
@@ -50,7 +52,9 @@ struct Advice {
     uint64_t seed = 0;
     std::vector<Setting> settings;
     std::vector<LayerAdvice> layers;
-    Cost dense;                 // of all layers
+    /// Layers of the model for each of these.
+    double share() const { return layers_share(asked, std::ssize(layers)); }
+    Cost dense;                 // of all layers of the model
     std::vector<Kept> all;      // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;

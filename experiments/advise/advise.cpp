@@ -3,6 +3,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "core/cu_seqlens.h"
 #include "experiments/advise/layer.h"
 #include "experiments/advise/summary.h"
 #include "experiments/driver/completed.h"
@@ -31,6 +32,7 @@ std::string lack_of(const AdviseOptions& o, const io::ActivationsReader& file,
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
     pick_layers(o, file, err);
+    resolve_pricing(o, file.info(), std::ssize(o.layers));
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
@@ -49,12 +51,9 @@ void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& 
 /// Settings that compare on the same queries, that are sparse at the context, and that the layers
 /// have operands for.
 Grid grid_for(const AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
-    const io::ActivationsInfo& info = file.info();
-    int64_t longest = 0;
-    for (size_t s = 1; s < info.cu_seqlens.size(); ++s)
-        longest = std::max(longest, info.cu_seqlens[s] - info.cu_seqlens[s - 1]);
-    const bool by_context = o.context < longest / 2;
-    const int64_t most = by_context ? o.context : longest / 2;
+    const int64_t half = longest_sequence(file.info().cu_seqlens) / 2;
+    const bool by_context = *o.context < half;
+    const int64_t most = std::min(*o.context, half);
     const std::string why = by_context ? "the context" : "half of the longest sequence";
     Grid grid = make_grid(o, o.selectors, most, why);
     if (grid.too_large > 0)

@@ -82,7 +82,7 @@ void write_settings(const AdviseOptions& o, const std::vector<Setting>& settings
 void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
                   const std::vector<Setting>& settings, const Unions& unions,
                   const analysis::Hardware& on, const std::string& group, io::UnitWriter& to) {
-    const Pricer price(layer, o.context, o.decode, on);
+    const Pricer price(layer, o.context.value(), o.decode, on);
     write_price(to, group, "dense", price.dense());
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {

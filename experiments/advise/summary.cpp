@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/advise/summary.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -39,7 +40,7 @@ ordered_json json_of(const Advice& advice, const Choice& choice) {
     ordered_json json = json_of(advice.settings[choice.setting], choice.kept, advice.dense);
     json["sparse_layers"] = choice.sparse;
     json["dense_layers"] = choice.dense;
-    json["confidence"] = choice.confidence;
+    json["confidence"] = json_number(choice.confidence);
     return json;
 }
 
@@ -61,6 +62,10 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
         json_of(advice.settings[shown.setting], layer.kept[shown.setting], layer.dense);
     json["under_recommended"]["sparse"] = layer.sparse;
     return json;
+}
+
+bool is_extrapolated(const Advice& advice) {
+    return advice.asked.context > advice.layers.front().longest_sequence;
 }
 
 /// What a target of mass leaves out.
@@ -100,7 +105,8 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
         << "  group output error  " << text_of(choice.kept.error) << '\n'
         << "  time          " << time_text(cost.seconds) << ", dense attention "
         << time_text(advice.dense.seconds) << ": "
-        << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast\n";
+        << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast"
+        << (is_extrapolated(advice) ? ", extrapolated\n" : "\n");
     if (!choice.dense.empty()) out << "  stay dense    " << layers_text(choice.dense) << '\n';
 }
 
@@ -139,6 +145,7 @@ void print_layers(const Advice& advice, std::ostream& out) {
         row.insert(row.begin(), std::to_string(layer.layer));
         table.add(row);
     }
+    all = all * advice.share();
     out << '\n';
     if (!table.empty()) {
         out << "Each layer's own " << (advice.asked.budget ? "best" : "cheapest")
@@ -155,11 +162,11 @@ void print_layers(const Advice& advice, std::ostream& out) {
 
 std::string sampling_text(const Advice& advice) {
     const LayerAdvice& first = advice.layers.front();
-    return concat("Mass and error are of ", first.queries, " queries in ", first.blocks,
-                  " blocks of neighbouring ones, of ", first.sequences,
-                  first.sequences == 1 ? " sequence" : " sequences", ", at most ",
-                  first.longest_sequence, " tokens long. Intervals are 95 % of ", kDraws,
-                  " bootstrap draws of these blocks, seed ", advice.seed, ".");
+    return concat("Mass and error are of ", first.queries,
+                  " queries in blocks of neighbouring ones, of "
+                  "sequences of at most ",
+                  first.longest_sequence, " tokens. ",
+                  measure::draws_text(first.blocks, first.sequences, advice.seed));
 }
 
 }  // namespace
@@ -169,8 +176,9 @@ std::string advise_definitions() {
     for (const char* name : {"mass_kept", "group_output_error"})
         definitions[name] = analysis::metric(name).definition;
     definitions["cost"] =
-        "roofline of the captured layers together at the context, bf16: selection and attention in "
-        "the fastest loop order; the union of a tile is the measured one where the queries of a "
+        "roofline of the layers together at the context, each for its share of the layers of the "
+        "model, or of one layer, bf16: selection and attention in the fastest loop order; the "
+        "union of a tile is the measured one where the queries of a "
         "block are neighbours";
     definitions["low, high"] = measure::kIntervalsWords;
     definitions["recommended"] =
@@ -209,6 +217,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
                              {"draws", kDraws},
                              {"recommended", nullptr},
                              {"nearest", nullptr},
+                             {"is_extrapolated", is_extrapolated(advice)},
                              {"why_none", nullptr},
                              {"bound", nullptr},
                              {"dense", cost_json(advice.dense)},
@@ -240,13 +249,18 @@ std::string nearest_text(const Advice& advice) {
 
 void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& out) {
     const AdviseOptions& asked = advice.asked;
-    out << "target: " << target_text(asked) << "; " << pricing_text(asked) << ", "
-        << advice.layers.size() << (advice.layers.size() == 1 ? " layer" : " layers") << "\n\n";
+    const int64_t longest = advice.layers.front().longest_sequence;
+    print_paragraph(out, concat("target: ", target_text(asked), "; ",
+                                pricing_text(asked, std::ssize(advice.layers), longest)));
+    out << '\n';
     if (advice.recommended) {
         out << "recommended:\n";
         print_choice(advice, *advice.recommended, out);
-        out << "  sure          every sparse layer reaches the target in "
-            << fixed_text(100 * advice.recommended->confidence, 1) << " % of the draws\n";
+        if (std::isnan(advice.recommended->confidence))
+            out << "  sure          too few blocks of queries for an interval\n";
+        else
+            out << "  sure          every sparse layer reaches the target in "
+                << fixed_text(100 * advice.recommended->confidence, 1) << " % of the draws\n";
     } else {
         out << advice.why_none << "; the nearest:\n";
         print_choice(advice, advice.nearest, out);
@@ -262,7 +276,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
                     "mass and error both are in summary.json.");
     print_paragraph(out, loss_text(asked));
     print_paragraph(out, sampling_text(advice));
-    if (asked.context > advice.layers.front().longest_sequence)
+    if (is_extrapolated(advice))
         print_paragraph(out,
                         "The context is longer than what was captured: costs are of the "
                         "context, mass and error of the capture. At the same k a longer "

@@ -107,7 +107,7 @@ Rows measured(const io::ResultsReader& results) {
     return {columns, rows(results)};
 }
 
-/// How sure the recalls and masses are; nothing where no layer has two blocks of queries.
+/// How sure the recalls and masses are, or why nothing says so.
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     std::vector<Column> columns;
     for (const ColumnOf<Row>& one : kNames) columns.push_back(one.column);
@@ -119,14 +119,14 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     std::string drawn;
     for (const Row& row : rows(results)) {
         const measure::LayerNumbers numbers(results, row.layer);
+        if (drawn.empty() || numbers.drawn().can_draw())
+            drawn = numbers.drawn().text(results.run().seed);
         if (!numbers.drawn().can_draw()) continue;
-        drawn = numbers.drawn().text(results.run().seed);
         std::vector<Value> values;
         for (const ColumnOf<Row>& one : kNames) values.push_back(one.value(row));
         for (const analysis::Estimate& of : recalls(results, row, numbers)) values.emplace_back(of);
         sure.add(values);
     }
-    if (sure.empty()) return;
     out << '\n';
     sure.print(out);
     print_paragraph(out, drawn);
@@ -177,11 +177,11 @@ std::string summary_json(const io::ResultsReader& results) {
     summary["rows"] = measured(results).json();
     const std::vector<Row> all = rows(results);
     for (size_t r = 0; r < all.size(); ++r) {
-        const std::vector<analysis::Estimate> sure =
-            recalls(results, all[r], {results, all[r].layer});
+        const measure::LayerNumbers numbers(results, all[r].layer);
+        const std::vector<analysis::Estimate> sure = recalls(results, all[r], numbers);
         for (size_t n = 0; n < sure.size(); ++n)
             summary["rows"][r]["intervals"][analysis::Recall::kColumns[n]] =
-                measure::interval_json(sure[n]);
+                measure::interval_json(sure[n], numbers.drawn());
     }
     summary["dropped_sinks"] = sinks_that_are_dropped(results);
     return summary.dump(2) + "\n";

@@ -76,7 +76,7 @@ std::vector<LayerSteps> resolve(CacheOptions& o, const io::ResultsReader& result
                 smallest, ", the blocks of a step of ", file, ", to ", largest,
                 ", those of its longest context");
     const int64_t chosen = std::ssize(layers);
-    if (!o.model_layers) o.model_layers = chosen;
+    if (!o.model_layers) o.model_layers = std::max(recorded_model_layers(results.run()), chosen);
     require(*o.model_layers >= chosen, "--model-layers is ", *o.model_layers,
             ", must be at least the ", chosen, " layers chosen of ", file);
     return layers;

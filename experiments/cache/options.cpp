@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/driver/layers.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cache {
@@ -24,7 +25,7 @@ const About kAbout{
 };
 
 const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3, Element::f32};
-constexpr double kMostBlocks = 1 << 30, kMostLayers = 1 << 20;
+constexpr double kMostBlocks = 1 << 30;
 
 }  // namespace
 
@@ -49,11 +50,7 @@ OptionTable option_table(CacheOptions& o) {
                ", where the blocks that the layer before selected are fetched ahead, and "
                "cross the link even where they are not used; FILE must have the layer right "
                "before each one chosen, its own first one aside"));
-    table
-        .count("model-layers", "N", o.model_layers,
-               "layers of the model with such attention, which share the link; default: as many as "
-               "FILE has of those chosen")
-        .between(1, kMostLayers);
+    add_model_layers(table, o.model_layers);
     table
         .counts("sizes", "BLOCKS,...", o.sizes,
                 "sizes of the cache, per layer and group; default: from k to the context, in "

@@ -55,7 +55,9 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
 
 /// Rows of one layer, one entry each.
 void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, ordered_json& to) {
+    if (rows.empty()) return;
     const std::vector<Sure> sure = measure_sureness(results, rows);
+    const measure::DrawnBlocks from(results, "/query_blocks/" + rows.front().layer);
     for (size_t n = 0; n < rows.size(); ++n) {
         const Row& row = rows[n];
         ordered_json entry{
@@ -64,8 +66,8 @@ void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, or
         for (const char* name : kRowSizes) entry[name] = row.size(results, name);
         for (const Measure& measure : kMeasures)
             entry[measure.name] = number(row.value(results, measure.name));
-        entry["intervals"] = {{"mass_kept", measure::interval_json(sure[n].mass)},
-                              {"group_output_error", measure::interval_json(sure[n].error)}};
+        entry["intervals"] = {{"mass_kept", measure::interval_json(sure[n].mass, from)},
+                              {"group_output_error", measure::interval_json(sure[n].error, from)}};
         entry["behind"] = {{"selector", sure[n].best},
                            {"value", number(sure[n].behind.value)},
                            {"low", number(sure[n].behind.low)},

@@ -107,14 +107,16 @@ void print_layer(const io::ResultsReader& results, const std::string& layer,
     if (rows.front().size(results, "rows_counted") == 0)
         out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
     print_configs(results, rows, ablation, out);
-    if (const measure::DrawnBlocks from(results, "/query_blocks/" + layer); from.can_draw()) {
-        out << '\n';
-        print_paragraph(out, from.text(results.run().seed) +
-                                 " Every config sees the same draws. Best: keeps most mass of its "
-                                 "budget; =: not distinguishable from it, as the interval of the "
-                                 "difference holds 0. Oracles, and selectors that read more than "
-                                 "their budget, are neither.");
-    }
+    const measure::DrawnBlocks from(results, "/query_blocks/" + layer);
+    out << '\n';
+    print_paragraph(
+        out,
+        from.text(results.run().seed) +
+            (from.can_draw() ? " Every config sees the same draws. Best: keeps most mass of its "
+                               "budget; =: not distinguishable from it, as the interval of the "
+                               "difference holds 0. Oracles, and selectors that read more than "
+                               "their budget, are neither."
+                             : ""));
     if (ablation == "window") {
         out << "\n";
         print_windows(results, rows, out);

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/layers.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
 #include "experiments/driver/own_attention.h"
 
 namespace msa::experiments {
+namespace {
+
+constexpr double kMostLayers = 1 << 20;
+
+}  // namespace
 
 std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReader& file,
                                        std::ostream& err) {
@@ -17,6 +26,33 @@ std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReade
     for (int64_t number : o.layers)
         warn_of_own_attention(file, number, Computed::with_window_cap_and_sinks, err);
     return layers;
+}
+
+std::optional<int64_t> model_layers(const io::ActivationsInfo& info) {
+    using nlohmann::json;
+    json config = json::parse(info.model_config, nullptr, false);
+    if (config.is_object() && config.contains("text_config")) config = config["text_config"];
+    if (!config.is_object()) return std::nullopt;
+    for (const char* name : {"num_hidden_layers", "layers"}) {  // of transformers, of msa-pretrain
+        const auto count = config.find(name);
+        if (count == config.end() || !count->is_number_integer() || *count < 1) continue;
+        const auto kinds = config.find("layer_types");
+        if (kinds == config.end() || !kinds->is_array()) return count->get<int64_t>();
+        std::set<json> captured;
+        for (const io::LayerInfo& layer : info.layers)
+            if (layer.layer < std::ssize(*kinds))
+                captured.insert((*kinds)[static_cast<size_t>(layer.layer)]);
+        return std::ranges::count_if(*kinds, [&](const json& k) { return captured.contains(k); });
+    }
+    return std::nullopt;
+}
+
+void add_model_layers(OptionTable& table, std::optional<int64_t>& layers) {
+    table
+        .count("model-layers", "N", layers,
+               "layers of the model for which those measured stand; default: those of their kind "
+               "that the capture's model_config says, or as many as are measured")
+        .between(1, kMostLayers);
 }
 
 void write_layer(io::UnitWriter& to, const io::LayerInfo& layer, const Problem& p,

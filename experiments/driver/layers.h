@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/io/activations.h"
 #include "core/io/results.h"
+#include "experiments/driver/option_table.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments {
@@ -18,6 +20,12 @@ namespace msa::experiments {
 /// InputError where the file lacks a layer, or has its q and k before the rotary embedding.
 std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReader&,
                                        std::ostream& err);
+
+/// Layers of the model that are of the kinds of those captured, as model_config says; nothing where
+/// it does not.
+std::optional<int64_t> model_layers(const io::ActivationsInfo&);
+/// --model-layers: for how many the layers measured stand.
+void add_model_layers(OptionTable&, std::optional<int64_t>&);
 
 using Sizes = std::vector<std::pair<const char*, int64_t>>;
 /// Writes the group /layers/<l>: heads and channels of `p`, then `more`, as attributes; and of its

@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "analysis/bytes.h"
+#include "core/cu_seqlens.h"
 #include "core/error.h"
 #include "core/select/cost.h"
 #include "core/select/lightning.h"
 #include "core/select/selector.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/table.h"
 
@@ -28,8 +30,13 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
 }  // namespace
 
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
-    table.count("context", "N", o.context, "tokens of the sequence that costs are of" + beside)
+    table
+        .count("context", "N", o.context,
+               "tokens of the sequence that costs are of; default: the longest sequence of FILE, "
+               "behind which costs are extrapolated" +
+                   beside)
         .between(1, static_cast<double>(kMostContext));
+    add_model_layers(table, o.model_layers);
     table.choice("phase", "PHASE", o.decode, kPhases,
                  "what costs are of: prefill of the context, or one token decoded behind it");
     table.text("hardware", "CHIP", o.hardware,
@@ -38,9 +45,27 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
                  "of the roofline: peak (published) or measured");
 }
 
-std::string pricing_text(const PricingOptions& o) {
-    return concat(kPhases[o.decode ? 1 : 0], " of ", count_text(o.context), " tokens on ",
-                  o.hardware, " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates)");
+std::string pricing_text(const PricingOptions& o, int64_t measured, int64_t longest) {
+    const int64_t layers = o.model_layers.value();
+    std::string of = concat(layers, layers == 1 ? " layer" : " layers");
+    if (layers > measured)
+        of = concat(measured, measured == 1 ? " layer" : " layers", " for the ", layers,
+                    " of the model");
+    if (*o.context > longest)
+        of += concat(", EXTRAPOLATED from sequences of at most ", count_text(longest), " tokens");
+    return concat(kPhases[o.decode ? 1 : 0], " of ", count_text(*o.context), " tokens on ",
+                  o.hardware, " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates), ", of);
+}
+
+void resolve_pricing(PricingOptions& o, const io::ActivationsInfo& captured, int64_t measured) {
+    if (!o.context) o.context = longest_sequence(captured.cu_seqlens);
+    if (!o.model_layers) o.model_layers = std::max(model_layers(captured).value_or(0), measured);
+    require(*o.model_layers >= measured, "--model-layers is ", *o.model_layers,
+            ", must be at least the ", measured, " layers measured");
+}
+
+double layers_share(const PricingOptions& o, int64_t measured) {
+    return real(o.model_layers.value()) / real(measured);
 }
 
 analysis::Hardware read_hardware(const PricingOptions& o) {

@@ -21,15 +21,22 @@ namespace msa::experiments {
 
 /// What costs are of.
 struct PricingOptions {
-    int64_t context = 1 << 17;
+    std::optional<int64_t> context;       // absent until resolve_pricing()
+    std::optional<int64_t> model_layers;  // likewise
     bool decode = false;
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;
 };
-/// "prefill of 128K tokens on h100 (peak rates)"
-std::string pricing_text(const PricingOptions&);
-/// --context, --phase, --hardware, --ceilings. `beside`: what is not of the context, as in "; mass
-/// is that of FILE".
+/// "prefill of 8K tokens on h100 (peak rates), 4 layers for the 30 of the model", for costs of so
+/// many layers; where the context is longer than any sequence captured, it says so.
+std::string pricing_text(const PricingOptions&, int64_t measured_layers, int64_t longest_sequence);
+/// What was not given: the context is the longest sequence captured, and the layers are those of
+/// the model, as it says, or the `measured` ones. InputError where there are more of these.
+void resolve_pricing(PricingOptions&, const io::ActivationsInfo&, int64_t measured);
+/// Layers of the model for each one measured.
+double layers_share(const PricingOptions&, int64_t measured);
+/// --context, --model-layers, --phase, --hardware, --ceilings. `beside`: what is not of the
+/// context, as in "; mass is that of FILE".
 void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");
 /// Throws InputError as the other read_hardware(), and where the chip has no rate for bf16.
 analysis::Hardware read_hardware(const PricingOptions&);
@@ -88,6 +95,7 @@ struct Cost {
     Cost operator-(const Cost& other) const {
         return {seconds - other.seconds, flops - other.flops, bytes - other.bytes};
     }
+    Cost operator*(double times) const { return {seconds * times, flops * times, bytes * times}; }
 };
 nlohmann::ordered_json cost_json(const Cost&);
 /// The attributes <name>_seconds, <name>_flops and <name>_bytes of a group of results.

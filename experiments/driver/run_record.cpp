@@ -10,6 +10,7 @@
 
 #include "core/io/sha256.h"
 #include "core/utf8.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 
@@ -77,8 +78,15 @@ void record_captures(const io::ActivationsReader& data, io::RunRecord& record) {
                        {"sequences", of.sequences},
                        {"first_token", of.first_token},
                        {"tokens", of.tokens}});
+        if (const auto layers = model_layers(data.info())) all.back()["model_layers"] = *layers;
     }
     record.captures = all.dump();
+}
+
+int64_t recorded_model_layers(const io::RunRecord& record) {
+    if (record.captures.empty()) return 0;
+    const ordered_json captures = ordered_json::parse(record.captures);
+    return captures.empty() ? 0 : captures.front().value("model_layers", int64_t{0});
 }
 
 ordered_json begin_summary(const std::string& format, const io::RunRecord& record) {

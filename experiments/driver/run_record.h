@@ -29,6 +29,8 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
 
 /// Records which sequences of the data set are of which input.
 void record_captures(const io::ActivationsReader&, io::RunRecord&);
+/// model_layers() of what was captured; 0 where the model did not say.
+int64_t recorded_model_layers(const io::RunRecord&);
 /// What every summary.json begins with: format, program, options, definitions and, where there are
 /// any, captures (data/FORMAT.md).
 nlohmann::ordered_json begin_summary(const std::string& format, const io::RunRecord&);

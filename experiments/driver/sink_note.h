@@ -9,11 +9,11 @@
 namespace msa::experiments {
 
 /// Of rows {layer, selector, sink_mass_dense, sink_mass_sparse}, those whose dense sink mass is
-/// above 0.05 and whose sparse one is below 0.8 of it, with these four and a remedy. Where rows
-/// have a `setting`, it stays beside the selector.
+/// above 0.05 and whose sparse one is below 0.8 of it, with these four, the first layer with a sink
+/// and a remedy. Where rows have a `setting`, it stays beside the selector.
 nlohmann::ordered_json dropped_sinks(const nlohmann::ordered_json& rows);
 
-/// A paragraph that names them; nothing for none.
+/// The verdict in a line, and a paragraph that names them; nothing for none.
 void print_dropped_sinks(const nlohmann::ordered_json& dropped, std::ostream& out);
 
 }  // namespace msa::experiments

@@ -82,7 +82,7 @@ void HeldOut::write_blocks(io::UnitWriter& to, const IndexWeights& start,
                            const IndexWeights& best) const {
     const Problem& p = queries_.problem;
     const OfQueries at_start = measure(start), at_best = measure(best);
-    const std::string group = text("/fit/", data_.info.layer, "/blocks");
+    const std::string group = concat("/fit/", data_.info.layer, "/blocks");
     using measure::BlockRows;
     const auto write = [&](const std::string& at, std::span<const analysis::RowKind> kinds,
                            const auto& measured) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/layer.h"
 
+#include <chrono>
+#include <cmath>
 #include <optional>
+#include <ostream>
 
 #include "core/error.h"
 #include "experiments/driver/program.h"
@@ -75,16 +78,28 @@ struct Work {
     Trainer trainer;
 };
 
+constexpr int64_t kTimedSteps = 10;
+
+/// "45 s", "12 min", "2 h 55 min"
+std::string duration_text(double seconds) {
+    const int64_t minutes = std::llround(seconds / 60);
+    if (minutes < 2) return concat(std::llround(seconds), " s");
+    if (minutes < 60) return concat(minutes, " min");
+    return concat(minutes / 60, " h ", minutes % 60, " min");
+}
+
 /// The steps that are left, with their evaluations and checkpoints.
 void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
-                const Checkpoint& checkpoint, const parallel::Group& workers, Progress& progress,
-                FitState& state) {
+                const Checkpoint& checkpoint, const parallel::Group& workers, std::ostream& said,
+                Progress& progress, FitState& state) {
     const FitOptions& o = run.options;
     const int64_t layer = work.data.info.layer;
     FitState good = state;  // the last one whose loss was finite
     const auto save = [&](const FitState& which) {
         checkpoint.save(which, work.plain(which.weights));
     };
+    auto begin = std::chrono::steady_clock::now();
+    const int64_t first_step = state.step;
     while (true) {
         const bool last = state.step == o.steps;
         const bool known =
@@ -99,6 +114,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
             throw Interrupted(concat("stopped after step ", state.step, " of layer ", layer,
                                      "; --resume continues"));
         }
+        if (state.step == first_step) begin = std::chrono::steady_clock::now();
         FitState before = state;
         if (!work.trainer.advance(state)) {
             save(good);
@@ -106,12 +122,25 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
         }
         good = std::move(before);
         progress.advance(1);
+        if (layer != o.layers.front() || state.step - first_step != kTimedSteps) continue;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        said << pace_text(o, took.count() / static_cast<double>(kTimedSteps)) << std::flush;
     }
 }
 
 }  // namespace
 
 std::string unit_of(int64_t layer) { return concat("layer ", layer); }
+
+std::string pace_text(const FitOptions& o, double seconds_per_step) {
+    const double layer = seconds_per_step * static_cast<double>(o.steps);
+    const double all = layer * static_cast<double>(o.layers.size());
+    if (all < 60) return "";
+    return concat("note: about ", duration_text(layer), " a layer, ", duration_text(all), " all ",
+                  o.layers.size(), " one after the other, as the first ", kTimedSteps,
+                  " steps went; --steps is ", o.steps,
+                  ", and a step costs by --queries-per-step\n");
+}
 
 void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, const Worker& worker,
                const parallel::Group& workers, io::UnitWriter& to) {
@@ -128,7 +157,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
         state = start_state(start);
     work.trainer.follow_first(state);
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
-    take_steps(run, work, held_out, checkpoint, workers, progress, state);
+    take_steps(run, work, held_out, checkpoint, workers, worker.progress, progress, state);
     write_fit(to, layer, state, work.plain(state.best));
     write_sizes(to, o, work.data, run.split, held_out,
                 cost_per_query(*work.indexer, work.data.problem));

@@ -22,6 +22,10 @@ struct FitRun {
     const Split& split;
 };
 
+/// "about 6 min a layer, 2 h 55 min all 30 one after the other, at 3.9 s a step ...": at that pace;
+/// nothing where all together take less than a minute.
+std::string pace_text(const FitOptions&, double seconds_per_step);
+
 /// Fits `layer`, from its checkpoint where there is one, and writes it: what the first of `workers`
 /// does, or the only one. Throws Interrupted when a stop is requested, InputError when the loss is
 /// not finite; both after the last good state is in the checkpoint.

@@ -47,6 +47,7 @@ struct Sure {
     const analysis::Metric* metric;
     double start;
     analysis::Estimate best, gain;
+    ordered_json interval;  // of the best
 
     bool is_of_fit() const { return std::string_view(metric->name) != "oracle_mass"; }
     bool is_distinguishable() const { return !(gain.low <= 0 && gain.high >= 0); }
@@ -77,11 +78,13 @@ std::vector<Sure> sure_measures(const io::ResultsReader& results, const std::str
             return columns;
         };
         const auto at_start = drawn("/start"), at_best = drawn("/best");
-        for (size_t n = 0; n < first.size(); ++n)
+        for (size_t n = 0; n < first.size(); ++n) {
+            const analysis::Estimate estimate = analysis::with_interval(best[n], at_best[n]);
             all.push_back(
-                {&analysis::metric(of.measures[n]), first[n],
-                 analysis::with_interval(best[n], at_best[n]),
-                 analysis::with_interval(more[n], measure::differences(at_best[n], at_start[n]))});
+                {&analysis::metric(of.measures[n]), first[n], estimate,
+                 analysis::with_interval(more[n], measure::differences(at_best[n], at_start[n])),
+                 measure::interval_json(estimate, blocks)});
+        }
     }
     return all;
 }
@@ -91,8 +94,7 @@ std::string gain_text(const analysis::Estimate& gain) {
     return (gain.value > 0 ? "+" : "") + experiments::text_of(gain);
 }
 
-/// How sure the best evaluation of each layer is, and what it gained; nothing where no layer has
-/// two blocks.
+/// How sure the best evaluation of each layer is, and what it gained, or why nothing says so.
 void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     Table table({"layer", "measure", "start", "kept\n95 % interval",
                  "gain over the start\n95 % interval", ""});
@@ -100,8 +102,8 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
     bool marked = false;
     for (const std::string& layer : results.list("/fit")) {
         const measure::DrawnBlocks blocks(results, blocks_group(layer, kOfBlocks.front()));
+        if (from.empty() || blocks.can_draw()) from = blocks.text(results.run().seed);
         if (!blocks.can_draw()) continue;
-        from = blocks.text(results.run().seed);
         for (const Sure& of : sure_measures(results, layer)) {
             const bool none = of.is_of_fit() && !of.is_distinguishable();
             marked |= none;
@@ -110,8 +112,12 @@ void print_intervals(const io::ResultsReader& results, std::ostream& out) {
                        none ? "=" : ""});
         }
     }
-    if (table.empty()) return;
-    out << "\nOn the held-out queries:\n";
+    out << '\n';
+    if (table.empty()) {
+        print_paragraph(out, from);
+        return;
+    }
+    out << "On the held-out queries:\n";
     table.print(out);
     print_paragraph(out,
                     from + " The gain is of the same draws at the start and of the weights kept" +
@@ -221,7 +227,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
         ordered_json row = rows.json(n);
         row["steps"] = of.steps_done;
         for (const Sure& sure : sure_measures(results, of.layer)) {
-            row["intervals"][sure.metric->name] = measure::interval_json(sure.best);
+            row["intervals"][sure.metric->name] = sure.interval;
             if (sure.is_of_fit()) row["gain"][sure.metric->name] = estimate_json(sure.gain);
         }
         summary["rows"].push_back(row);

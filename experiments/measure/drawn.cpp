@@ -33,7 +33,7 @@ DrawnBlocks::DrawnBlocks(const io::ResultsReader& results, const std::string& gr
             places.push_back(static_cast<int64_t>(b));
             of.push_back(sequences_[b]);
         }
-    if (places.size() < 2) return;
+    if (std::ssize(places) < analysis::kLeastUnits) return;
     const Tensor<int32_t, 2> drawn = analysis::bootstrap_draws(of, kDraws, results.run().seed);
     draws_ = Tensor<int32_t, 2>({kDraws, std::ssize(rows_)});
     for (int64_t n = 0; n < kDraws; ++n)
@@ -107,8 +107,23 @@ std::vector<double> DrawnBlocks::errors(View<const double, 2> sums) const {
 }
 
 std::string DrawnBlocks::text(uint64_t seed) const {
-    return msa::concat("Interval: ", kIntervalsWords, "; ", blocks(), " blocks of ", sequences(),
-                       sequences() == 1 ? " sequence" : " sequences", ", seed ", seed, ".");
+    const std::string counts =
+        msa::concat(blocks(), blocks() == 1 ? " block" : " blocks", " of ", sequences(),
+                    sequences() == 1 ? " sequence" : " sequences");
+    if (!can_draw())
+        return msa::concat("No interval: the counted queries lie in ", counts, ", each ",
+                           analysis::kBlockPositions, " positions; ", analysis::kLeastUnits,
+                           " blocks are the fewest to draw from.");
+    return msa::concat("Interval: ", kIntervalsWords, "; ", counts, ", seed ", seed, ".");
+}
+
+std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed) {
+    const std::string counts = msa::concat(blocks, " blocks of them, of ", sequences,
+                                           sequences == 1 ? " sequence" : " sequences");
+    if (blocks < analysis::kLeastUnits)
+        return msa::concat("No intervals: of ", counts, ", too few to draw from.");
+    return msa::concat("Intervals are 95 % of ", kDraws, " bootstrap draws of ", counts, ", seed ",
+                       seed, ".");
 }
 
 Numbers operator-(const Numbers& a, const Numbers& b) {
@@ -159,7 +174,9 @@ Kept mean_of(const std::vector<const Kept*>& all) {
     Kept mean;
     const auto count = static_cast<double>(all.size());
     for (size_t m = 0; m < all.front()->measures.size(); ++m) {
-        Numbers of{0, std::vector<double>(all.front()->draws[m].size())};
+        size_t draws = kDraws;
+        for (const Kept* one : all) draws = std::min(draws, one->draws[m].size());
+        Numbers of{0, std::vector<double>(draws)};
         for (const Kept* one : all) {
             of.all += one->measures[m].value;
             for (size_t n = 0; n < of.draws.size(); ++n) of.draws[n] += one->draws[m][n];
@@ -194,8 +211,11 @@ nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::str
             {"sink_mass_sparse", mean(name)}};
 }
 
-nlohmann::ordered_json interval_json(const analysis::Estimate& of) {
-    return {{"low", json_number(of.low)}, {"high", json_number(of.high)}};
+nlohmann::ordered_json interval_json(const analysis::Estimate& of, const DrawnBlocks& from) {
+    return {{"low", json_number(of.low)},
+            {"high", json_number(of.high)},
+            {"blocks", from.blocks()},
+            {"sequences", from.sequences()}};
 }
 
 std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from) {

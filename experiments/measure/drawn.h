@@ -15,14 +15,16 @@ namespace msa::experiments::measure {
 /// "95 % interval of the bootstrap: ..."
 inline constexpr const char* kIntervalsWords =
     "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries of "
-    "each";
+    "each; of fewer than 6 sequences the blocks alone, which says nothing of other sequences; of "
+    "fewer than 6 blocks there is none";
+static_assert(analysis::kLeastUnits == 6);
 
 /// Blocks of queries, and how often each of some draws takes each. Blocks without a counted query
 /// are never drawn.
 class DrawnBlocks {
 public:
     /// kDraws draws of the blocks in a group of results (write_query_blocks); none where fewer than
-    /// two have counted queries.
+    /// kLeastUnits have counted queries.
     DrawnBlocks(const io::ResultsReader&, const std::string& group);
 
     /// One draw, of every block once: what there is.
@@ -31,7 +33,7 @@ public:
     int64_t blocks() const;
     int64_t sequences() const;
     int64_t queries() const;
-    bool can_draw() const { return blocks() > 1; }
+    bool can_draw() const { return blocks() >= analysis::kLeastUnits; }
 
     /// Per draw: the mean over the drawn queries of each of the columns [first, first + columns) of
     /// sums [M, any] with their counts, averaged over these columns. What is in a block that a draw
@@ -42,7 +44,7 @@ public:
     /// has of each block: sums of squares of the differences, then of what they are relative to.
     std::vector<double> errors(View<const double, 2> sums) const;
 
-    /// "Interval: 95 % interval ...; 14 blocks of 1 sequence, seed 0."
+    /// "Interval: 95 % interval ...; 14 blocks of 1 sequence, seed 0.", or why there is none.
     std::string text(uint64_t seed) const;
 
 private:
@@ -99,8 +101,12 @@ Kept mean_of(const std::vector<const Kept*>&);
 nlohmann::ordered_json sink_row(const io::ResultsReader&, const std::string& layer,
                                 const std::string& name, const std::string& selector);
 
-/// {"low", "high"}; null where NaN.
-nlohmann::ordered_json interval_json(const analysis::Estimate&);
+/// "Intervals are 95 % of 1000 bootstrap draws of 14 blocks of them, of 1 sequence, seed 0.", or
+/// why there are none.
+std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed);
+
+/// {"low", "high", "blocks", "sequences"}; null where NaN.
+nlohmann::ordered_json interval_json(const analysis::Estimate&, const DrawnBlocks&);
 
 /// of - from, draw by draw: of the same draws.
 std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from);

@@ -86,8 +86,8 @@ void add_cache(const io::ResultsReader& results, const std::string& layer, bool 
 /// How far the mean of a row is on the right side of the bound; NaN where it is.
 double margin(const Part& part, const Row& row, size_t measure, bool far_end) {
     const analysis::Estimate& of = row.mean.measures[measure];
-    if (part.at_least) return (far_end ? of.low : of.value) - part.bound;
-    return part.bound - (far_end ? of.high : of.value);
+    if (part.at_least) return (far_end ? of.least() : of.value) - part.bound;
+    return part.bound - (far_end ? of.most() : of.value);
 }
 
 void recommend(Part& part) {

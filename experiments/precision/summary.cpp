@@ -224,11 +224,10 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
             "No layer has an Index Branch: its operands are not measured, nor is sparse "
             "attention. msa-fit-indexer makes them.");
     print_simulated(findings, o.backend, out);
-    print_paragraph(
-        out, concat("Measured on ", findings.queries, " queries per layer. Intervals are 95 % of ",
-                    kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
-                    findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
-                    ", seed ", findings.seed, ". Operands are stored in ", run.element, '.'));
+    print_paragraph(out,
+                    concat("Measured on ", findings.queries, " queries per layer. ",
+                           measure::draws_text(findings.blocks, findings.sequences, findings.seed),
+                           " Operands are stored in ", run.element, '.'));
     print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";

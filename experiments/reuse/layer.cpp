@@ -9,7 +9,7 @@ namespace {
 void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analysis::Hardware& on,
                   const std::string& group, io::UnitWriter& to) {
     const Setting setting{o.selector, o.block_size, make_selector(o.selector)->adjust(o.rule, 0)};
-    const Pricer pricer(layer, o.context, o.decode, on);
+    const Pricer pricer(layer, o.context.value(), o.decode, on);
     write_price(to, group, "dense", pricer.dense());
     write_price(to, group, "own", pricer(setting, std::nullopt));
     write_price(to, group, "reused", pricer.of_given_ids(setting, std::nullopt));

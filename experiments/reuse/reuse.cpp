@@ -49,7 +49,8 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
                 ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
     }
-    require(o.block_size * o.rule.top_k <= o.context, "--context is ", o.context,
+    resolve_pricing(o, file.info(), std::ssize(o.layers));
+    require(o.block_size * o.rule.top_k <= *o.context, "--context is ", *o.context,
             ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
     std::vector<Group> groups;
     for (const std::string& item : o.groups) groups.push_back(parse_group(item));

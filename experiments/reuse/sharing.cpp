@@ -15,9 +15,9 @@ namespace {
 
 /// With the far end of the interval.
 bool reaches(const ReuseOptions& asked, const Kept& kept) {
-    if (asked.keep) return kept[Measure::mass_kept].low >= *asked.keep;
-    if (asked.error) return kept[Measure::output_error].high <= *asked.error;
-    return kept[Measure::mass_lost].high <= *asked.lose;
+    if (asked.keep) return kept[Measure::mass_kept].least() >= *asked.keep;
+    if (asked.error) return kept[Measure::output_error].most() <= *asked.error;
+    return kept[Measure::mass_lost].most() <= *asked.lose;
 }
 
 /// A layer with the ids of `choice`.
@@ -152,8 +152,11 @@ Findings make_findings(const io::ResultsReader& results) {
         for (int64_t s = 0; s < from.size(); ++s)
             findings.pairs.push_back({from(s), findings.layers.back(),
                                       kept_with(of, std::to_string(from(s)), own_mass)});
-        costs.push_back({read_cost(results, group, "dense"), read_cost(results, group, "own"),
-                         read_cost(results, group, "reused")});
+        const auto cost = [&](const char* of_what) {
+            return read_cost(results, group, of_what) *
+                   layers_share(findings.asked, std::ssize(names));
+        };
+        costs.push_back({cost("dense"), cost("own"), cost("reused")});
         findings.dense = findings.dense + costs.back().dense;
         const std::string floor = concat(kFloor, "/recall");
         findings.floor_mass += of.recall(floor, "mass_kept").all / count;

@@ -135,7 +135,8 @@ std::string reuse_definitions() {
     definitions["mean_reaches"] =
         "the mean over the layers reaches the target, with the far end of its interval";
     definitions["cost"] =
-        "roofline of the layers together at the context, bf16: selection in the layers that "
+        "roofline of the layers together at the context, each for its share of the layers of the "
+        "model, bf16: selection in the layers that "
         "compute ids, and attention in the fastest loop order in all; neighbouring queries are "
         "taken to choose their blocks by chance";
     definitions["selection_cost"] = "of that, selection";
@@ -150,6 +151,7 @@ std::string reuse_definitions() {
 }
 
 std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
+    const ReuseOptions& asked = findings.asked;
     ordered_json pairs = ordered_json::array(), distances = ordered_json::array(),
                  patterns = ordered_json::array(), front = ordered_json::array(), target;
     for (const Pair& pair : findings.pairs) {
@@ -175,6 +177,7 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
                              {"seed", findings.seed},
                              {"draws", kDraws},
                              {"is_bound", findings.is_bound},
+                             {"is_extrapolated", asked.context > findings.longest_sequence},
                              {"layers", findings.layers},
                              {"missing_layers", findings.missing},
                              {"queries", findings.queries},
@@ -215,7 +218,10 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
     const ReuseOptions& asked = findings.asked;
     out << "target: " << target_text(asked) << "; ids of " << asked.selector << ", Bk "
         << asked.block_size << ", k " << asked.rule.top_k << "; layers "
-        << list_text(findings.layers) << "\n\n";
+        << list_text(findings.layers) << '\n';
+    print_paragraph(out,
+                    pricing_text(asked, std::ssize(findings.layers), findings.longest_sequence));
+    out << '\n';
     print_distances(findings, out);
     print_patterns(findings, out);
     out << "\nfewest layers that compute ids, within the target:\n";
@@ -229,14 +235,10 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
         print_paragraph(out, asked.selector +
                                  " needs the attention that it is to spare: what it "
                                  "would cost is no saving that can be had.");
-    print_paragraph(out,
-                    concat("Measured on ", findings.queries,
-                           " queries, the same in all layers. Intervals "
-                           "are 95 % of ",
-                           kDraws, " bootstrap draws of ", findings.blocks, " blocks of them, of ",
-                           findings.sequences, findings.sequences == 1 ? " sequence" : " sequences",
-                           ", seed ", findings.seed, "."));
-    print_paragraph(out, concat("Costs: ", pricing_text(asked), ", bf16. ", elements_text(run)));
+    print_paragraph(
+        out, concat("Measured on ", findings.queries, " queries, the same in all layers. ",
+                    measure::draws_text(findings.blocks, findings.sequences, findings.seed)));
+    print_paragraph(out, concat("Costs are of bf16. ", elements_text(run)));
     print_dropped_sinks(findings.dropped_sinks, out);
     print_captures(run, out);
 }

@@ -32,15 +32,15 @@ Estimate interval_of_mean(const std::vector<double>& values,
 }
 
 TEST(Bootstrap, DrawsAsManyBlocksAsEachDrawnSequenceHas) {
-    const std::vector<int64_t> sequences{4, 4, 4, 9, 9, 9, 9, 9};
+    const std::vector<int64_t> sequences{4, 4, 4, 9, 9, 9, 9, 9, 0, 1, 2, 3};
     const Tensor<int32_t, 2> times = bootstrap_draws(sequences, 400, 3);
     std::vector<int64_t> totals;
     for (int64_t n = 0; n < times.extent(0); ++n) {
-        int64_t first = 0, second = 0;
-        for (int64_t b = 0; b < 8; ++b) (b < 3 ? first : second) += times(n, b);
+        int64_t first = 0, second = 0, others = 0;
+        for (int64_t b = 0; b < 12; ++b) (b < 3 ? first : b < 8 ? second : others) += times(n, b);
         EXPECT_EQ(first % 3, 0);
         EXPECT_EQ(second % 5, 0);
-        EXPECT_EQ(first / 3 + second / 5, 2);
+        EXPECT_EQ(first / 3 + second / 5 + others, 6);
         totals.push_back(first / 3);
     }
     for (int64_t often : {0, 1, 2})
@@ -68,17 +68,33 @@ TEST(Bootstrap, IntervalOfAMeanIsTheBinomialOne) {
     EXPECT_NEAR(mean.high, 0.6, 0.03);
 }
 
-// Two sequences that differ, each all alike within: one draw in four has the first alone.
+// Six sequences, each all alike within, half of them of zeros: one draw in 64 has these alone, and
+// one in 11 has at most one of the others.
 TEST(Bootstrap, SequencesAreDrawnBeforeBlocks) {
-    std::vector<double> values(100, 0.0);
-    std::vector<int64_t> sequences(100, 0);
-    for (size_t b = 50; b < 100; ++b) {
-        values[b] = 1;
-        sequences[b] = 1;
+    std::vector<double> values;
+    std::vector<int64_t> sequences;
+    for (int64_t b = 0; b < 60; ++b) {
+        values.push_back(b < 30 ? 0 : 1);
+        sequences.push_back(b / 10);
     }
     const Estimate mean = interval_of_mean(values, sequences);
-    EXPECT_EQ(mean.low, 0.0);
-    EXPECT_EQ(mean.high, 1.0);
+    EXPECT_NEAR(mean.low, 1.0 / 6, 1e-12);
+    EXPECT_NEAR(mean.high, 5.0 / 6, 1e-12);
+}
+
+TEST(Bootstrap, OfFewerThanSixSequencesTheBlocksAreDrawnAlone) {
+    std::vector<int64_t> five(30), six(30);
+    for (int64_t b = 0; b < 30; ++b) {
+        five[static_cast<size_t>(b)] = b / 6;
+        six[static_cast<size_t>(b)] = b / 5;
+    }
+    const auto same = [](const std::vector<int64_t>& sequences) {
+        const Tensor<int32_t, 2> times = bootstrap_draws(sequences, 20, 1),
+                                 of_one = bootstrap_draws(std::vector<int64_t>(30, 0), 20, 1);
+        return std::equal(times.data(), times.data() + times.size(), of_one.data());
+    };
+    EXPECT_TRUE(same(five));
+    EXPECT_FALSE(same(six));
 }
 
 TEST(Bootstrap, PointsAreLinearBetweenNeighbours) {

@@ -52,7 +52,7 @@ CliTest::CliTest() {
 CliTest::~CliTest() { std::filesystem::remove_all(directory_); }
 
 std::string CliTest::make(const std::string& name, const Activations& spec) const {
-    io::ActivationsInfo info{"test", "{}", "msalab tests", spec.cu_seqlens, {}, false};
+    io::ActivationsInfo info{"test", spec.model_config, "msalab tests", spec.cu_seqlens, {}, false};
     for (int64_t number : spec.layers) {
         io::LayerInfo layer;
         layer.layer = number;

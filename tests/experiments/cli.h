@@ -53,6 +53,7 @@ struct Activations {
     /// As in io::LayerInfo, of every layer.
     std::map<std::string, std::vector<double>> own_attention = {};
     std::optional<int64_t> rotary_dim = {};  // with rope_theta 1e4
+    std::string model_config = "{}";
 };
 
 /// A directory of its own for every test, removed at its end.

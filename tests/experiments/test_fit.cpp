@@ -7,6 +7,7 @@
 
 #include "core/io/results.h"
 #include "experiments/fit/evaluation.h"
+#include "experiments/fit/layer.h"
 #include "tests/experiments/fit_test.h"
 
 namespace msa::test {
@@ -145,6 +146,18 @@ TEST_F(Fit, KeepsTheBestStateAndNamesIt) {
         const auto a = best.read<float, 2>(name), b = start.read<float, 2>(name);
         EXPECT_TRUE(std::equal(a.data(), a.data() + a.size(), b.data()));
     }
+}
+
+TEST(FitPace, IsToldWhereTheWorkIsLong) {
+    experiments::fit::FitOptions o;
+    o.steps = 1500;
+    o.layers.resize(30);
+    EXPECT_EQ(experiments::fit::pace_text(o, 0.001), "");
+    const std::string said = experiments::fit::pace_text(o, 0.24);
+    EXPECT_TRUE(said.starts_with("note: about 6 min a layer, 3 h 0 min all 30 ")) << said;
+    o.steps = 100;
+    EXPECT_TRUE(
+        experiments::fit::pace_text(o, 0.24).starts_with("note: about 24 s a layer, 12 min"));
 }
 
 TEST_F(Fit, WarmUpDecidesTheSupport) {

@@ -74,20 +74,34 @@ TEST_F(Intervals, OfAnalyzeAreThoseOfItsBlocks) {
     EXPECT_NE(outcome.out.find("95 % interval"), std::string::npos);
 }
 
-/// The queries of one block say nothing of others.
-TEST_F(Intervals, OfOneBlockThereAreNone) {
-    const std::string file = make("a.h5", {.cu_seqlens = {0, 100}});
+/// Below six there is no interval, and the reason; counts stand beside it in any case.
+TEST_F(Intervals, OfFewBlocksThereAreNone) {
+    const std::string file = make("a.h5", {.cu_seqlens = {0, 128 * 5}});
     const Outcome outcome = kAnalyze({file, "--out", path("out"), "--block-size", "8", "--top-k",
                                       "4", "--selectors", "mean-key"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     for (const json& row : rows_of(path("out/summary.json")))
-        EXPECT_TRUE(row["intervals"]["mass_kept"]["low"].is_null());
+        EXPECT_EQ(row["intervals"]["mass_kept"],
+                  json::parse(R"({"low": null, "high": null, "blocks": 5, "sequences": 1})"));
     EXPECT_EQ(outcome.out.find("Interval:"), std::string::npos);
+    EXPECT_NE(outcome.out.find("No interval: the counted queries lie in 5 blocks of 1 sequence"),
+              std::string::npos)
+        << outcome.out;
+    const Outcome compared = kCompare({file, "--out", path("compared"), "--block-size", "8",
+                                       "--budgets", "32", "--selectors", "mean-key"});
+    ASSERT_EQ(compared.code, 0) << compared.err;
+    EXPECT_NE(compared.out.find("No interval: the counted queries lie in 5 blocks"),
+              std::string::npos)
+        << compared.out;
+    const Outcome fitted = run({write("b.h5")}, "fitted");
+    EXPECT_NE(fitted.out.find("No interval: the counted queries lie in 1 block of 1 sequence"),
+              std::string::npos)
+        << fitted.out;
 }
 
 /// Without a step nothing is gained, in no draw: start and end are drawn together.
 TEST_F(Intervals, OfAGainAreOfTheSameDraws) {
-    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 3072}});
     const Outcome still = run({file}, "still", {"--lr", "0", "--weight-decay", "0"});
     ASSERT_EQ(still.code, 0) << still.err;
     const std::vector<std::string> names{"kl", "kl_selected", "block_recall", "score_recall",
@@ -103,7 +117,7 @@ TEST_F(Intervals, OfAGainAreOfTheSameDraws) {
 }
 
 TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
-    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 3072}});
     const Outcome outcome = run({file}, "out", {"--init", "normal", "--lr", "3e-2"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
@@ -134,17 +148,17 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
 }
 
 TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
-    const std::string file = write("a.h5", {.cu_seqlens = {0, 1024}});
+    const std::string file = write("a.h5", {.cu_seqlens = {0, 3072}});
     const Outcome outcome = run({file}, "out");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
     for (const json& row : rows_of(path("out/summary.json"))) {
         expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/best",
-                         recalls_, 2, results.run().seed);
+                         recalls_, 6, results.run().seed);
         expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/best",
-                         {"kl", "kl_selected"}, 2, results.run().seed);
+                         {"kl", "kl_selected"}, 6, results.run().seed);
     }
-    EXPECT_NE(outcome.out.find("2 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("6 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using nlohmann::json;
 
 class PrecisionTest : public PrecisionRuns {
 protected:
-    static constexpr int64_t kTokens = 1024, kDim = 32;
+    static constexpr int64_t kTokens = 1280, kDim = 32;
     // Blocks 1, 3, 5 and 7, 9, 11 of 32 tokens: all seen by queries from 512 on, local to none.
     static constexpr int64_t kDecoys[3] = {40, 100, 170}, kTargets[3] = {230, 300, 360};
     // Logits are 20 at the targets and 0 or less elsewhere: less than 1024 / (3 e^20) = 7e-7 of the
@@ -158,7 +158,7 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
 }
 
 TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 3}});
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0, 3}});
     const std::string name = "int4, scale per token";
     const auto with = [&](double keep, double error) {
         return summary(file, as_analyzed({"--formats", "f32,int4", "--scales", "token", "--keep",
@@ -231,7 +231,7 @@ TEST_F(PrecisionTest, ThePageSaysWhichFormatsAreWithinTheTarget) {
 }
 
 TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 3}});
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0, 3}});
     const json all = summary(file, as_analyzed());
     for (const json& row : {all["index"]["rows"][0], all["cache"]["rows"][0]}) {
         EXPECT_EQ(row["name"], "f32");
@@ -251,7 +251,7 @@ TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
 // Each step is at least four times as fine, and errors of the output are as small as those of the
 // operands; recall loses in step with them.
 TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0}});
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0}});
     const json all = summary(file, as_analyzed({"--rotations", "none"}));
     const std::vector<std::string> chain{"int4, scale per token", "int8, scale per token", "f16",
                                          "f32"};

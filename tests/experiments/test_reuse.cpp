@@ -14,7 +14,7 @@ using nlohmann::json;
 
 class Reuse : public CliTest {
 protected:
-    static constexpr int64_t kTokens = 1024, kDim = 32;
+    static constexpr int64_t kTokens = 1280, kDim = 32;
     // Blocks 4, 8, 12 and 6, 10, 14 of 32 tokens, all seen by queries from 512 on and local to
     // none.
     static constexpr int64_t kLookedAt[2][3] = {{130, 262, 394}, {194, 326, 458}};
@@ -173,7 +173,7 @@ TEST_F(Reuse, TheMeanMayReachWhatNotEveryLayerDoes) {
 // The ids of a layer that has nothing to do with this one keep what random blocks keep: within the
 // width of the interval, four standard errors.
 TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 1024}, .layers = {0, 1, 2}});
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 1280}, .layers = {0, 1, 2}});
     const json all =
         summary(file, {"--selector", "oracle", "--sample-queries", "0", "--keep", "0.01"});
     const double floor = all["references"]["random_mass_kept"];
@@ -192,7 +192,7 @@ TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
 
 // Both count the queries that see more than k blocks.
 TEST_F(Reuse, OwnIdsAgreeWithAnalyze) {
-    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 512}, .layers = {0, 1}});
+    const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0, 1}});
     const json all = summary(file, {"--sample-queries", "0", "--block-size", "8", "--positions",
                                     "0:", "--selector", "mean-key"});
     ASSERT_EQ(kAnalyze({file, "--out", path("analyzed"), "--block-size", "8", "--top-k", "4",

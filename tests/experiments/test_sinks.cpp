@@ -56,7 +56,7 @@ TEST_F(Sinks, OfReuseAndAdviseAreNamed) {
                                          "--top-k",    "4",        "--lose",       "0.9"};
     const std::vector<std::string> advise{"--selectors", "mean-key", "--block-sizes",  "32",
                                           "--top-ks",    "4",        "--forced-local", "1",
-                                          "--keep",      "0.1"};
+                                          "--keep",      "0.1",      "--context",      "128K"};
     for (const auto& [program, options, page] :
          {std::tuple{&kReuse, reuse, "reuse.txt"}, {&kAdvise, advise, "advice.txt"}})
         for (const std::string first : {"0", "1"}) {

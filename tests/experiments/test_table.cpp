@@ -65,6 +65,8 @@ TEST(DroppedSinks, AreThoseOfLayersThatHaveOne) {
               std::string::npos)
         << words;
     EXPECT_NE(words.find("--forced-first 1 keeps it."), std::string::npos) << words;
+    EXPECT_TRUE(words.starts_with("Sink from layer 3; mean-key drops it; force block 0. "))
+        << words;
     print_dropped_sinks(dropped_sinks(ordered_json::array()), nothing);
     EXPECT_EQ(nothing.str(), "");
 }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// What costs are of where nobody says: the context that was captured, and all layers of the model.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/io/activations.h"
+#include "experiments/driver/layers.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+using nlohmann::json;
+
+class Price : public CliTest {
+public:
+    static constexpr const char* kOfSix = R"({"num_hidden_layers": 6})";
+
+    std::string capture(const std::string& config) const {
+        return make("a.h5",
+                    {.cu_seqlens = {0, 500, 1100}, .layers = {1, 2}, .model_config = config});
+    }
+    /// `what` of the summary of a run that is priced.
+    json summary(const Program& program, std::vector<std::string> args) {
+        page_.clear();
+        std::filesystem::remove_all(path("out"));
+        args.insert(args.end(), {"--out", path("out"), "--overwrite"});
+        page_ = program(args).out;
+        std::replace(page_.begin(), page_.end(), '\n', ' ');
+        return json::parse(file_text(path("out/summary.json")));
+    }
+    json advise(const std::string& config, const std::vector<std::string>& more = {}) {
+        std::vector<std::string> args{
+            capture(config), "--block-sizes", "8", "--top-ks", "4", "--budget", "32",
+            "--selectors",   "window"};
+        args.insert(args.end(), more.begin(), more.end());
+        return summary(kAdvise, args);
+    }
+    json reuse(const std::string& config, const std::vector<std::string>& more = {}) {
+        std::vector<std::string> args{capture(config), "--block-size", "8", "--top-k", "4",
+                                      "--selector",    "mean-key"};
+        args.insert(args.end(), more.begin(), more.end());
+        return summary(kReuse, args);
+    }
+    bool says(const std::string& words) const { return page_.find(words) != std::string::npos; }
+
+    std::string page_;
+};
+
+TEST_F(Price, IsOfTheLongestSequenceCapturedUnlessAnotherIsAskedFor) {
+    for (const auto& run : {&Price::advise, &Price::reuse}) {
+        const json captured = (this->*run)(kOfSix, {});
+        EXPECT_EQ(captured["options"]["context"], 600);
+        EXPECT_FALSE(captured["is_extrapolated"]);
+        EXPECT_TRUE(says("prefill of 600 tokens on h100")) << page_;
+        EXPECT_FALSE(says("EXTRAPOLATED")) << page_;
+        const json longer = (this->*run)(kOfSix, {"--context", "64K"});
+        EXPECT_TRUE(longer["is_extrapolated"]);
+        EXPECT_TRUE(says("EXTRAPOLATED from sequences of at most 600 tokens")) << page_;
+        EXPECT_GT(longer["dense"]["seconds"].get<double>(),
+                  100 * captured["dense"]["seconds"].get<double>());
+    }
+}
+
+TEST_F(Price, IsOfAllLayersOfTheModel) {
+    for (const auto& run : {&Price::advise, &Price::reuse}) {
+        const json two = (this->*run)("{}", {}), six = (this->*run)(kOfSix, {});
+        EXPECT_TRUE(says("2 layers for the 6 of the model")) << page_;
+        EXPECT_EQ(six["options"]["model_layers"], 6);
+        EXPECT_EQ((this->*run)(kOfSix, {"--model-layers", "6"})["dense"], six["dense"]);
+        for (const char* what : {"seconds", "flops", "bytes"})
+            EXPECT_NEAR(six["dense"][what].get<double>(), 3 * two["dense"][what].get<double>(),
+                        1e-9 * six["dense"][what].get<double>());
+    }
+    const json two = advise("{}"), six = advise(kOfSix);
+    const json cheap = two["front"][0]["cost"], all = six["front"][0]["cost"];
+    EXPECT_NEAR(all["bytes"].get<double>(), 3 * cheap["bytes"].get<double>(), 1e-3);
+    EXPECT_NEAR(all["share_of_dense"].get<double>(), cheap["share_of_dense"].get<double>(), 1e-12);
+    EXPECT_EQ(six["layers"][0]["dense_cost"], two["layers"][0]["dense_cost"]);
+    const json own = reuse("{}")["own"]["cost"], of_six = reuse(kOfSix)["own"]["cost"];
+    EXPECT_NEAR(of_six["bytes"].get<double>(), 3 * own["bytes"].get<double>(), 1e-3);
+    const Outcome few = kAdvise({path("a.h5"), "--out", path("few"), "--model-layers", "1"});
+    EXPECT_EQ(few.code, 2);
+    EXPECT_NE(few.err.find("--model-layers is 1, must be at least the 2 layers measured"),
+              std::string::npos)
+        << few.err;
+}
+
+TEST_F(Price, OfACacheIsOfAllLayersOfTheModelThatWasAnalysed) {
+    const auto cached = [&](const std::string& config) {
+        const Outcome analysed =
+            kAnalyze({capture(config), "--out", path("analysed"), "--block-size", "8", "--top-k",
+                      "4", "--selectors", "window", "--positions", "400:", "--overwrite"});
+        EXPECT_EQ(analysed.code, 0) << analysed.err;
+        return summary(kCache, {path("analysed/results.h5")});
+    };
+    const json two = cached("{}"), six = cached(kOfSix);
+    EXPECT_EQ(two["model_layers"], 2);
+    EXPECT_EQ(six["model_layers"], 6);
+    EXPECT_TRUE(says("those of 2 layers, scaled to 6")) << page_;
+    EXPECT_NEAR(six["selectors"][0]["written_bytes_per_token"].get<double>(),
+                3 * two["selectors"][0]["written_bytes_per_token"].get<double>(), 1e-9);
+}
+
+TEST(ModelLayers, AreThoseOfTheKindsCaptured) {
+    io::ActivationsInfo info;
+    for (int64_t layer : {1, 3}) {
+        info.layers.emplace_back();
+        info.layers.back().layer = layer;
+    }
+    const auto of = [&](const char* config) {
+        info.model_config = config;
+        return experiments::model_layers(info);
+    };
+    EXPECT_EQ(of(""), std::nullopt);
+    EXPECT_EQ(of("{}"), std::nullopt);
+    EXPECT_EQ(of(R"({"num_hidden_layers": 30})"), 30);
+    EXPECT_EQ(of(R"({"layers": 8})"), 8);
+    EXPECT_EQ(of(R"({"text_config": {"num_hidden_layers": 12}})"), 12);
+    EXPECT_EQ(of(R"({"num_hidden_layers": 5, "layer_types": ["linear_attention", "full_attention",
+                     "linear_attention", "full_attention", "full_attention"]})"),
+              3);
+}
+
+}  // namespace
+}  // namespace msa::test
