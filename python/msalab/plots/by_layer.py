@@ -22,7 +22,10 @@ def mass_by_layer(results: Results, layers=None):
         low, high = zip(*(results.interval(layer, "mass_kept", selector) for layer in layers))
         look = style.selector_style(selector, results.selectors)
         axes.plot(layers, kept, label=selector, **look)
-        axes.fill_between(layers, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        if len(layers) > 1:
+            axes.fill_between(layers, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        else:  # a band of one layer has no width
+            axes.vlines(layers, low, high, color=look["color"], alpha=0.4, linewidth=3)
         rows += [(layer, selector, *values) for layer, *values in zip(layers, kept, low, high)]
     style.layer_axis(axes, layers)
     axes.set_ylabel("mass kept")

@@ -81,7 +81,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table, named: list[str]):
         x, kept = cost[of_name], here["mass_kept"][of_name]
         over = here["over_budget"][of_name]
         coloured = name in named
-        look = (style.selector_style(name, names) if coloured
+        look = (style.selector_style(name, named) if coloured
                 else {"color": style.OTHERS, "zorder": 1.5})
         line, = axes.plot(x, kept, label=name if coloured else "others",
                           linewidth=1.4 if coloured else 1, **look)
@@ -149,11 +149,10 @@ def mass_kept_versus_budget(table: Table, layer: int):
 
 def _shade_intervals(axes, cost: np.ndarray, here: Table, named: list[str]):
     """The 95 % intervals of the selectors in colour."""
-    names = _selectors(here)
     for name in named:
         of_name = here["selector"] == name
         axes.fill_between(cost[of_name], *(here[end][of_name] for end in INTERVALS), alpha=0.15,
-                          linewidth=0, color=style.selector_style(name, names)["color"], zorder=1)
+                          linewidth=0, color=style.selector_style(name, named)["color"], zorder=1)
 
 
 def pareto_front(cost: np.ndarray, kept: np.ndarray) -> np.ndarray:

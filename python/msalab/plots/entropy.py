@@ -22,7 +22,8 @@ def entropy_per_layer(results: Results, layers=None):
     figure = style.new_figure(3.4)
     axes = figure.subplots()
     where, rows = np.arange(len(layers)), []
-    step = 0.45 / (len(results.selectors) + 1)  # markers of a layer stay at its side
+    step = min(0.05, 0.4 / len(results.selectors))  # markers of a layer stay about it
+    left = -step * (len(results.selectors) - 1) / 2
     dense = [results.metric("dense", layer, "entropy") for layer in layers]
     middle = np.array([values.mean() for values in dense])
     reach = np.abs([[values.min() for values in dense], [values.max() for values in dense]]
@@ -33,12 +34,11 @@ def entropy_per_layer(results: Results, layers=None):
     for place, selector in enumerate(results.selectors):
         heads = [results.metric(selector, layer, "entropy_sparse") for layer in layers]
         look = style.selector_style(selector, results.selectors)
-        shift = min(0.05, step) * (place + 1)
-        axes.plot(where + shift, [values.mean() for values in heads], label=selector, **look)
+        axes.plot(where + left + step * place, [values.mean() for values in heads], label=selector, **look)
         rows += [(layer, selector, head, value) for layer, values in zip(layers, heads)
                  for head, value in enumerate(values)]
     style.layer_axis(axes, layers, where=where)
-    axes.set(xlim=(-0.5, len(layers) - 0.1), ylim=(0, None), ylabel="entropy, nats")
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(0, None), ylabel="entropy, nats")
     keys = axes.secondary_yaxis("right", functions=(np.exp, _log))
     keys.set_ylabel("keys of an even spread")
     keys.set_yticks([1, 3, 10, 30, 100, 300, 1000, 3000])
