@@ -13,7 +13,8 @@ constexpr Metric kTable[] = {
     {"score_recall", "score recall", "share of mass", "group",
      "block recall weighted by mass: sum of P_b over I* ∩ Î / sum of P_b over I*"},
     {"mass_kept", "mass kept", "probability", "group",
-     "sum of P_b over Î: share of the dense attention probability on the chosen blocks"},
+     "sum of P_b over Î: share of the dense attention probability on the chosen blocks; small gaps "
+     "may hide large losses of the model (docs/smollm2.md)"},
     {"oracle_mass", "oracle mass", "probability", "group",
      "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
     {"output_error", "output error", "relative", "head",

@@ -236,6 +236,8 @@ def comparison_section(comparison: Comparison) -> Section:
          "Then the same mass against all FLOPs, and against all bytes read, per query, scores and "
          "attention together: up and to the left is better, and no point lies above the broad "
          "grey line, the Pareto front.",
+         "Small gaps in mass may hide large losses: on SmolLM2-135M selectors that keep 0.05 less than "
+         "the oracle cost the model 3.5 times as much (docs/smollm2.md). msalab evaluate measures the loss.",
          "A selector may keep more than the oracle's line only where it spends its budget "
          "unevenly over the queries, as top-p does.",
          f"Averages over {counted} queries in the {comparison['phase'][0]} phase, all of which see "
