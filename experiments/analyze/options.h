@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-analyze, checked as far as that goes without the file.
+// The options of msa-analyze, checked as far as possible without the file.
 #pragma once
 
 #include <iosfwd>
@@ -28,7 +28,7 @@ struct AnalyzeOptions : RunOptions,
 /// The table of the options, bound to `o`.
 OptionTable option_table(AnalyzeOptions& o);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,
                                                     std::ostream& out);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-compare, checked as far as that goes without the file.
+// The options of msa-compare, checked as far as possible without the file.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace msa::experiments::compare {
 
-/// Which query heads share a choice of blocks.
+/// The query heads that share a choice of blocks.
 enum class Sharing : uint8_t { head, group, layer };
-/// What varies beside selector and budget.
+/// What varies in addition to selector and budget.
 enum class Ablation : uint8_t { none, block_size, forced, window };
 
-/// Tokens that a query may attend to, as asked for.
+/// Tokens that a query may attend to, as given in --budgets.
 struct Budget {
     std::string asked;  // "1024" or "0.1"
     double value = 0;
     bool is_share = false;  // of the longest sequence
-    /// At most the context: a budget of more keeps no more.
+    /// In tokens, at most `context`.
     int64_t tokens(int64_t context) const;
 };
 
@@ -46,7 +46,7 @@ OptionTable option_table(CompareOptions& o);
 const char* to_string(Sharing);
 const char* to_string(Ablation);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<CompareOptions> parse_compare_options(std::span<const std::string> args,
                                                     std::ostream& out);
 

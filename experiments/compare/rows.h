@@ -37,22 +37,22 @@ struct Row {
     int64_t budget = 0;
 
     std::string group() const { return "/metrics/" + key + "/" + layer; }
-    /// What an ablation varies: the setting without its budget.
+    /// The ablation's part of the setting, without the budget.
     std::string variant() const {
         const size_t comma = setting.find(',');
         return comma == std::string::npos ? "" : setting.substr(comma + 1);
     }
-    /// Does it read more tokens than its budget allows?
+    /// Whether it reads more tokens than its budget allows.
     bool over_budget(const io::ResultsReader& results) const {
         return value(results, "tokens_read") > static_cast<double>(size(results, "tokens_allowed"));
     }
-    /// The setting under which it is compared: a window of equal budget stands beside the selectors
-    /// of that budget.
+    /// The setting with which it is compared: a window of equal budget is compared with the
+    /// selectors of that budget.
     std::string compared_setting() const {
         return variant() == "equal=budget" ? setting.substr(0, setting.find(',')) : setting;
     }
-    /// Can it be the best of its setting? Excluded: oracles, rows over budget, rows with their own
-    /// budget, rows without counted queries.
+    /// Whether it can be the best of its setting. Excluded: oracles, rows over budget, rows with
+    /// their own budget, rows without counted queries.
     bool is_candidate(const io::ResultsReader& results) const {
         return results.text(group(), "family") != "oracle" && !over_budget(results) &&
                variant() != "equal=FLOPs" && !std::isnan(value(results, "mass_kept"));
@@ -65,10 +65,10 @@ struct Row {
     }
 };
 
-/// What a reader must know of the policies of a layer's rows, and which layer stands before it.
+/// Notes on the policies of a layer's rows, and which layer is its previous one.
 std::vector<std::string> read_notes(const io::ResultsReader&, const std::vector<Row>& of_layer);
 
-/// The sinks that choices of blocks drop, as dropped_sinks (driver/sink_note.h) gives them.
+/// The rows whose choice of blocks drops a sink, from dropped_sinks (driver/sink_note.h).
 nlohmann::ordered_json rows_without_sinks(const io::ResultsReader&);
 
 /// The layers of rows in their order, and those of one layer.

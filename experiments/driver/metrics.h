@@ -11,15 +11,16 @@
 
 namespace msa::experiments {
 
-/// The datasets of one group of metrics, and their macro averages as attributes of the group.
+/// Writes the datasets of one group of metrics, with their macro averages as attributes of the
+/// group.
 class Metrics {
 public:
     Metrics(io::UnitWriter& to, std::string group) : to_(to), group_(std::move(group)) {}
-    /// A metric of analysis/metrics.h, under its own name or another that the file has for it.
+    /// Adds a metric of analysis/metrics.h, under its own name or under `name`.
     void add(const char* metric, const std::vector<double>& values, const char* name = nullptr) {
         add_with_mean(metric, values, analysis::average(values), name);
     }
-    /// The same with a mean that is not that of all values.
+    /// The same with a given mean instead of that of all values.
     void add_with_mean(const char* metric, const std::vector<double>& values, double mean,
                        const char* name = nullptr) {
         const analysis::Metric& of = analysis::metric(metric);
