@@ -33,7 +33,7 @@ struct LayerAdvice {
     std::vector<Kept> kept;             // [settings]
     std::optional<size_t> recommended;  // the layer's cheapest setting that is enough and cheaper
                                         // than dense attention; nothing: stay dense
-    bool sparse = false;  // under the recommended setting
+    bool sparse = false;                // under the recommended setting
     int64_t blocks = 0, queries = 0, longest_sequence = 0, sequences = 0;
 };
 

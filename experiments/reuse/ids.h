@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the layers select for themselves at the measured queries.
+// The layers' own selections at the measured queries.
 #pragma once
 
 #include <map>
@@ -13,14 +13,14 @@
 
 namespace msa::experiments::reuse {
 
-/// A layer at all of its queries, without choices.
+/// The task of all queries of a layer, without choices.
 measure::Task task_of(const ReuseOptions&, const measure::LayerData&, const measure::LayerQueries&,
                       Backend&);
-/// What a selector picks by the rule of the options.
+/// A selector's choice by the rule of the options.
 measure::Choice choice_of(const ReuseOptions&, const std::string& selector);
 
-/// The ids of every layer, computed when they are first asked for and kept. The layers that a
-/// worker measures ask for those of all before them; which worker computes them changes no bit.
+/// The ids of every layer, computed on first use and kept. Measuring a layer needs the ids of all
+/// earlier ones; which worker computes them changes no bit.
 class OwnIds {
 public:
     OwnIds(const ReuseOptions& o, const io::ActivationsReader& file,
@@ -28,8 +28,8 @@ public:
         : o_(o), file_(file), queries_(queries) {
         for (int64_t layer : o.layers) ids_[layer];
     }
-    /// Of one of o.layers. For several threads at once, each with its own backend. Throws
-    /// Interrupted when a stop is requested.
+    /// The ids of one of o.layers. Thread-safe; each thread has its own backend. Throws Interrupted
+    /// if a stop is requested.
     View<const int32_t, 3> of(int64_t layer, Backend&);
 
 private:
