@@ -55,7 +55,7 @@ constexpr Metric kTable[] = {
      "bytes of chosen keys and values per query, each query on its own, 2-byte elements"},
     // Where the probability lies.
     {"sink_mass_dense", "sink dense", "probability", "head",
-     "probability on token 0 in dense attention, mean over all queries and heads"},
+     "probability on token 0 in dense attention, mean over the counted queries and heads"},
     {"sink_mass_first_tokens", "sink tokens", "probability", "head",
      "probability on the first tokens, as many as the run counts to the sink, in dense attention"},
     {"sink_mass_first_block", "first block", "probability", "group",

@@ -19,7 +19,7 @@ namespace msa::experiments {
 struct Completed;
 using Arguments = std::span<const std::string>;
 
-/// A program's name and what it answers.
+/// A program's name and question.
 struct Named {
     const char* name;
     const char* question;
@@ -40,7 +40,8 @@ struct Named {
 
 enum class Inputs { not_needed, read_again };
 
-/// How msa-merge makes one run of its shards. Without `complete`, a program's runs have none.
+/// How msa-merge merges the shards of a program's run. Without `complete`, the program has no
+/// shards.
 struct Merge {
     void (*complete)(const Completed&) = nullptr;
     void (*join)(const std::vector<std::filesystem::path>&, io::UnitWriter&) = nullptr;
@@ -54,7 +55,7 @@ struct Program {
     const char* question;
 };
 
-/// All of them, in the order of the table.
+/// All programs, in the order of the table.
 std::span<const Program> programs();
 
 }  // namespace msa::experiments

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the results of msa-advise say: made from results.h5 alone.
+// The findings of msa-advise, computed from results.h5 alone.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -23,22 +23,22 @@ struct Kept {
     analysis::Estimate mass, error;
     std::vector<double> mass_draws, error_draws;  // [kDraws]
     Cost cost;
-    std::string order;      // loop order that answers first; empty where layers differ
+    std::string order;      // fastest loop order; empty if layers differ
     double tile_union = 0;  // 0: not measured, or of several layers
-    bool enough = false;    // of one layer: it reaches the target, with the far end of its interval
+    bool enough = false;    // of one layer: the worse end of its interval reaches the target
 };
 
 struct LayerAdvice {
     int64_t layer = 0;
     Cost dense;
     std::vector<Kept> kept;             // [settings]
-    std::optional<size_t> recommended;  // its own cheapest setting that is enough and cheaper than
-                                        // dense attention; nothing: it should stay dense
-    bool sparse = false;                // under the setting recommended for all
+    std::optional<size_t> recommended;  // the layer's cheapest setting that is enough and cheaper
+                                        // than dense attention; nothing: stay dense
+    bool sparse = false;                // under the recommended setting
     int64_t blocks = 0, queries = 0, longest_sequence = 0, sequences = 0;
 };
 
-/// One setting for all layers, those where it is not enough staying dense.
+/// One setting for all layers; layers where it is not enough stay dense.
 struct Choice {
     size_t setting = 0;
     std::vector<int64_t> sparse, dense;  // layers
@@ -58,16 +58,16 @@ struct Advice {
     std::vector<Kept> all;      // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;
-    Choice nearest;                        // where nothing is recommended
+    Choice nearest;                        // if nothing is recommended
     std::string why_none;                  // likewise
-    nlohmann::ordered_json dropped_sinks;  // of what is shown, as driver/sink_note.h has them
-    std::optional<size_t> bound;           // fewest tokens at which the oracle reaches the target
+    nlohmann::ordered_json dropped_sinks;  // among what is shown, see driver/sink_note.h
+    std::optional<size_t> bound;           // fewest tokens with which the oracle reaches the target
 };
 
-/// Recommended is, under --keep or --error, the setting of the lowest cost of all layers together,
-/// where a layer is sparse if the setting reaches the target there with the far end of the 95 %
-/// interval and costs less than dense attention; under --budget, the setting within the budget that
-/// keeps the most mass. Settings that are bounds (is_bound) are left out unless all are.
+/// Under --keep or --error, the recommended setting has the lowest total cost of all layers. A
+/// layer is sparse if the worse end of its 95 % interval reaches the target and it costs less than
+/// dense attention. Under --budget, it is the setting within the budget that keeps the most mass.
+/// Bounds (is_bound) are excluded unless all settings are bounds.
 Advice make_advice(const io::ResultsReader&);
 
 }  // namespace msa::experiments::advise

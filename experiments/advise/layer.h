@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One layer of msa-advise: what every setting keeps of it and costs on it.
+// One layer of msa-advise: mass, error and cost of every setting.
 #pragma once
 
 #include <string>
@@ -13,16 +13,16 @@
 
 namespace msa::experiments::advise {
 
-/// The queries that a layer is judged by: whole tiles of the kernels, of neighbouring queries that
-/// all see more keys than the largest budget. A tile lies in one block of queries.
+/// The measured queries of a layer, as whole kernel tiles of neighbouring queries. All see more
+/// keys than the largest budget. A tile lies in one block of queries.
 struct Tiles {
     int64_t size = 0;  // T, queries of a tile
     measure::LayerQueries queries = {};
     bool adjacent = true;  // the queries of each tile follow each other without gaps
 };
 
-/// Of the queries that the options choose, --sample-queries of them at most. InputError where those
-/// that see more than `largest` keys are fewer than two blocks.
+/// Chooses tiles from the queries that the options name, at most --sample-queries queries.
+/// InputError if fewer than two blocks of queries see more than `largest` keys.
 Tiles choose_tiles(const AdviseOptions&, const io::ActivationsInfo&, const io::LayerInfo&,
                    int64_t largest);
 

@@ -36,11 +36,6 @@ const About kAbout{
 
 constexpr double kDefaultKeep = 0.95;
 
-void sort_sizes(std::vector<int64_t>& sizes) {
-    std::sort(sizes.begin(), sizes.end());
-    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-}
-
 }  // namespace
 
 OptionTable option_table(AdviseOptions& o) {
@@ -68,8 +63,7 @@ OptionTable option_table(AdviseOptions& o) {
         .counts("top-ks", "BLOCKS,...", o.top_ks,
                 "k, blocks kept per query and group, forced ones included")
         .at_least(1);
-    table.counts("forced-first", "BLOCKS,...", o.forced_first, "oldest blocks always kept")
-        .at_least(0);
+    add_forced_first(table, o.forced_first);
     table
         .counts("forced-local", "BLOCKS,...", o.forced_local,
                 "newest blocks always kept, the query's own among them")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-advise, checked as far as that goes without the file.
+// The options of msa-advise, checked as far as possible without the file.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions, PricingOptions 
     std::optional<double> keep, error;
     std::optional<int64_t> budget;
 
-    // What is tried: every selector with every size.
+    // The grid: every selector with every size.
     std::vector<std::string> selectors;  // empty: the default ones that the file has operands for
     std::vector<int64_t> block_sizes{32, 64, 128}, top_ks{4, 8, 16, 32};
     std::vector<int64_t> forced_first{0, 1}, forced_local{1, 2};
@@ -30,7 +30,7 @@ struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions, PricingOptions 
 /// The table of the options, bound to `o`.
 OptionTable option_table(AdviseOptions& o);
 
-/// Nothing when help or version was asked for. Lists of sizes are ascending without repeats. Throws
+/// Nothing if help or version was requested. Lists of sizes are ascending without repeats. Throws
 /// InputError.
 std::optional<AdviseOptions> parse_advise_options(std::span<const std::string> args,
                                                   std::ostream& out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-advise tries.
+// The settings that msa-advise tries.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace msa::experiments::advise {
 
-/// Does it need the attention that it is to spare? Such a setting is a bound, no advice.
+/// Whether the selector needs dense attention. Such a setting is a bound, not advice.
 bool is_bound(const Setting&);
 
 /// "mean-key, Bk 64, k 16, forced first 1, newest 2"
 std::string setting_text(const Setting&);
 
-/// Selectors, then block sizes, then k. Left out: forced blocks that do not fit into k, what a
-/// selector's own forced blocks make equal to another setting, and budgets of more than `most`
-/// tokens. InputError naming `most` where none is left.
+/// All settings, ordered by selector, block size and k. Excluded: forced blocks that do not fit
+/// into k, settings that a selector's own forced blocks make equal to another, and budgets above
+/// `most` tokens. InputError naming `most` if none is left.
 struct Grid {
     std::vector<Setting> settings;
     int64_t too_large = 0;  // settings of more than `most` tokens

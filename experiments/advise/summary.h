@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-advise writes and prints of its advice.
+// Output of msa-advise.
 #pragma once
 
 #include <iosfwd>
@@ -17,7 +17,7 @@ std::string advise_definitions();
 /// "settings": [...]}. An estimate is {"value", "low", "high"}.
 std::string advise_summary(const Advice&, const io::RunRecord&);
 
-/// The page: the setting, how sure it is, the front, the layers.
+/// The page: the setting with its intervals, the Pareto front, the layers.
 void print_advice(const Advice&, const io::RunRecord&, std::ostream& out);
 
 /// Why no setting reaches the target, and the nearest one; empty where one is recommended.

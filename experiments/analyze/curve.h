@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What other numbers of selected blocks than k would keep.
+// Mass kept with other numbers of selected blocks than k.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ public:
         return ks;
     }
 
-    /// The blocks of each number, [Nq, Hkv, k] on the host.
+    /// The selected blocks for each number, [Nq, Hkv, k] on the host.
     static std::vector<Tensor<int32_t, 3>> pick_all(Backend& backend, const Problem& p,
                                                     SelectionRule rule,
                                                     const std::vector<int64_t>& ks, In<3> scores) {
@@ -44,7 +44,7 @@ public:
         return all;
     }
 
-    /// Those of a block of queries.
+    /// Adds the rows of a block of queries.
     void add(const measure::BlockRows& of, std::span<const analysis::RowKind> kinds,
              const std::vector<Tensor<int32_t, 3>>& picked, View<const float, 3> mass) {
         const Problem& p = of.problem;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/layer.h"
 
+#include <optional>
+
 #include "analysis/entropy.h"
 #include "analysis/popularity.h"
 #include "core/select/selector.h"
@@ -36,12 +38,22 @@ public:
                              {"query,group,block", "probability", "Main Branch probability P_b"});
     }
 
-    measure::Choice add(const std::string& name, const Problem& whole) {
+    /// Of several --forced-first a choice is named by what it keeps: "quest:first=1". Nothing where
+    /// it is there already: the selector keeps these blocks in any case.
+    std::optional<measure::Choice> add(const std::string& name, int64_t first,
+                                       const Problem& whole) {
         const std::unique_ptr<Selector> selector = make_selector(name);
-        const SelectionRule rule = selector->adjust(o_.rule, 0);
-        const std::string label = selector->label(), at = at_layer(label);
+        SizeOptions sizes = o_;
+        sizes.rule.forced_first = first;
+        measure::Choice choice = measure::choice_of(sizes, selector->label());
+        const SelectionRule rule = choice.used;
+        if (o_.forced_first.size() > 1 && rule.forced_first > 0)
+            choice.key += concat(":first=", rule.forced_first);
+        const std::string label = choice.key, at = at_layer(label);
+        for (const auto& other : about_.selectors)
+            if (other.label == label) return std::nullopt;
         about_.selectors.push_back(
-            {label, selector->name() == "oracle", rule.top_k, Curve::points(whole, rule)});
+            {label, label == "oracle", rule.top_k, Curve::points(whole, rule)});
         rules_.push_back(rule);
         popularity_.emplace_back(about_.kv_heads, about_.first_block);
         create<int32_t, 3>("/select" + at + "/ids", {rows(), whole.kv_heads, rule.top_k},
@@ -50,11 +62,7 @@ public:
             create<float, 3>("/scores" + at, {rows(), whole.kv_heads, whole.blocks()},
                              {"query,group,block", "1", "block scores"});
         create_outputs(whole, label);
-        return {.key = label,
-                .block_size = o_.block_size,
-                .rule = o_.rule,
-                .used = rule,
-                .selector = label};
+        return choice;
     }
 
     void dense(const MeasuredChunk& chunk) override {
@@ -185,21 +193,17 @@ void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, co
     const measure::LayerData data(file, part.layer,
                                   layer_elements(worker.backend, part.layer, o.element));
     const Problem whole = data.problem(o.block_size);
-    measure::Task task{.data = data,
-                       .queries = queries,
-                       .part = part.queries,
-                       .backend = worker.backend,
-                       .block_sizes = {o.block_size},
-                       .seed = o.seed,
-                       .sink_tokens = o.sink_tokens,
-                       .chunk = chunk_queries,
-                       .oracle_by_logit = o.oracle_by_logit,
-                       .oracle_without_local = o.oracle_without_local,
-                       .with_scores = true};
+    measure::Task task = measure::task_of(o, o, o.seed, data, queries, worker.backend);
+    task.part = part.queries;
+    task.sink_tokens = o.sink_tokens;
+    task.chunk = chunk_queries;
+    task.with_scores = true;
     measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
     Analysis analysis(o, whole, layer, part.queries, to, tally);
     for (const std::string& selector : o.selectors)
-        task.choices.push_back(analysis.add(selector, whole));
+        for (int64_t first : o.forced_first)
+            if (auto choice = analysis.add(selector, first, whole))
+                task.choices.push_back(std::move(*choice));
     if (part.queries.begin == 0 && part.layer.own_attention.contains("softcap"))
         worker.err << "note: layer " << layer
                    << " caps its logits: its entropies are not computed\n";

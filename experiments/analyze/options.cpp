@@ -37,7 +37,7 @@ OptionTable option_table(AnalyzeOptions& o) {
     add_files(table, o);
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     add_selectors(table, o.selectors, list_pointwise_selectors());
-    add_sizes(table, o);
+    add_sizes(table, o, &o.forced_first);
     add_oracle(table, o);
     table
         .count("sink-tokens", "TOKENS", o.sink_tokens,
@@ -61,7 +61,10 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     AnalyzeOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
     for (const std::string& name : o.selectors) pointwise_selector("selectors", name);
+    sort_sizes(o.forced_first);
+    o.rule.forced_first = o.forced_first.back();
     o.rule.validate();
+    o.rule.forced_first = o.forced_first.front();
     check_existing(o);
     return o;
 }

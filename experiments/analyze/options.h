@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-analyze, checked as far as that goes without the file.
+// The options of msa-analyze, checked as far as possible without the file.
 #pragma once
 
 #include <iosfwd>
@@ -18,7 +18,8 @@ struct AnalyzeOptions : RunOptions,
                         OracleOptions,
                         QueryOptions,
                         UnitOptions {
-    std::vector<std::string> selectors;  // empty: decided by what the file holds
+    std::vector<int64_t> forced_first{0};  // ascending; `rule` has the first one
+    std::vector<std::string> selectors;    // empty: decided by what the file holds
     int64_t sink_tokens = 4;
     std::vector<std::string> dump;  // outputs, mass, scores
 
@@ -28,7 +29,7 @@ struct AnalyzeOptions : RunOptions,
 /// The table of the options, bound to `o`.
 OptionTable option_table(AnalyzeOptions& o);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string> args,
                                                     std::ostream& out);
 

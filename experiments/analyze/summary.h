@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The small files beside results.h5, made from it alone: a resumed run and an uninterrupted one
-// give the same.
+// The small files beside results.h5. They are computed from it alone, so a resumed and an
+// uninterrupted run give the same.
 #pragma once
 
 #include <filesystem>
@@ -24,8 +24,8 @@ std::string metrics_csv(const io::ResultsReader&);
 /// The summary as a table with its definitions.
 void print_table(const io::ResultsReader&, std::ostream& out);
 
-/// Throws std::logic_error where a selector keeps more mass than the oracle, or any keeps more
-/// than all, by more than the rounding of the layer's masses (core/tolerance.h).
+/// Throws std::logic_error if a selector keeps more mass than the oracle, or more than 1, by more
+/// than the rounding of the layer's masses (core/tolerance.h).
 void check_mass_bounds(const io::ResultsReader&);
 
 }  // namespace msa::experiments::analyze

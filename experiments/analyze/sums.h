@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-analyze adds up beside the common sums while the queries of a layer go by, and the
-// datasets that come of it.
+// Accumulators of msa-analyze beside the common sums, and the datasets made of them.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,7 +13,7 @@
 
 namespace msa::experiments::analyze {
 
-/// Queries that the averages count, and that they leave out.
+/// Numbers of queries that averages count, and of those left out as trivial.
 struct RowCounts {
     int64_t counted = 0, trivial = 0;
 
@@ -32,7 +31,7 @@ struct FirstBlockMass {
     void join(const analysis::State& state) { analysis::join_means(means, state); }
 };
 
-/// What the datasets of a layer hang on. A selector's sums are under its label.
+/// Metadata of a layer for writing its datasets. A selector's sums are under its label.
 struct LayerAbout {
     struct OfSelector {
         std::string label;
@@ -49,7 +48,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerAbout::OfSelector, label, is_oracle, top
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerAbout, query_heads, kv_heads, block_size, sink_tokens,
                                    first_block, oracle_ks, selectors)
 
-/// The datasets of a layer that are not rows of queries. Tally::about is a LayerAbout.
+/// Writes the datasets of a layer that do not have one row per query. Tally::about is a LayerAbout.
 void write_metrics(const measure::Tally&, const std::string& layer, io::UnitWriter& to);
 
 }  // namespace msa::experiments::analyze

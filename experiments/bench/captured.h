@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: MIT
-// Operands from a file: captured layers, and what their Index Branch makes of them.
+// Operands from a file: captured layers, with index operands computed by a fitted Index Branch.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "analysis/stage_cost.h"
 #include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
+#include "experiments/driver/run_options.h"
 
 namespace msa::experiments::bench {
 
-/// The tokens [range.begin, range.end) of an operand: [n, heads, channels].
+/// Returns the tokens [range.begin, range.end) of an operand: [n, heads, channels].
 using Source = std::function<Tensor<float, 3>(io::Field, QueryRange)>;
 
-/// Layers of a file of activations, each with an Index Branch: the one that msa-fit-indexer fitted,
-/// or the operands that the file has.
+/// Layers of a file of activations, with index operands from an Index Branch fitted by
+/// msa-fit-indexer or from the file.
 class Captured {
 public:
     /// `indexer`: results of msa-fit-indexer, or empty; `layers` empty: all with an Index Branch.
-    /// Throws InputError naming the file and what it lacks, or what its layers do not agree in.
+    /// Throws InputError naming the file and what it lacks, or in what its layers differ.
     Captured(const std::filesystem::path& input, const std::filesystem::path& indexer,
              std::vector<int64_t> layers);
 
     const io::ActivationsReader& file() const { return file_; }
     std::vector<std::filesystem::path> inputs() const;
     const std::vector<int64_t>& layers() const { return layers_; }
-    /// Heads and channels of every layer; block size and k where the indexer was fitted to some.
+    /// Sets heads and channels, and the block size and k of the fit if there is one.
     void take_sizes(analysis::LayerSizes&) const;
     Problem problem(int64_t layer, int64_t block_size) const;
     Tensor<float, 3> read(int64_t layer, io::Field, QueryRange) const;
@@ -39,8 +41,8 @@ private:
     io::ActivationsReader file_;
     std::filesystem::path indexer_;
     std::vector<int64_t> layers_;
-    std::map<int64_t, IndexWeights> weights_;  // by layer; none: the file's own operands
-    int64_t block_size_ = 0, top_k_ = 0;       // of the fit; 0: unknown
+    std::map<int64_t, IndexWeights> weights_;  // by layer; empty: the file's own operands
+    std::optional<SizeOptions> fitted_to_;     // of the fit
 };
 
 }  // namespace msa::experiments::bench

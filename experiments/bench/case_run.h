@@ -26,29 +26,29 @@ private:
     using PieceCall = std::function<void(Layer&, const Problem&, QueryRange, View<float, 3> to)>;
     using RowCheck = std::function<void(int64_t query, View<const float, 2> row)>;
 
-    /// Does the case have the stages of analysis and training?
+    /// Whether the case has the stages of analysis and training.
     bool studied() const;
-    /// Does it have those of training? No gradient takes e4m3.
+    /// Whether it has the stages of training. Gradients do not support e4m3.
     bool trained() const { return studied() && o_.sizes.element != Element::e4m3; }
-    /// Do its stages of training take index operands of this element, which is the attention's?
+    /// Whether its training stages use these index operands: their element must be attention's.
     bool trains(size_t element) const;
-    /// False, and a skipped measurement, where the work is refused for want of memory or support.
+    /// Runs `work`. False, after recording a skipped measurement, if memory or support is lacking.
     bool fits(Measurement m, const std::function<void()>& work);
     void guarded(Measurement m, const Body& body);
     Layer& first() { return layers_->first(); }
 
-    /// The stages that live on one kind of selection. sparse_attention takes what index_select
-    /// makes of the first element's operands.
+    /// The stages that depend on one kind of selection. sparse_attention uses the ids of
+    /// index_select on the first element's operands.
     void with_selection(const std::string& selection);
     void with_index(Measurement index, size_t element);
-    /// The stages that live on the ids [Nq, Hkv, k] (host) of index_select, measured as `index`.
+    /// The stages that use the ids [Nq, Hkv, k] (host) of index_select, measured as `index`.
     void with_ids(const Measurement& index, size_t element, View<const int32_t, 3> ids);
     void all_index_kl(const std::string& selection, size_t element);
     void all_index_kl_grad(const std::string& selection, size_t element,
                            View<const int32_t, 3> ids);
 
     void select_blocks(Measurement&);
-    /// Checks and times an operation that gives a number per block, in pieces of the queries.
+    /// Checks and times an operation with one result per block, in pieces of the queries.
     void by_pieces(Measurement&, const std::vector<int64_t>& queries, const PieceCall& call,
                    const RowCheck& check);
     void block_mass(Measurement&);
@@ -59,15 +59,16 @@ private:
 
     void dense_attention_grad(Measurement&);
     void sparse_attention_grad(Measurement&, View<const int32_t, 3> ids, LoopOrder);
-    /// One step of a fit: spread queries, the loss and both gradients; with the lse given, as
-    /// training has them, the gradients alone.
+    /// One step of a fit on spread queries: the loss and both gradients. `given`: with the lse
+    /// given, as in training, only the gradients.
     void index_kl(Measurement&, const IndexOperands&, bool selected, bool given);
-    /// Gradients of all queries from the lse of the forward pass. ids absent: on the full support.
+    /// Gradients of all queries, given the lse of the forward pass. ids absent: on the full
+    /// support.
     void index_kl_grad(Measurement&, size_t element, View<const int32_t, 3> ids);
-    /// A layer's step of training, but for its projections.
+    /// A training step of a layer without its projections.
     void layer_grad(Measurement&, size_t element, View<const int32_t, 3> ids);
 
-    /// Of the last queries, where there are many.
+    /// Blocks that 8 neighbouring queries select together; of the last queries if there are many.
     double union_of_8(View<const int32_t, 3> ids) const;
     /// Adds the work of index_kl_grad.
     void count_index_kl(Measurement&, View<const int32_t, 3> ids) const;

@@ -15,11 +15,11 @@ struct Case {
     std::string name;  // "decode 8 x 1 over 128K"
     Problem problem;
     int64_t top_k = 0;
-    Source captured = {};  // of all operands; absent: they are made up
+    Source captured = {};  // of all operands; absent: synthetic ones
 };
 
-/// The shapes that the options ask for, in their order; captured layers bring their operands along.
-/// Lengths of packs follow from the seed.
+/// The cases that the options request, in order; captured layers come with their operands. Lengths
+/// of packs follow from the seed.
 std::vector<Case> make_cases(const BenchOptions&);
 
 }  // namespace msa::experiments::bench

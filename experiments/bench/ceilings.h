@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a machine can do at most: the rates that every timing is shown as a share of.
+// The peak rates of a machine, of which every timing is shown as a share.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@
 namespace msa::experiments::bench {
 
 struct Ceilings {
-    /// Bytes read and written per second by a copy within the backend's memory, one entry per
-    /// repetition of the measurement.
+    /// Bytes read and written per second by a copy within the backend's memory, one value per
+    /// repetition.
     std::vector<double> copy_rates;
-    /// FLOP/s of a large dense matrix product of each element; an element without one is absent.
+    /// FLOP/s of a large dense matrix product, by element.
     std::map<Element, double> gemm_rates;
     /// Where gemm_rates come from, in words.
     std::string gemm_source;
@@ -22,9 +22,9 @@ struct Ceilings {
     double copy_rate() const;  // median
 };
 
-/// Copies are measured. The matrix product is measured on a host backend (Eigen's sgemm with all
-/// cores, 2048 x 2048); of a GPU it is what data/hardware/ tells of the chip that the device's name
-/// mentions, nothing where none is known.
+/// Measures copies, and on a host backend the matrix product (Eigen's sgemm with all cores, 2048 x
+/// 2048). For a GPU, the product's rates come from data/hardware/ for the chip in the device's
+/// name; unknown chips have none.
 Ceilings measure_ceilings(Backend&);
 
 }  // namespace msa::experiments::bench

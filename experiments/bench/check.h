@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Is a result right? Sampled rows of it against the reference backend, on what the backend's own
-// memory holds. Tolerances are those of the tests (core/tolerance.h).
+// Checks sampled rows of results against the reference backend, with the operands in the backend's
+// memory. Tolerances are those of the tests (core/tolerance.h).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace msa::experiments::bench {
 
-/// Checks the results of one case. Every check returns the number of rows that it looked at, and
-/// throws std::logic_error naming stage, case, row and difference where one is wrong.
+/// Checks the results of one case. Every check returns the number of rows that it compared, and
+/// throws std::logic_error naming stage, case, row and difference if one is wrong.
 class Checker {
 public:
     Checker(Backend& backend, const Case& c, uint64_t seed)
@@ -20,16 +20,16 @@ public:
 
     /// ids [Nq, 1, k] of a top-k case.
     int64_t select_blocks(In<3> scores, View<const int32_t, 3> ids);
-    /// layer.ids, of the operands of an element.
+    /// layer.ids, for the operands of one element.
     int64_t index_select(const Layer& layer, const IndexOperands& index);
-    /// Queries whose scores index_scores() looks at, ascending.
+    /// Queries whose scores index_scores() checks, ascending.
     std::vector<int64_t> score_queries() const;
     /// scores [Hkv, B] of query i = score_queries()[i].
     void index_scores(const IndexOperands& index, int64_t query, View<const float, 2> scores);
-    /// Loss and gradients of a few queries alone, on the blocks that index_select
-    /// gives them or on all that they see; from given lse of the forward pass, or without.
+    /// Loss and gradients of a few queries, on the blocks that index_select selects or on all
+    /// visible ones, with or without given lse of the forward pass.
     int64_t index_kl(const Layer& layer, const IndexOperands& index, bool selected, bool given);
-    /// layer.ids, that were checked before, as they were.
+    /// layer.ids, which were checked before, must be unchanged.
     void same_ids(View<const int32_t, 3> want, const Layer& layer);
     /// layer.out and layer.lse, over layer.ids.
     int64_t sparse_attention(const Layer& layer);
@@ -39,28 +39,28 @@ public:
     /// d_q of sampled queries, one head of each, and d_k and d_v of sampled keys, from what
     /// layer.saved() holds.
     int64_t dense_attention_grad(const Layer& layer);
-    /// The same over ids [Nq, Hkv, k] (host), those of layer.ids; all heads of a query.
+    /// The same over ids [Nq, Hkv, k] (host), equal to layer.ids; all heads of a query.
     int64_t sparse_attention_grad(const Layer& layer, View<const int32_t, 3> ids);
 
-    /// Of index_kl of all queries, from what the layer has of given lse: d_index_q of sampled
-    /// queries and d_index_k of sampled keys. ids as above; absent: on the full support.
+    /// index_kl of all queries with the layer's given lse: d_index_q of sampled queries and
+    /// d_index_k of sampled keys. ids as above; absent: on the full support.
     int64_t index_kl_grad(const Layer& layer, const IndexOperands& index,
                           View<const int32_t, 3> ids);
 
-    /// Queries whose mass block_mass() looks at, ascending.
+    /// Queries whose mass block_mass() checks, ascending.
     std::vector<int64_t> mass_queries() const;
     /// mass [Hkv, B] of query i = mass_queries()[i].
     void block_mass(const Layer& layer, int64_t query, View<const float, 2> mass);
 
 private:
-    /// Ascending queries whose keys, of `key_bytes` each, fit into the host memory set aside.
+    /// Ascending queries whose keys, `key_bytes` each, fit into the reserved host memory.
     std::vector<int64_t> sample(int64_t key_bytes) const;
-    /// One query of the case with `keys` keys of its own, the last of them its position.
+    /// The problem of one query with `keys` keys, at the position of the last one.
     Problem one_query(int64_t keys) const;
     [[noreturn]] void fail(const char* stage, int64_t query, const std::string& fault) const;
 
-    /// One query, the keys that it attends to, and the reference's answer: of all heads, or of
-    /// the problem's one, `head`.
+    /// One query, the keys that it attends to, and the reference's result, for all heads or for
+    /// `head` alone.
     struct AttentionRow {
         int64_t query = 0, head = 0;
         Problem problem;
@@ -69,19 +69,19 @@ private:
         Tensor<float, 3> want, magnitude;  // magnitude: of |v| in place of v
         Tensor<float, 2> lse;
     };
-    /// The blocks alone that some group of the query selected, numbered anew.
+    /// Only the blocks that some group of the query selected, renumbered.
     AttentionRow selected_row(const Layer& layer, int64_t query, KeyRange seen,
                               Tensor<int32_t, 3> ids);
     /// One head of a query and all keys that it sees.
     AttentionRow dense_row(const Layer& layer, int64_t query, KeyRange seen);
-    /// Lets the reference answer.
+    /// Computes the rows with the reference.
     void answer(std::vector<AttentionRow> rows);
     int64_t compare_attention(const char* stage, const Layer& layer) const;
-    /// The row's d_q.
+    /// Compares the row's d_q.
     void compare_d_q(const char* stage, const Layer& layer, const AttentionRow& row) const;
-    /// d_k and d_v of some keys of one group; ids absent: dense. Returns how many.
+    /// Compares d_k and d_v of some keys of one group; ids absent: dense. Returns how many.
     int64_t compare_keys(const char* stage, const Layer& layer, View<const int32_t, 3> ids) const;
-    /// d_index_q of some queries, and d_index_k of some keys. Both return how many.
+    /// Compare d_index_q of some queries, and d_index_k of some keys. Both return how many.
     int64_t compare_index_queries(const Layer& layer, const IndexOperands& index,
                                   View<const int32_t, 3> ids) const;
     int64_t compare_index_keys(const Layer& layer, const IndexOperands& index,
@@ -91,7 +91,7 @@ private:
     const Case& case_;
     uint64_t seed_;
     std::vector<AttentionRow> answers_;
-    std::vector<int32_t> answered_;  // ids of the answers of sparse_attention()
+    std::vector<int32_t> answered_;  // ids that sparse_attention() checked
 };
 
 }  // namespace msa::experiments::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the checks share: rows on the host, and how they differ.
+// Helpers of the checks: fetching rows to the host and comparing them.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace msa::experiments::bench {
 
-constexpr int64_t kRows = 32;  // of a result that are looked at, at most
+constexpr int64_t kRows = 32;  // most rows of a result that are checked
 
 /// Rows [first, first + count) of an operand, as floats on the host.
 template <int Rank>
@@ -35,7 +35,8 @@ Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t fir
 Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
                             const std::vector<int64_t>& rows, int64_t first_head, int64_t heads);
 
-/// The first element of `got` that is further from `want` than `bound` of its index; empty: none.
+/// The first element of `got` that differs from `want` by more than bound(index); nothing if there
+/// is none.
 template <typename Bound>
 std::string difference(const char* what, const float* got, const float* want, int64_t size,
                        Bound bound) {

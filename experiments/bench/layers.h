@@ -9,21 +9,21 @@
 
 namespace msa::experiments::bench {
 
-// Calls in a row hide the latency of a launch, as in serving, and each has a layer of its own, so
-// that none finds its operands in the cache.
+// Consecutive calls hide launch latency, as in serving. Each has its own layer, so none finds its
+// operands in the cache.
 constexpr int64_t kMostLayers = 8;
 
-/// The layers of one case, with alike operands in memory of their own. The first one's results are
+/// The layers of one case, with equal operands in separate memory. Results of the first are
 /// checked; calls over all of them are timed.
 class Layers {
 public:
-    /// As many as there is memory for, one at least, with the operands of attention and of its
-    /// gradient where `parts` has them. Throws MemoryError, or std::bad_alloc.
+    /// Allocates as many layers as fit into memory, at least one, with the operands in `parts`.
+    /// Throws MemoryError or std::bad_alloc.
     Layers(Backend&, Meter&, const BenchOptions&, const Case&, Parts parts);
 
     Layer& first() { return layers_.front(); }
     std::vector<Layer>& all() { return layers_; }
-    /// Gives the others the first one's operands.
+    /// Copies the first one's operands to the others.
     void copy_to_others(Parts);
     /// Overwrites the first one's results of attention and of the gradients, or its ids.
     void poison_results();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Time of calls from cold caches.
+// Times calls from cold caches.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace msa::experiments::bench {
 
 double median(std::vector<double> values);
 
-/// Seconds that `work`, calls of `backend`, takes where caches are full of other data with nothing
-/// to be written back: by events on a GPU's own clock, by wall clock elsewhere.
+/// Seconds that `work`, calls of `backend`, takes with caches full of other, clean data: by events
+/// on a GPU, by wall clock elsewhere.
 double cold_seconds(Backend& backend, const std::function<void()>& work);
 
 struct Timing {
@@ -26,11 +26,11 @@ class Meter {
 public:
     explicit Meter(Backend&);
 
-    /// Overwrites with bytes that no result has: NaN as float and bf16, no block as an id.
+    /// Overwrites with bytes that no result has: NaN as float or bf16, and not a block id.
     void poison(void* memory, int64_t bytes);
 
     /// Times `call(layer)` for the layers 0 to layers - 1, queued one after the other and captured
-    /// where the backend can; of a call that takes long, the first layer alone.
+    /// if the backend can. For a long call, only the first layer.
     Timing time(const std::function<void(int64_t layer)>& call, int64_t layers, int64_t samples);
 
 private:

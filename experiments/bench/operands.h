@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of one layer in a backend's memory. Every value that no file gives is a function of the
-// seed and its place.
+// Operands of one layer in a backend's memory. Synthetic values are functions of the seed and their
+// position.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace msa::experiments::bench {
 
-/// A tensor in a backend's memory whose element is known at run time only.
+/// A tensor in a backend's memory whose element type is known only at run time.
 template <int Rank>
 class Stored {
 public:
@@ -51,15 +51,15 @@ struct IndexOperands {
     Stored<2> k;
 };
 
-/// One layer: operands and results of its stages. What the stages do not need is absent.
+/// One layer: operands and results of its stages. Those that the stages do not need are absent.
 struct Layer {
     Stored<3> q, k, v, out;
     Tensor<float, 2> lse;
-    Tensor<float, 2> q_scales, k_scales, v_scales;  // of e4m3 operands: of rows, and of blocks
+    Tensor<float, 2> q_scales, k_scales, v_scales;  // of e4m3 operands: per row, per block
     Stored<3> d_out, d_q, d_k, d_v;
     std::vector<IndexOperands> index;  // of each element
     Tensor<int32_t, 3> ids;
-    Tensor<float, 2> index_lse, d_index_k;  // of index_kl, whose main_lse is lse
+    Tensor<float, 2> index_lse, d_index_k;  // of index_kl, whose main_lse is `lse`
     Tensor<float, 3> d_index_q;
 
     AttentionInput attention() const { return {q, k, v, {}, {q_scales, k_scales, v_scales}}; }
@@ -68,28 +68,28 @@ struct Layer {
     AttentionGradient gradient() { return {d_q, d_k, d_v, {}}; }
 };
 
-/// The element of attention's output: that of the operands, but of e4m3 bf16, or f32 on the host.
+/// The element of attention's output: the operands', but for e4m3 bf16, or f32 on the host.
 Element output_element(const BenchOptions&);
 
-/// Which parts of a layer there are; the gradient's needs attention's, the index gradient's both
-/// attention's and the index's.
+/// The parts of a layer. The gradient needs attention; the index gradient needs attention and
+/// index.
 struct Parts {
     bool index = false, attention = false, gradient = false, index_gradient = false;
 };
 
 /// Bytes of a layer.
 int64_t layer_bytes(const Case&, const BenchOptions&, Parts);
-/// Memory alone. Throws MemoryError, or std::bad_alloc.
+/// Allocates without filling. Throws MemoryError or std::bad_alloc.
 Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
-/// Fills q, k, v: as captured, or with noise of unit variance, which repeats itself after some
-/// megabytes. Scales of e4m3 are 1 for what was captured, else anything from 1/2 to 1.
+/// Fills q, k, v as captured, or with noise of unit variance, which repeats after some megabytes.
+/// e4m3 scales are 1 for captured operands, else random in [1/2, 1].
 void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
 /// Fills d_out with noise of unit variance, likewise.
 void fill_gradient(Backend&, Layer&, uint64_t seed);
-/// Fills the operands of index_select, alike in every element: as captured for "fitted", noise for
-/// "random", planted for "structured".
+/// Fills the operands of index_select, with the same values in every element: as captured for
+/// "fitted", noise for "random", planted for "structured".
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
-/// Copies the operands, so that another layer computes the same in other memory.
+/// Copies the operands to another layer.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);
 
 /// The rows `rows` of an operand, one after another.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-bench, checked as far as that goes without a backend.
+// The options of msa-bench, checked as far as possible without a backend.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,23 @@ struct BenchOptions {
     std::vector<std::string> stages, cases, selections, supports;  // known, in the order given
     std::vector<LoopOrder> orders;                    // of sparse_attention and its gradient
     std::vector<int64_t> tokens;                      // empty: each case's own
-    std::shared_ptr<const Captured> captured;         // absent: operands are made up
+    std::shared_ptr<const Captured> captured;         // absent: synthetic operands
     std::vector<int64_t> batches{1, 8, 32, 64, 128};  // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<Element> index_elements;
-    std::vector<int64_t> devices;  // ranks that answer one layer together; empty: one device
+    std::vector<int64_t> devices;  // ranks that compute one layer together; empty: one device
     int64_t samples = 9;
     uint64_t seed = 0;
     std::string out;  // record; empty: none
     bool overwrite = false, json = false;
 
     bool wants(const std::string& stage) const;
-    /// Is it one of the cuda backends?
+    /// Whether the backend is one of the cuda backends.
     bool on_gpu() const;
 };
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
                                                 std::ostream& out);
 

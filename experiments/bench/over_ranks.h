@@ -9,9 +9,9 @@
 
 namespace msa::experiments::bench {
 
-/// Times one layer, index_select and sparse_attention, on --devices together and on the first of
-/// them alone (core/parallel): a prefill of each length, and one token decoded behind it. The ids
-/// of both are compared, all of them, and rows of the outputs; std::logic_error where ids differ.
+/// Times index_select and sparse_attention of one layer on all --devices together and on the first
+/// alone (core/parallel): a prefill of each length, and decoding one token after it. Compares all
+/// ids, and rows of the outputs; std::logic_error if ids differ.
 void bench_over_ranks(const BenchOptions&, std::span<const std::string> args, std::ostream& out,
                       std::ostream& err);
 

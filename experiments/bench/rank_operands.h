@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of a layer that ranks answer together: each rank makes its own rows, the same as one
-// rank that has them all.
+// Operands of a layer that ranks compute together: each rank generates its own rows, equal to those
+// of a single rank.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace msa::experiments::bench {
 
-/// What the ranks share, on the host: index operands with planted structure of the longest
-/// sequence, whose beginning is that of a shorter one, and noise for q, k and v.
+/// Operands on the host, shared by the ranks: index operands with planted structure for the longest
+/// sequence (shorter ones are its prefixes), and noise for q, k and v.
 class RankOperands {
 public:
     RankOperands(const BenchOptions&, int64_t tokens);
@@ -28,12 +28,12 @@ public:
     std::unique_ptr<parallel::PeerCopies> peers(const parallel::Group&, Backend&) const;
     Element index_element() const { return index_.front().q.element(); }
 
-    // The rows `range` of the whole operand, to memory of the backend.
+    // Write the rows `range` of the whole operand to memory of the backend.
     void put_index_q(Backend&, void* to, QueryRange range) const;
     void put_index_k(Backend&, void* to, QueryRange range) const;
-    /// Noise 0 is q's, 1 k's and 2 v's: the same again after some rows.
+    /// `which`: 0 is q's noise, 1 k's, 2 v's. It repeats after some rows.
     void put_noise(Backend&, int which, int64_t channels, void* to, QueryRange range) const;
-    /// All keys' operands.
+    /// Writes the operands of the keys `range`.
     void put_keys(Backend&, QueryRange range, void* index_k, void* k, void* v) const;
 
 private:
@@ -42,7 +42,7 @@ private:
     std::array<std::vector<char>, 3> noise_;
 };
 
-/// Queries and results of one rank, or of all: the rows of `ranges` of the whole.
+/// Queries and results of one rank, or of all: the rows `ranges` of the whole.
 struct Queries {
     Stored<3> index_q, q, out;
     Tensor<int32_t, 3> ids;

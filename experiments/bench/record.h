@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a run of msa-bench leaves: a JSON record, and a table of it.
+// The JSON record of a run of msa-bench, and its table.
 #pragma once
 
 #include <iosfwd>
@@ -17,12 +17,12 @@ namespace msa::experiments::bench {
 
 struct Measurement {
     std::string stage = {};
-    // Empty where it has none; support: of index_kl, "full" or "selected", with
-    // ", lse" where it is given the lse and gives gradients alone.
+    // Empty if not applicable. support, for index_kl: "full" or "selected", with ", lse" if it gets
+    // the lse and computes only gradients.
     std::string selection = {}, order = {}, index_element = {}, support = {};
-    Element element = Element::f32;  // of its matrix products
-    int64_t rows = 0;                // queries of one call, where they are not all of the case
-    double flops = 0, bytes = 0;     // of one call, from analysis/cost_model
+    Element element = Element::f32;         // of its matrix products
+    int64_t rows = 0;                       // queries of one call, if not all of the case
+    double flops = 0, bytes = 0;            // of one call, from analysis/cost_model
     std::optional<double> union_of_8 = {};  // blocks that 8 neighbouring queries select together
     int64_t checked_rows = 0;
     std::string answered_by = {};  // of the backend
@@ -35,7 +35,7 @@ public:
     Record(const BenchOptions&, std::span<const std::string> args, const Backend&, Ceilings);
 
     void add(const Case&, const Measurement&);
-    /// Writes the record as it is, as a whole, where --out names a file.
+    /// Writes the current record to --out, if given.
     void save(bool complete);
 
     /// "square 128K: index_select structured 12.3 ms", of the last measurement.
@@ -43,9 +43,9 @@ public:
     void print(std::ostream& out) const;
 
 private:
-    /// What dense attention takes for what a layer or layer_grad does; 0: not measured.
+    /// Time of dense attention for the work of a layer or layer_grad; 0: not measured.
     double dense_microseconds(const Case&, const std::string& stage) const;
-    /// As text; bytes that are no UTF-8 become the replacement character.
+    /// As text; bytes that are not UTF-8 become the replacement character.
     std::string dumped() const;
 
     const BenchOptions& options_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which queries attend to some keys: what a check of the gradients of these keys must look at.
+// The queries that attend to some keys, for checks of these keys' gradients.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace msa::experiments::bench {
 
-/// The queries that attend to any of the keys `tokens` in a group, ascending, and to which of them,
-/// by their index. ids [Nq, Hkv, k] on the host; absent: dense.
+/// The queries that attend to any of the keys `tokens` in a group, ascending, and the indices in
+/// `tokens` of those keys. ids [Nq, Hkv, k] on the host; absent: dense.
 struct SeenKeys {
     std::vector<int64_t> queries;
-    std::vector<std::vector<int64_t>> keys;  // of each of the queries
+    std::vector<std::vector<int64_t>> keys;  // for each query
 
     SeenKeys(const Problem&, const std::vector<int64_t>& tokens, View<const int32_t, 3> ids,
              int64_t group);

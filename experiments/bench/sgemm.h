@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Eigen's matrix product with Eigen's own threads. A library of its own, which exports nothing
-// else: msalab's Eigen runs on one thread, and the two must not be mixed.
+// Eigen's matrix product with Eigen's own threads. It is a separate library that exports nothing
+// else, because msalab's Eigen runs on one thread and the two must not be mixed.
 #pragma once
 
 #include <cstdint>

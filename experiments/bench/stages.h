@@ -7,9 +7,9 @@
 
 namespace msa::experiments::bench {
 
-/// Checks and times every stage that the options ask for on one case, and hands each measurement to
-/// `done`. What the machine has no memory for, or the backend no support, is handed on as skipped.
-/// Throws std::logic_error where a result is wrong.
+/// Checks and times every requested stage on one case, and passes each measurement to `done`. A
+/// stage without enough memory or without the backend's support is passed on as skipped. Throws
+/// std::logic_error if a result is wrong.
 void run_case(Backend&, Meter&, const BenchOptions&, const Case&,
               const std::function<void(const Measurement&)>& done);
 

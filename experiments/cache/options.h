@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-cache, checked as far as that goes without the file.
+// The options of msa-cache, checked as far as possible without the file.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@ struct CacheOptions : RunOptions {
     double time_per_token = 10000;  // us
 };
 
-/// The value of --prefetch that asks for it.
+/// The value of --prefetch for prefetching by the previous layer.
 inline constexpr char kByLayer[] = "previous-layer";
 
 /// The table of the options, bound to `o`.
 OptionTable option_table(CacheOptions& o);
 
-/// Nothing when help or version was asked for. Sizes are ascending without repeats. Throws
+/// Nothing if help or version was requested. Sizes are ascending without repeats. Throws
 /// InputError.
 std::optional<CacheOptions> parse_cache_options(std::span<const std::string> args,
                                                 std::ostream& out);

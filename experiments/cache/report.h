@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What msa-cache makes of all layers together: curves over the size of the cache, and the smallest
-// cache that the link keeps up with.
+// The findings of msa-cache over all layers: curves by cache size, and the smallest cache whose
+// misses the link can carry.
 #pragma once
 
 #include <cstdint>
@@ -23,28 +23,29 @@ struct LayerReport {
     Seen seen{};                        // all groups together
 };
 
-/// A least-recently-used cache of `blocks` blocks for each layer and group. Per token: of all
-/// layers of the model and all groups.
+/// An LRU cache of `blocks` blocks for each layer and group. Numbers per token cover all layers of
+/// the model and all groups.
 struct Point {
     std::string selector{};
     int64_t blocks = 0;
     double share_of_context = 0;
     double cache_bytes = 0;
     double hit_rate = 0;                           // uses that do not miss, of all uses
-    std::optional<double> lfu{}, belady{};         // their hit rates, where the size is a tried one
+    std::optional<double> lfu{}, belady{};         // their hit rates, if the size was tried
     double misses = 0, bytes = 0;                  // per token; bytes over the link
     double link_seconds = 0;                       // per token
-    std::optional<double> late{}, late_in_vain{};  // misses left, and blocks fetched in vain, per
-                                                   // token, with prefetch by the previous layer
+    std::optional<double> late{}, late_in_vain{};  // remaining misses, and blocks fetched in vain,
+                                                   // per token, with prefetch by the previous layer
 };
 
 struct SelectorReport {
     std::string selector;
-    std::vector<Point> points{};             // of the tried sizes
-    std::optional<Point> recommended{};      // the smallest one in time
-    Point whole{};                           // of the whole context: cold misses alone
-    std::optional<int64_t> lfu{}, belady{};  // smallest tried size in time under these policies
-    double written_bytes = 0;                // per token, from the GPU
+    std::vector<Point> points{};         // for the tried sizes
+    std::optional<Point> recommended{};  // the smallest that meets the time
+    Point whole{};                       // for the whole context: only cold misses
+    std::optional<int64_t> lfu{},
+        belady{};              // smallest size that meets the time under these policies
+    double written_bytes = 0;  // per token, from the GPU
     int64_t layers = 0;
     int64_t layers_guessed = 0;  // that have a previous one
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-cache writes and prints of its report.
+// Output of msa-cache.
 #pragma once
 
 #include <iosfwd>
@@ -22,7 +22,7 @@ std::string cache_rows_csv(const Report&);
 /// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
 void print_report(const Report&, std::ostream& out);
 
-/// Why no cache is small enough, and what the nearest one asks of the link; empty where one is.
+/// Why no cache meets the time, and the time that the nearest one needs; empty if one does.
 std::string nearest_text(const Report&);
 
 }  // namespace msa::experiments::cache

@@ -76,13 +76,12 @@ void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info
 void note_forced_budgets(const CompareOptions& o, const Problem& sizes, std::ostream& err) {
     if (o.ablation == Ablation::forced) return;  // its table says what is forced
     const std::string selector = "oracle";
-    for (const Plan& plan : make_plans(o, {selector}, sizes))
-        for (const Config& config : plan.configs)
-            if (config.selector == selector &&
-                config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
-                err << "note: a budget of " << config.budget << " is " << config.rule.top_k
-                    << (config.rule.top_k == 1 ? " block of " : " blocks of ") << plan.block_size
-                    << ", forced: no selector of blocks has one to choose\n";
+    for (const Config& config : make_plan(o, {selector}, sizes).configs)
+        if (config.selector == selector &&
+            config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
+            err << "note: a budget of " << config.budget << " is " << config.rule.top_k
+                << (config.rule.top_k == 1 ? " block of " : " blocks of ") << config.block_size
+                << ", forced: no selector of blocks has one to choose\n";
 }
 
 }  // namespace
@@ -124,14 +123,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
 void complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
-    check_compare_order(results);
+    const std::vector<LayerRows> rows = read_rows(results);
+    check_compare_order(results, rows);
     std::ostringstream tables;
-    print_compare_tables(results, tables);
+    print_compare_tables(results, rows, tables);
     tables << '\n' << elements_text(results.run()) << '\n';
     print_captures(results.run(), tables);
-    write_text(run.out / "metrics.csv", compare_csv(results));
+    write_text(run.out / "metrics.csv", compare_csv(results, rows));
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    write_page(run, "tables.txt", tables.str(), compare_summary(results));
+    write_page(run, "tables.txt", tables.str(), compare_summary(results, rows));
 }
 
 }  // namespace msa::experiments::compare

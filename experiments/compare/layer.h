@@ -13,25 +13,24 @@
 
 namespace msa::experiments::compare {
 
-/// May one layer's heads be looked at in the other's place?
+/// Whether the two layers have equal numbers and sizes of heads.
 bool same_sizes(const io::LayerInfo&, const io::LayerInfo&);
 
-/// Why a policy cannot run on a layer; empty where it can.
+/// Why a policy cannot run on a layer; empty if it can.
 std::string why_unusable(const CompareOptions&, const io::LayerInfo& layer, bool has_previous,
                          const std::string& policy);
 
-/// The queries that are compared on a layer, and which of them averages count: those that see more
-/// than the largest budget.
+/// The queries that are compared on a layer. Averages count those that see more keys than the
+/// largest budget.
 measure::LayerQueries compared_queries(const CompareOptions&, const io::ActivationsReader&,
                                        const io::LayerInfo&,
                                        const std::vector<std::string>& selectors);
 
-/// Compares the selectors on a layer at some of its compared queries, and writes its datasets to
-/// the unit. A whole layer writes final datasets; a part writes sums that join_layer combines. The
-/// unit's note `timing` has the seconds that each selector took to select and to be measured.
-/// Selections are those of the whole layer, whatever the part. `previous`: the layer before it, of
-/// the same sizes, or absent. Throws std::logic_error where a self-check fails, Interrupted when a
-/// stop is requested.
+/// Compares the selectors on a part of a layer's compared queries. A whole layer writes final
+/// datasets; a part writes sums that join_layer combines. The unit's note `timing` has the seconds
+/// of each selector's selection and measurement. Selections are those of the whole layer, whatever
+/// the part. `previous`: the previous layer, of the same sizes, or null. Throws std::logic_error if
+/// a self-check fails, Interrupted if a stop is requested.
 void compare_part(const CompareOptions&, const io::ActivationsReader&, const LayerPart&,
                   const io::LayerInfo* previous, const std::vector<std::string>& selectors,
                   const measure::LayerQueries&, const Worker&, io::UnitWriter&);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/select/token_selector.h"
+#include "experiments/driver/estimate.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::compare {
@@ -82,7 +83,7 @@ OptionTable option_table(CompareOptions& o) {
         .count("forced-local", "BLOCKS", o.forced_local,
                "newest blocks always kept, the query's own among them")
         .at_least(1);
-    table.count("forced-first", "BLOCKS", o.forced_first, "oldest blocks always kept").at_least(0);
+    add_forced_first(table, o.forced_first);
     table.choice("forced", "WHERE", o.forced_outside, {"inside", "outside"},
                  "forced blocks count inside the budget, or come outside, on top of it");
     table.choice("share", "UNIT", o.sharing, kSharings,
@@ -107,6 +108,11 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
     if (!option_table(o).parse(args, out)) return std::nullopt;
     if (o.asked.empty()) o.asked = split_list("budgets", kBudgets);
     for (const std::string& item : o.asked) o.budgets.push_back(parse_budget(item));
+    sort_sizes(o.forced_first);
+    require(o.forced_first.size() == 1 ||
+                (o.ablation != Ablation::window && o.ablation != Ablation::forced),
+            "--forced-first is ", list_text(o.forced_first),
+            ", must be one number with --ablation ", to_string(o.ablation));
     require(o.decode == (o.prompt > 0),
             "--phase decode needs --prompt, at least 1 token, and --prompt needs --phase decode");
     check_existing(o);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-compare, checked as far as that goes without the file.
+// The options of msa-compare, checked as far as possible without the file.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace msa::experiments::compare {
 
-/// Which query heads share a choice of blocks.
+/// The query heads that share a choice of blocks.
 enum class Sharing : uint8_t { head, group, layer };
-/// What varies beside selector and budget.
+/// What varies in addition to selector and budget.
 enum class Ablation : uint8_t { none, block_size, forced, window };
 
-/// Tokens that a query may attend to, as asked for.
+/// Tokens that a query may attend to, as given in --budgets.
 struct Budget {
     std::string asked;  // "1024" or "0.1"
     double value = 0;
     bool is_share = false;  // of the longest sequence
-    /// At most the context: a budget of more keeps no more.
+    /// In tokens, at most `context`.
     int64_t tokens(int64_t context) const;
 };
 
@@ -33,8 +33,9 @@ struct CompareOptions : RunOptions, ComputeOptions, QueryOptions, UnitOptions {
     std::vector<Budget> budgets;
     Ablation ablation = Ablation::none;
     int64_t block_size = 128;
-    int64_t forced_local = 1, forced_first = 0;
-    bool forced_outside = false;  // forced blocks come on top of the budget
+    int64_t forced_local = 1;
+    std::vector<int64_t> forced_first{0};  // ascending; each is a setting
+    bool forced_outside = false;           // forced blocks come on top of the budget
     Sharing sharing = Sharing::group;
     bool decode = false;
     int64_t prompt = 0;  // decode phase behind so many tokens; 0: prefill phase
@@ -46,7 +47,7 @@ OptionTable option_table(CompareOptions& o);
 const char* to_string(Sharing);
 const char* to_string(Ablation);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<CompareOptions> parse_compare_options(std::span<const std::string> args,
                                                     std::ostream& out);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// P_b of another layer at the compared queries: its keys are read when the first chunk asks, its
-// queries chunk by chunk.
+// P_b of another layer at the compared queries. Reads its keys for the first chunk, its queries
+// chunk by chunk.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What results show of the choices themselves: the ids of a sample of the compared queries, the
-// same queries for all configs.
+// Stores the ids of a sample of the compared queries, the same queries for all configs.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +8,26 @@
 #include <vector>
 
 #include "core/io/results.h"
-#include "experiments/compare/plan.h"
+#include "experiments/measure/measure.h"
 
 namespace msa::experiments::compare {
 
 class StoredIds {
 public:
-    /// `tokens`: packed, of the layer's compared queries, which the sample is of. Stored is what it
-    /// has of `part`, some of these.
+    /// `tokens`: packed tokens of the layer's compared queries, which are sampled. Stores the
+    /// sampled queries that lie in `part`.
     StoredIds(io::UnitWriter& to, std::string layer, std::span<const int64_t> tokens,
               QueryRange part, uint64_t seed);
 
     /// /queries/<l>/token.
     void write_queries() const;
-    /// /select/<c>/<l>/ids, to be filled.
-    void create(const Config&, int64_t groups) const;
-    /// The ids [n, Hkv, k] of the compared queries `range`, of which some may be stored.
-    void write(const Config&, QueryRange range, View<const int32_t, 3> ids) const;
+    /// Creates /select/<c>/<l>/ids, to be filled.
+    void create(const measure::Choice&, int64_t groups) const;
+    /// Stores the sampled ones among the ids [n, Hkv, k] of the compared queries `range`.
+    void write(const measure::Choice&, QueryRange range, View<const int32_t, 3> ids) const;
 
 private:
-    std::string dataset(const Config& config) const;
+    std::string dataset(const measure::Choice& choice) const;
 
     io::UnitWriter& to_;
     std::string layer_;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// The small files beside the results.h5 of msa-compare, made from it alone: a resumed run and an
-// uninterrupted one give the same, but for the time they took.
+// The small files beside the results.h5 of msa-compare. They are computed from it alone, so a
+// resumed and an uninterrupted run give the same, except timing.json.
 #pragma once
 
 #include <filesystem>
 #include <iosfwd>
 #include <string>
+#include <vector>
 
-#include "core/io/results.h"
+#include "experiments/compare/rows.h"
 
 namespace msa::experiments::compare {
 
@@ -16,20 +17,21 @@ std::string compare_definitions();
 
 /// summary.json: {"format", "program", "options", "definitions", "checks", "rows": [...],
 /// "layer_overlap": [...]}; one row per layer, selector and setting.
-std::string compare_summary(const io::ResultsReader&);
+std::string compare_summary(const io::ResultsReader&, const std::vector<LayerRows>&);
 
 /// metrics.csv, tidy: layer,selector,setting,budget,block_size,metric,axis,index,value.
-std::string compare_csv(const io::ResultsReader&);
+std::string compare_csv(const io::ResultsReader&, const std::vector<LayerRows>&);
 
-/// timing.json: seconds that each selector took on each layer, to select and to be measured.
-/// From run.json; without layers where that is not there.
+/// timing.json: seconds of each selector's selection and measurement on each layer, from run.json.
+/// Has no layers if run.json is missing.
 std::string compare_timing(const std::filesystem::path& run_json);
 
-/// Mass kept and output error of every selector and setting, costs, checks, definitions.
-void print_compare_tables(const io::ResultsReader&, std::ostream& out);
+/// The page: mass kept and output error of every selector and setting, costs, checks, definitions.
+void print_compare_tables(const io::ResultsReader&, const std::vector<LayerRows>&,
+                          std::ostream& out);
 
-/// Throws std::logic_error where a selector keeps more mass on average than the oracle of its
-/// budget, or than all. Policies that spend the budget unevenly are bounded by row (SelfChecks).
-void check_compare_order(const io::ResultsReader&);
+/// Throws std::logic_error if a selector keeps more mass on average than the oracle of its budget,
+/// or more than 1. Policies that spend the budget unevenly are checked by row (SelfChecks).
+void check_compare_order(const io::ResultsReader&, const std::vector<LayerRows>&);
 
 }  // namespace msa::experiments::compare

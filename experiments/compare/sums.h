@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-compare adds up beside the common sums while the queries of a layer go by, and the
-// datasets that come of it.
+// Accumulators of msa-compare beside the common sums, and the datasets made of them.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +15,22 @@
 
 namespace msa::experiments::compare {
 
-/// What a config read. A layer may be looked at as several views (--share head); counts are of the
+/// What a config read. With --share head a layer is measured as several views; counts are of the
 /// layer's queries, costs of all its views.
 class Reading {
 public:
     explicit Reading(int64_t groups);
 
-    /// One query: what its attention costs.
+    /// Adds the attention cost of one query.
     void add_query(const analysis::Cost& attention);
-    /// A counted query and group: blocks that its choice touches, and keys of them that it reads.
+    /// Adds a counted query and group: the blocks that its choice touches, and the keys that it
+    /// reads of them.
     void add_counted(int64_t group, int64_t blocks, int64_t tokens);
     void count_row() { ++counted_; }
 
     analysis::State state() const;
     void join(const analysis::State&);
-    /// Metrics and attributes of the config's group.
+    /// Writes metrics and attributes of the config's group.
     void write(io::UnitWriter& to, const std::string& group, int64_t views) const;
 
 private:
@@ -39,11 +39,12 @@ private:
     analysis::Cost attention_;
 };
 
-/// What the datasets of a layer hang on. A config's sums are under its key.
+/// Metadata of a layer for writing its datasets. A config's sums are under its key.
 struct LayerAbout {
-    int64_t groups = 0, heads = 0, views = 1;    // heads: of a view
-    std::map<std::string, int64_t> blocks = {};  // of the configs that keep blocks: those there are
-    std::vector<std::string> of_tokens = {};     // the configs that keep tokens
+    int64_t groups = 0, heads = 0, views = 1;  // heads: of a view
+    std::map<std::string, int64_t> blocks =
+        {};  // of the configs that keep blocks: number of existing blocks
+    std::vector<std::string> of_tokens = {};  // the configs that keep tokens
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerAbout, groups, heads, views, blocks, of_tokens)
 

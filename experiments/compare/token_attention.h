@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention over single tokens, measured from dense attention: with its lse, the probability of
-// each kept token is known, and their sum is what attention over them divides by.
+// Attention over single tokens, computed from dense attention: its lse gives the probability of
+// each kept token, and their sum is the normaliser of attention over them.
 #pragma once
 
 #include <vector>
@@ -24,21 +24,20 @@ struct TokenAttention {
     Tensor<double, 2> mass;  // [Nq, Hkv] share of dense attention, mean over the group's heads
 };
 
-/// Attention over each of the choices, on the host. A kept token weighs e^(Problem::logit(q . k) -
-/// lse): scale and soft cap are dense attention's, and the weights of a row, with the sink's, are
-/// divided by their own sum. The probability of a token that several choices keep is computed once,
-/// and so is the sum of values over the tokens that the same choices keep. The result does not
-/// depend on the threads; on what else is asked for it depends within the rounding of a sum in
-/// another order.
-/// What it gains over attend_tokens_there on the cpu backend, on one thread of a Xeon with AVX2
-/// (256 queries over 2K keys, 8 heads of 64, to 64 queries over 32K keys, 64 heads of 128): 36
-/// choices of 128, 256 and 512 tokens take 2.8 to 3.7 times less, a single choice 2.1 to 3.1 times.
+/// Attention over each of the choices, on the host. A kept token has the weight e^(Problem::logit(q
+/// . k) - lse), with dense attention's scale and soft cap; a row's weights, including the sink's,
+/// are divided by their sum. A token that several choices keep is computed once, and so is the sum
+/// of values over tokens that the same choices keep. The result does not depend on the threads. The
+/// other choices change it only by the rounding of another order of sums. Speed against
+/// attend_tokens_there on the cpu backend, one thread of a Xeon with AVX2 (256 queries over 2K
+/// keys, 8 heads of 64, to 64 queries over 32K keys, 64 heads of 128): 36 choices of 128, 256 and
+/// 512 tokens are 2.8 to 3.7 times as fast, a single choice 2.1 to 3.1 times.
 std::vector<TokenAttention> attend_tokens(const Problem&, const DenseAttention&,
                                           const std::vector<KeptTokens>& choices, int threads);
 
-/// The same for one choice by the backend, in whose space `in` is: attention over blocks of one
-/// token. `lse` [Nq, Hq] of dense attention and `sinks` [Hq], which may be absent, on the host. The
-/// mass is e^(lse of the kept - lse) less that of a sink.
+/// The same for one choice on the backend, as attention over blocks of one token. `in` is in the
+/// backend's space; `lse` [Nq, Hq] of dense attention and `sinks` [Hq], which may be absent, are on
+/// the host. The mass is e^(lse of the kept - lse) minus that of a sink.
 TokenAttention attend_tokens_there(Backend&, const Problem&, const AttentionInput& in,
                                    View<const float, 2> lse, View<const float, 1> sinks,
                                    const KeptTokens& kept);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Configs of msa-compare that keep single tokens: for every query as many as policies of blocks
-// read on average, whose own block is seen in part. They are no choices of blocks (measure.h): they
-// have no ids, no oracle of their budget, and attention over tokens in place of blocks; chunks,
-// dense attention, checks and sums are the loop's.
+// Configs of msa-compare that keep single tokens: for every query as many as block policies read on
+// average, which see their own block in part. They are not choices of blocks (measure.h): they have
+// no block ids, no oracle of their budget, and attend to tokens. Chunks, dense attention, checks
+// and sums are those of the common loop.
 #pragma once
 
 #include <memory>
@@ -20,19 +20,19 @@ class TokenConfigs {
 public:
     explicit TokenConfigs(measure::Tally& tally) : tally_(tally) {}
 
-    /// `tokens`: how many a query keeps. `block_size`: of the plan.
-    void add(const Config& config, int64_t tokens, int64_t block_size);
+    /// `tokens`: how many a query keeps.
+    void add(const Config& config, int64_t tokens);
     int64_t count() const { return std::ssize(configs_); }
 
-    /// Before the chunks of a view of the layer at a block size.
+    /// Called before the chunks of a view of the layer at a block size.
     void begin(const SelectorLayer&);
     /// Selects for a chunk, attends, and adds up.
     void measure(const measure::MeasuredChunk&);
 
 private:
-    struct Kept {  // by one config
+    struct Kept {  // of one config
         Config config;
-        int64_t tokens, block_size;
+        int64_t tokens;
         std::shared_ptr<TokenSelector> selector;  // of all configs of its name at the block size
     };
     double& seconds(const Kept& of, double measure::Tally::Seconds::*what) {

@@ -7,8 +7,8 @@
 
 namespace msa::experiments::cost {
 
-/// Prints what sparse attention costs on the blocks that a results file holds. Throws InputError
-/// where its queries have gaps: neighbouring queries are what the loop orders live on.
+/// Prints the cost of sparse attention on the selected blocks of a results file. Throws InputError
+/// if its queries have gaps, since the loop orders depend on neighbouring queries.
 void cost_from_results(const CostOptions&, const analysis::Hardware&, std::ostream& out);
 
 }  // namespace msa::experiments::cost

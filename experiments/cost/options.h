@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-cost, checked as far as that goes without its files.
+// The options of msa-cost, checked as far as possible without its files.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace msa::experiments::cost {
 
 enum class Format : uint8_t { table, json, csv };
 
-/// Of the JSON; version 2 has a loop order `union`, which version 1 called q_outer.
+/// Version of the JSON. Version 2 has a loop order `union`, which version 1 called q_outer.
 inline constexpr int kRecordVersion = 2;
 
 struct CostOptions {
@@ -26,7 +26,7 @@ struct CostOptions {
     std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
     std::optional<double> tile_union;                     // see analysis::LayerSizes
     Element element = Element::bf16, index_element = Element::bf16;
-    std::vector<int64_t> gpus;  // a layer is divided among so many; empty: one GPU, by stages
+    std::vector<int64_t> gpus;  // GPUs that share a layer; empty: one GPU, by stages
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;
     std::string results;                 // measured selections; empty: from sizes
@@ -35,7 +35,7 @@ struct CostOptions {
     Format format = Format::table;
 };
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<CostOptions> parse_cost_options(std::span<const std::string> args, std::ostream& out);
 
 }  // namespace msa::experiments::cost

@@ -7,7 +7,7 @@
 
 namespace msa::experiments::cost {
 
-/// Prints what a model's layer takes that is divided among GPUs, at every context: prefill and
+/// Prints the time of a model's layer that is divided among GPUs, at every context: prefill and
 /// decode (analysis/over_gpus.h).
 void cost_over_gpus(const CostOptions&, const analysis::Hardware&, std::ostream& out);
 

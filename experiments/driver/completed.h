@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What follows a run: the files that a program, or msa-merge in its place, makes of results.h5.
+// The end of a run: a program, or msa-merge in its place, writes files from results.h5.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace msa::experiments {
 
-/// A run whose results.h5 is whole.
+/// A run whose results.h5 is complete.
 struct Completed {
     const io::ResultsReader& results;
     std::filesystem::path out;                  // the folder
@@ -21,14 +21,14 @@ struct Completed {
     std::ostream& print;
 };
 
-/// Writes summary.json, which comes last, and prints it or `page`.
+/// Writes summary.json as the last file, and prints it or `page`.
 void write_summary(const Completed&, const std::string& summary, const std::string& page);
-/// The same, with the page as the file `name`.
+/// The same, and writes the page to the file `name`.
 void write_page(const Completed&, const std::string& name, const std::string& page,
                 const std::string& summary);
 
-/// The exit code of a program with a target. `nearest`: what comes nearest to it, which goes to
-/// `err`; empty where the target is reached.
+/// The exit code of a program with a target. `nearest` describes what comes nearest to the target
+/// and goes to `err`; empty if the target is reached.
 int target_code(const std::string& program, const std::string& nearest, std::ostream& err);
 
 }  // namespace msa::experiments

@@ -5,9 +5,8 @@
 
 namespace msa::experiments {
 
-/// The folder of the files that programs know by name (hardware, models, sample.h5): MSA_DATA_DIR
-/// of the environment, else the place that installing gives it, relative to the running program.
-/// The folder need not exist.
+/// The folder of the data files (hardware, models, sample.h5): the environment variable
+/// MSA_DATA_DIR, else the installed folder relative to the running program. It need not exist.
 std::filesystem::path data_directory();
 
 }  // namespace msa::experiments

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Estimates with their intervals, as summaries and tables have them.
+// Estimates with their intervals in summaries and tables.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The layers of a run over activations: which they are, and what results say of them.
+// Selects the layers of a run over activations, and writes their metadata.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace msa::experiments {
 
-/// Those of o.layers, which becomes all of the file where it is empty. Says on `err` where a
-/// model's own attention is not the one with window, soft cap and sinks that programs compute.
-/// InputError where the file lacks a layer, or has its q and k before the rotary embedding.
+/// The layers of o.layers; if that is empty, it becomes all layers of the file. Warns on `err` if a
+/// model's own attention has more than the window, soft cap and sinks that programs compute.
+/// InputError if the file lacks a layer, or has its q and k before RoPE.
 std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReader&,
                                        std::ostream& err);
 
@@ -28,9 +28,9 @@ std::optional<int64_t> model_layers(const io::ActivationsInfo&);
 void add_model_layers(OptionTable&, std::optional<int64_t>&);
 
 using Sizes = std::vector<std::pair<const char*, int64_t>>;
-/// Writes the group /layers/<l>: heads and channels of `p`, then `more`, as attributes; and of its
-/// attention the attribute `softmax_scale` and, where the layer has them, `window`, `softcap` and
-/// the dataset `sinks` [Hq].
+/// Writes the group /layers/<l>: heads and channels of `p`, then `more`, as attributes; also the
+/// attribute `softmax_scale` and, if the layer has them, `window`, `softcap` and the dataset
+/// `sinks` [Hq].
 void write_layer(io::UnitWriter&, const io::LayerInfo&, const Problem& p, const Sizes& more);
 
 }  // namespace msa::experiments

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The operands of a layer, from a file to where a backend computes. One rule holds for every
-// program and backend: an operand has exactly the values that the file stores, or, where the user
-// asks for another element type, the nearest values of that type. A backend that has no arithmetic
-// for a type gets the same values in float, which represents f16, bf16 and e4m3 exactly.
+// Moves the operands of a layer from a file to a backend. One rule holds for every program and
+// backend: an operand has exactly the stored values or, if the user chooses another element type,
+// the nearest values of that type. A backend that does not compute in a type gets the same values
+// in float, which represents f16, bf16 and e4m3 exactly.
 #pragma once
 
 #include <optional>
@@ -23,38 +23,37 @@ struct ElementChoice {
     std::optional<Element> main, index;
 };
 
-/// The type whose values some operands have, and the type that the backend computes them in.
+/// The type of operands' values, and the type in which the backend computes with them.
 struct ElementPair {
     Element values = Element::f32, computed = Element::f32;
     bool operator==(const ElementPair&) const = default;
 };
 
-/// Of one layer: q, k and v; the operands of its indexers.
+/// Element types of a layer: of q, k and v, and of its indexers' operands.
 struct LayerElements {
     ElementPair main, index;
     ElementPair of(io::Field) const;
     bool operator==(const LayerElements&) const = default;
 };
 
-/// What a layer's operands are on a backend. `computed` is `values` where the backend supports
-/// dense and sparse attention and block mass (index scores and selection, for the index operands)
-/// in that type, and f32 elsewhere.
+/// The element types of a layer's operands on a backend. `computed` is `values` if the backend
+/// supports dense and sparse attention and block mass (for index operands: index scores and
+/// selection) in that type, else f32.
 LayerElements layer_elements(const Backend&, const io::LayerInfo&, const ElementChoice&);
-/// The same for work that is done in float on every backend, as training is.
+/// The same for work that every backend does in float, like training.
 LayerElements float_elements(const io::LayerInfo&, const ElementChoice&);
 
-/// Sets element, index_element and computed_in of the record; layers that differ are all named.
-/// computed_in tells where attention outputs are rounded (driver/attend.h).
+/// Sets element, index_element and computed_in of the record; if layers differ, all are named.
+/// computed_in also says if attention outputs are rounded (driver/attend.h).
 void record_elements(std::span<const LayerElements>, io::RunRecord&);
-/// The same of layers of a file on a backend; index_element is empty where none has an Index
-/// Branch.
+/// The same for layers of a file on a backend; index_element is empty if none has an Index Branch.
 void record_elements(const Backend&, const io::ActivationsReader&, std::span<const int64_t> layers,
                      const ElementChoice&, io::RunRecord&);
 /// "Operands in f16, index operands in f16; computed in f32."
 std::string elements_text(const io::RunRecord&);
 
-/// Reads the fields of one layer, rounded to the values of `elements`. InputError where a value
-/// does not fit into the type that was asked for.
+/// Reads the fields of one layer, rounded to `elements`. InputError if a value is out of range of
+/// the chosen type.
 class LayerReader {
 public:
     LayerReader(const io::ActivationsReader& file, const io::LayerInfo& layer,
@@ -66,7 +65,7 @@ public:
     /// The given packed tokens, ascending; absent likewise.
     Tensor<float, 3> rows(io::Field, std::span<const int64_t> tokens) const;
 
-    ReadLearned learned() const;  // outlives the reader, not what it reads from
+    ReadLearned learned() const;  // outlives this reader, but not the file
 
 private:
     Tensor<float, 3> rounded(io::Field, Tensor<float, 3> values) const;
@@ -76,19 +75,19 @@ private:
     LayerElements elements_;
 };
 
-/// What a layer lacks for a policy on blocks of that size, as in "has no ..."; empty: nothing.
+/// What a layer lacks for a policy on blocks of that size, to follow "has no"; empty: nothing.
 std::string lacking(const PolicyNeeds&, const io::LayerInfo&, int64_t block_size);
 
-/// Rounds the values of a field to `element`; InputError naming file, layer and value where one is
-/// beyond its range.
+/// Rounds the values of a field to `element`; InputError naming file, layer and value if one is out
+/// of range.
 void round_field(const io::ActivationsReader&, int64_t layer, io::Field, Element element,
                  View<float, 3> values);
 
 /// The rows [rows] of the first axis.
 Tensor<float, 3> gather_rows(View<const float, 3> all, std::span<const int64_t> rows);
 
-/// An operand in the backend's space: the host view itself where that is possible, else a copy in
-/// `element`, which represents the values exactly or rounds them.
+/// An operand in the backend's space: the host view itself if possible, else a copy in `element`,
+/// which represents the values exactly or rounds them.
 template <int Rank>
 class Operand {
 public:
@@ -113,7 +112,7 @@ private:
     In<Rank> view_;
 };
 
-/// What the backend wrote, on the host: the tensor itself, or a downloaded copy.
+/// A backend's result on the host: the tensor itself, or a downloaded copy.
 template <typename T, int Rank>
 Tensor<T, Rank> fetch(Backend& backend, Tensor<T, Rank> there) {
     backend.finish();
@@ -121,7 +120,7 @@ Tensor<T, Rank> fetch(Backend& backend, Tensor<T, Rank> there) {
     return backend.download(there.view());
 }
 
-/// The same as the host reads it: in place, or a downloaded copy. Absent stays absent.
+/// A view's values on the host: in place, or a downloaded copy. Absent stays absent.
 template <int Rank>
 class OnHost {
 public:

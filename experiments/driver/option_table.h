@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The options of a program as one table. A row is everything that is to be known of an option: its
-// flag, its help, its default, the values it takes, where the value goes, and whether it decides
-// the results. From the rows come the parser, --help, experiments/CLI.md, the checks, and the text
-// that a run records and that --resume compares.
+// The options of a program as one table. A row defines an option completely: flag, help, default,
+// allowed values, the variable that it sets, and whether it decides the results. The rows give the
+// parser, --help, experiments/CLI.md, the checks, and the record of a run that --resume compares.
 #pragma once
 
 #include <filesystem>
@@ -28,13 +27,13 @@ struct OptionRow {
     std::string key{};                    // its name in the record; empty: not recorded
     bool is_switch = false, repeatable = false, positional = false;
 
-    /// The value does not decide the results.
+    /// Marks an option that does not decide the results.
     OptionRow& unrecorded();
-    /// Its name in the record, where that is not the flag with '_' for '-'.
+    /// Sets its name in the record, if that is not the flag with '_' for '-'.
     OptionRow& as(std::string name);
-    /// Named without its flag.
+    /// A positional argument, named without its flag.
     OptionRow& without_flag();
-    /// InputError with this message where nothing is given.
+    /// InputError with this message if it is not given.
     OptionRow& required(std::string message);
     /// The bounds of a number, both allowed.
     OptionRow& at_least(double low);
@@ -47,18 +46,19 @@ class OptionTable {
 public:
     explicit OptionTable(About about) : about_(std::move(about)) {}
 
-    // Rows. What stands in `to` is the default; the value goes there, and is recorded from there,
-    // so that what a program resolves later is recorded resolved. `to` must outlive the table.
+    // Rows. The initial value of `to` is the default, and the given value goes there. The record is
+    // also taken from there, so values that a program resolves later are recorded resolved. `to`
+    // must outlive the table.
 
     OptionRow& flag(const std::string& flag, bool& to, const std::string& help);
-    /// An integer that may carry a binary suffix; nothing where the option is not given.
+    /// An integer that may have a binary suffix; nothing if the option is not given.
     OptionRow& count(const std::string& flag, const std::string& form, int64_t& to,
                      const std::string& help);
     OptionRow& count(const std::string& flag, const std::string& form, int& to,
                      const std::string& help);
     OptionRow& count(const std::string& flag, const std::string& form, std::optional<int64_t>& to,
                      const std::string& help);
-    /// Recorded by the run itself.
+    /// The seed, which the run itself records.
     OptionRow& seed(uint64_t& to, const std::string& help);
     OptionRow& real(const std::string& flag, const std::string& form, double& to,
                     const std::string& help);
@@ -94,7 +94,7 @@ public:
             [&to](size_t at) { to = static_cast<To>(at); }, names, help);
     }
 
-    /// The same, absent until it is given: its default depends on other options.
+    /// The same, absent until given, for a default that depends on other options.
     template <typename To>
     OptionRow& choice(const std::string& flag, const std::string& form, std::optional<To>& to,
                       const std::vector<std::string>& names, const std::string& help) {
@@ -103,13 +103,14 @@ public:
             [&to](size_t at) { to = static_cast<To>(at); }, names, help);
     }
 
-    /// Reads the arguments into the places of the rows. False when help or version was asked for,
-    /// and written to `out`. Empty values are InputErrors, as is what the rows do not allow.
+    /// Parses the arguments into the variables of the rows. Returns false if help or version was
+    /// requested and written to `out`. InputError for empty values and for what the rows do not
+    /// allow.
     bool parse(std::span<const std::string> args, std::ostream& out);
-    /// The recorded values as they stand, JSON text.
+    /// The current recorded values, JSON text.
     std::string record() const;
-    /// Takes the values of a record. An option that it does not have keeps its value; of a path,
-    /// only the file name is recorded.
+    /// Sets the values of a record. An option that it lacks keeps its value. Of a path, only the
+    /// file name is recorded.
     void restore(const std::string& record);
 
 private:
@@ -122,8 +123,8 @@ private:
     std::list<OptionRow> rows_;  // in order; references to rows stay valid
 };
 
-/// The options of a program as a run has recorded them (RunRecord::options): the same table that
-/// wrote the record reads it.
+/// The options of a program from a run's record (RunRecord::options), read by the same table that
+/// wrote it.
 template <typename Options>
 Options recorded_options(const std::string& record) {
     Options o;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Command lines: what the table of options (option_table.h) is made of. One Boost description per
-// program feeds the parser, the help and the generated reference (experiments/CLI.md).
+// Parsing of command lines, used by the table of options (option_table.h). One Boost description
+// per program gives the parser, the help and the generated reference (experiments/CLI.md).
 #pragma once
 
 #include <boost/program_options.hpp>
@@ -20,23 +20,23 @@ namespace msa::experiments {
 
 namespace po = boost::program_options;
 
-/// What a program says of itself in its help.
+/// The text of a program's help.
 struct About {
     Named program;                      // its row in programs.def
-    std::string does{};                 // more than its question says; may be empty
+    std::string does{};                 // continues its question; may be empty
     std::string usage;                  // "FILE --out DIR [options]"
     std::vector<std::string> examples;  // complete command lines that run
     std::string writes;                 // files and HDF5 groups it writes; may be empty
 };
 
-/// A count that may carry a binary suffix: 512, 128K = 2^17, 1M = 2^20.
+/// A count that may have a binary suffix: 512, 128K = 2^17, 1M = 2^20.
 struct Count {
     int64_t value = 0;
 };
 std::istream& operator>>(std::istream&, Count&);
 std::ostream& operator<<(std::ostream&, const Count&);
 
-/// "a:b", "a:" or ":b", half open; what is left out is the end of what there is.
+/// "a:b", "a:" or ":b", half open; a missing end is the first or last position.
 struct Range {
     std::optional<int64_t> begin, end;
 };
@@ -48,15 +48,15 @@ std::string ranges_text(const std::vector<Range>&);
 
 /// "3,6" -> {"3", "6"}; empty items are an InputError naming `option`.
 std::vector<std::string> split_list(const std::string& option, const std::string& list);
-/// A list of integers; InputError naming `option` and the item that is none.
+/// A list of integers; InputError naming `option` and an item that is not an integer.
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
 
 /// "mass, max-logit"
 std::string join(const std::vector<std::string>& words, const char* between = ", ");
-/// The index of `value` among `known`; InputError naming them all when it is none.
+/// The index of `value` in `known`; InputError naming them all if it is none of them.
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known);
-/// The element type of that name among `known`; nothing for an absent option (empty).
+/// The element type of that name, one of `known`; nothing for an empty value.
 std::optional<Element> element_option(const std::string& option, const std::string& value,
                                       const std::vector<Element>& known);
 /// InputError "--option is V, must be from L to H" unless low <= value <= high.
@@ -64,16 +64,16 @@ void check_option(const std::string& option, int64_t value, int64_t low, int64_t
 /// InputError "--option is V, must be at least L".
 void check_at_least(const std::string& option, int64_t value, int64_t low);
 
-/// InputError where a file stands in the way of a folder: the path itself, or what it lies in.
+/// InputError if the path, or a folder above it, is a file.
 void check_folder(const std::string& option, const std::filesystem::path& folder);
 
-/// Is "--option" among the arguments? For defaults that must not look like a choice.
+/// Whether "--option" is among the arguments. For defaults that depend on whether the user chose.
 bool given(std::span<const std::string> args, const std::string& option);
 
 /// Adds --help, --help-markdown and --version, parses `args` into the variables that `options`
-/// names, positional arguments into the option `positional` (none when empty). Returns false when
-/// help or version was asked for, and written to `out`. Unknown, repeated and malformed options
-/// are InputErrors; abbreviations are unknown.
+/// names, positional arguments into the option `positional` (none when empty). Returns false if
+/// help or version was requested and written to `out`. InputError for unknown, repeated and
+/// malformed options; abbreviations are not accepted.
 bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out);

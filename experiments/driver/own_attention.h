@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the model's own attention adds to plain causal attention, in a program.
+// A model's own attention beyond plain causal attention, in a program.
 #pragma once
 
 #include <iosfwd>
@@ -9,11 +9,11 @@
 
 namespace msa::experiments {
 
-/// What a program computes of the model's attention: plain causal attention, or that with the
-/// layer's window, soft cap and sinks.
+/// The attention that a program computes: plain causal attention, or with the layer's window, soft
+/// cap and sinks.
 enum class Computed : uint8_t { plain, with_window_cap_and_sinks };
 
-/// One line on `err` where the model's attention is not what the program computes; nothing else.
+/// Warns on `err` if the model's attention differs from what the program computes.
 void warn_of_own_attention(const io::ActivationsReader&, int64_t layer, Computed,
                            std::ostream& err);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the parts of a layer (LayerPart in run.h) leave for the one who joins them: rows of their
-// own queries, and sums and counts over these. Nothing is rounded.
+// Joins the parts of a layer (LayerPart in run.h): rows of their queries, and sums and counts over
+// these. Nothing is rounded.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace msa::experiments {
 
-/// Every dataset under these groups: the rows of the parts, which are in the order of the queries,
-/// one behind the other. In each part, all of these datasets have as many rows.
+/// Concatenates the parts' rows of every dataset under these groups. Parts are in the order of the
+/// queries. Within a part, all these datasets have equally many rows.
 void join_rows(const std::vector<std::filesystem::path>& parts, std::span<const char* const> groups,
                io::UnitWriter& to);
 

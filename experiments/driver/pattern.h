@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Activations with planted attention structure. Every value is a function of the seed and its own
-// coordinates alone, so any token range can be made on its own.
+// Activations with planted attention structure. Every value depends only on the seed and its
+// coordinates, so any token range can be generated on its own.
 //
 // A head's logit of query i and key j is noise of unit variance plus planted gains, in nats:
 //   sink      `sink` on token 0 of the sequence
@@ -8,7 +8,7 @@
 //   stripes   `stripe` around slow(i, s) = ratio_s * i for each stripe s of the group, ratio_s < 1:
 //             far blocks that consecutive queries share and that move slowly
 //   needles   `needle` on single tokens that only a short run of later queries looks for
-// The index branch plants the same structure once per group, with `index_noise` times the noise.
+// The Index Branch has the same structure once per group, with `index_noise` times the noise.
 #pragma once
 
 #include <cstdint>
@@ -27,23 +27,23 @@ struct Pattern {
     uint64_t seed = 0;
 };
 
-/// Where structure is planted, for tests and plots.
+/// The position of a needle, for tests and plots.
 struct Needle {
     int64_t key;          // position of the needle
-    int64_t first_query;  // the kNeedleQueries positions from here on look for it
-    uint64_t code;        // names its direction among the needle channels
+    int64_t first_query;  // kNeedleQueries positions from here on attend to it
+    uint64_t code;        // selects its direction in the needle channels
 };
 inline constexpr int64_t kNeedleQueries = 16;
 
 class Synthesizer {
 public:
-    /// Sequences and sizes from `info`; every layer of it can be made.
+    /// Takes sequences and sizes from `info`; can generate every layer of it.
     Synthesizer(const io::ActivationsInfo& info, const Pattern& pattern);
 
     /// Tokens [range.begin, range.end) of a field of a layer: [n, heads, channels].
     Tensor<float, 3> make(const io::LayerInfo&, io::Field, QueryRange range) const;
 
-    /// Position that stripe `stripe` of `group` points the query at `position` to.
+    /// Position that the query at `position` attends to by stripe `stripe` of `group`.
     int64_t stripe_target(const io::LayerInfo&, int64_t group, int64_t stripe,
                           int64_t position) const;
     /// The needles of a sequence, by key.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What one layer costs at a setting: the kernels' accounting of analysis/stage_cost.h at the
-// context, with the scores of the selector in the Index Branch's place.
+// The cost of one layer at a setting: the kernels' accounting of analysis/stage_cost.h at the
+// context, with the selector's scores in place of the Index Branch's.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@
 
 namespace msa::experiments {
 
-/// What costs are of.
+/// Context, phase and chip of the costs.
 struct PricingOptions {
     std::optional<int64_t> context;       // absent until resolve_pricing()
     std::optional<int64_t> model_layers;  // likewise
@@ -38,15 +38,15 @@ double layers_share(const PricingOptions&, int64_t measured);
 /// --context, --model-layers, --phase, --hardware, --ceilings. `beside`: what is not of the
 /// context, as in "; mass is that of FILE".
 void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");
-/// Throws InputError as the other read_hardware(), and where the chip has no rate for bf16.
+/// Throws InputError like the other read_hardware(), and if the chip has no rate for bf16.
 analysis::Hardware read_hardware(const PricingOptions&);
 
-struct Setting {  // what is priced: a selection of blocks
+struct Setting {  // a selection of blocks to be priced
     std::string selector;
     int64_t block_size = 0;
-    SelectionRule rule;  // what the selector makes of the one asked for
+    SelectionRule rule;  // the selector's own rule
 
-    int64_t tokens() const { return block_size * rule.top_k; }  // of a whole budget
+    int64_t tokens() const { return block_size * rule.top_k; }  // of a full budget
     bool operator==(const Setting&) const = default;
 };
 
@@ -55,27 +55,27 @@ inline constexpr const char* kOrders[] = {"dense", "q_outer", "union", "kv_outer
 struct Price {
     analysis::Cost work;
     double seconds = 0;
-    int64_t order = 0;  // of kOrders: the one that answers first
+    int64_t order = 0;  // index in kOrders of the fastest
 };
 
-/// Operands are bf16. Work is done in the fastest loop order.
+/// Computes costs for bf16 operands and the fastest loop order.
 class Pricer {
 public:
     Pricer(const io::LayerInfo&, int64_t context, bool decode, const analysis::Hardware&);
     Price dense() const;
-    /// `tile_union`: blocks that the queries of a tile select together, mean; else by chance.
+    /// `tile_union`: mean number of blocks that the queries of a tile select together; absent: as
+    /// if chosen at random.
     Price operator()(const Setting&, std::optional<double> tile_union) const;
-    /// The same with ids that are there: attention alone.
+    /// The same for given ids: attention alone.
     Price of_given_ids(const Setting&, std::optional<double> tile_union) const;
 
 private:
     analysis::LayerSizes sizes(int64_t block_size, int64_t top_k) const;
-    /// The fastest loop order behind `selection`; behind the Index Branch where that is absent.
+    /// The fastest loop order after `selection`, or after the Index Branch if that is absent.
     Price fastest(const Setting&, std::optional<double> tile_union,
                   const std::optional<analysis::Cost>& selection) const;
-    /// Arithmetic of the scores of all queries, bytes of what they are made of, q or the indexer's
-    /// own queries, and of what stands for the keys, as the last query sees it: they cross the bus
-    /// once.
+    /// FLOPs of all queries' scores, and bytes of their operands, each read once: q or the
+    /// indexer's queries, and the keys or their summaries that the last query sees.
     analysis::Cost scores(const Setting&) const;
     analysis::Cost selection(const Setting&) const;
 

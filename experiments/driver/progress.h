@@ -8,8 +8,8 @@
 
 namespace msa::experiments {
 
-/// Progress of a long loop: a bar with rate and remaining time when `err` is the terminal, else a
-/// plain line every few seconds. Short work prints nothing.
+/// Progress of a long loop: a bar with rate and remaining time if `err` is a terminal, else a plain
+/// line every few seconds. Short work prints nothing.
 class Progress {
 public:
     /// `total` units named `unit` ("queries").

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Work that the threads of a process take from one place, number by number: what went wrong, who
-// may have more, and one progress bar. Processes have parts of their own (shard.h).
+// A work queue for the threads of a process, with errors and one progress bar. Processes have
+// separate shards (shard.h).
 #pragma once
 
 #include <atomic>
@@ -18,31 +18,31 @@
 
 namespace msa::experiments {
 
-/// What becomes of the rest when one fails.
+/// What happens to the remaining units when one fails.
 enum class OnError : uint8_t { stop, finish_others };
 
-/// Of this process: each one's GPU and share of the threads, the GPUs in turn.
+/// GPU and share of the threads of each worker of this process; GPUs are assigned in turn.
 std::vector<BackendOptions> shares_of(const ComputeOptions&, int64_t workers, const Ranks&);
 
-/// Numbers from 0 to total - 1, each to one worker. Its functions may be called by several threads.
+/// Hands out the numbers 0 to total - 1, each to one worker. Thread-safe.
 class WorkQueue {
 public:
-    /// What is said goes to `err`, of ranks but the first to the standard error.
+    /// Messages go to `err`, on ranks other than the first to the standard error.
     WorkQueue(const Ranks&, int64_t total, OnError, std::ostream& err);
 
-    /// One bar for what all workers have done of `total`, until the queue ends.
+    /// Shows one bar for all workers until the queue ends.
     void show_bar(int64_t total, const std::string& unit);
-    /// Does `work` for each worker in a thread of its own, and waits for all.
+    /// Runs `work` for each worker in its own thread, and waits for all.
     void spread(const std::vector<BackendOptions>& shares,
                 const std::function<void(const BackendOptions&)>& work);
-    /// The next number; -1 where there is none, or a failure ends the rest.
+    /// The next number; -1 if there is none, or if a failure stops the rest.
     int64_t take();
-    /// Keeps the exception under way, whose message this is.
+    /// Records the current exception, whose message is given.
     void fail(const std::string& message);
-    /// One more is done, or given up; says what was said of it.
+    /// Counts one more as done or failed, and prints its messages `said`.
     void count_done(const std::string& said);
-    /// After all work: throws the first error and prints further ones, as `program`. Collective,
-    /// but where a failure ends the rest: then this rank ends the others (Ranks::end).
+    /// To be called after all work: throws the first error and prints further ones, as `program`.
+    /// Collective, unless a failure stops the rest: then this rank ends the others (Ranks::end).
     void end(const std::string& program);
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The processes that do one run together: ranks of MPI, as mpirun or srun start them.
+// The processes that do one run together: MPI ranks, started by mpirun or srun.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,16 @@ namespace msa::experiments {
 
 class Ranks final : public parallel::Group {
 public:
-    /// This run's. One where no launcher of MPI has started more. InputError where one has and the
-    /// program was built without MPI.
+    /// The ranks of this run; one unless an MPI launcher started more. InputError if one did and
+    /// the program was built without MPI.
     static const Ranks& world();
-    /// This process as if it were the only one: for work that its launcher's other ranks do not
-    /// share.
+    /// This process alone, for work that is not shared with other ranks.
     static const Ranks& alone();
 
-    /// Threads of this rank: threads_or_all, shared with the host's other ranks unless
-    /// OMP_NUM_THREADS says how many each has.
+    /// Threads of this rank: OMP_NUM_THREADS if set, else threads_or_all divided among the ranks of
+    /// the host.
     int threads() const;
-    /// Ends MPI; with an error, all other ranks too.
+    /// Ends MPI; if exit_code is an error, ends all other ranks too.
     void end(int exit_code) const;
 
     void all_reduce(std::span<float> values) const override;

@@ -6,8 +6,8 @@
 
 namespace msa::experiments {
 
-/// What a program says of an error: its message, and the option that helps, where there is one
-/// ("; --overwrite replaces it", say).
+/// A program's text for an error: its message and, if there is one, the option that helps (";
+/// --overwrite replaces it").
 std::string message_of(const std::exception&);
 
 }  // namespace msa::experiments

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The one writer of what programs find: rows under columns, each of which has its key in files, its
-// heading in tables, its unit, its definition, and where a row's value stands. Of the same rows
-// come objects of JSON, lines of CSV and a table for people.
+// The one writer of programs' findings: rows under columns. A column has its key in files, heading
+// in tables, unit, definition, and access to a row's value. The same rows are written as JSON
+// objects, CSV lines and a text table.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ namespace msa::experiments {
 
 using Anything =
     std::variant<std::monostate, bool, int64_t, double, std::string, analysis::Estimate>;
-/// What a row has in a column, or nothing. A number that is NaN is nothing.
+/// A row's value in a column, or nothing. NaN counts as nothing.
 struct Value : Anything {
     using Anything::Anything;
     template <typename T>
@@ -30,11 +30,11 @@ struct Value : Anything {
 /// As a value of JSON; an estimate is {"value", "low", "high"}.
 nlohmann::ordered_json value_json(const Value&);
 
-/// What a table shows of an interval beside the value: "0.95 [0.94, 0.96]", "0.95 (0.94)".
+/// How a table shows an interval: "0.95 [0.94, 0.96]", or one end, "0.95 (0.94)".
 enum class Shown : uint8_t { value, interval, low, high };
 
-/// How a number stands in a table: value * times / per, with so many decimals; with fewer than
-/// none, as many significant digits.
+/// The format of a number in a table: value * times / per with this many decimals; if negative,
+/// this many significant digits.
 struct Form {
     int decimals = 4;
     double times = 1, per = 1;
@@ -43,15 +43,15 @@ struct Form {
 inline constexpr Form kPercent{.decimals = 1, .times = 100};
 
 struct Column {
-    std::string key;        // in JSON and CSV; empty: in tables alone
-    std::string heading{};  // may have line breaks; empty: in files alone
+    std::string key;        // in JSON and CSV; empty: only in tables
+    std::string heading{};  // may have line breaks; empty: only in files
     Form form{};
-    std::string definition{};  // empty: as the key says
+    std::string definition{};  // empty: the key is clear
 };
-/// The column of a metric of analysis/metrics.h: its words stand one below the other.
+/// The column of a metric of analysis/metrics.h, with one word of the heading per line.
 Column metric_column(const char* metric, Form form = {});
 
-/// A column, and its value of one of the things that rows are of: a member, or a function.
+/// A column, and how to get its value from a row's object: a member or a function.
 template <typename Of>
 struct ColumnOf {
     Column column;
@@ -61,7 +61,7 @@ struct ColumnOf {
 class Rows {
 public:
     explicit Rows(std::vector<Column> columns) : columns_(std::move(columns)) {}
-    /// A row for each thing.
+    /// Adds a row for each object.
     template <typename Of>
     Rows(const std::vector<ColumnOf<Of>>& columns, const std::ranges::input_range auto& things) {
         for (const ColumnOf<Of>& one : columns) columns_.push_back(one.column);
@@ -76,13 +76,13 @@ public:
 
     /// One row by key: an object.
     nlohmann::ordered_json json(size_t row) const;
-    /// All of them: an array.
+    /// All rows: an array.
     nlohmann::ordered_json json() const;
     /// A header and a line for each row. An estimate has three columns: KEY, KEY_low, KEY_high.
     std::string csv() const;
-    /// The table, where there are rows.
+    /// Prints the table, if there are rows.
     void print(std::ostream&) const;
-    /// The headings that have a definition, with it.
+    /// Prints the definitions of the headings that have one.
     void print_definitions(std::ostream&) const;
 
 private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A run over units of work, the same for every program that reads activations and writes results:
-// the record, what is there already, the units that are left, their workers (threads, ranks, or
-// processes that know nothing of each other), and the files at the end. A program says what its
-// options are, what a unit does, and what the results say.
+// A run over units of work, for every program that reads activations and writes results. It handles
+// the record, existing results, the remaining units, their workers (threads, ranks or independent
+// processes), and the final files. A program supplies its options, the work of a unit, and the
+// output.
 #pragma once
 
 #include <filesystem>
@@ -21,23 +21,23 @@
 
 namespace msa::experiments {
 
-/// What one of several workers has to work with.
+/// The resources of one worker.
 struct Worker {
     Backend& backend;
-    std::ostream& err;       // for what is to be said of a unit
-    std::ostream& progress;  // for how far it is; silent where units are counted
+    std::ostream& err;       // for messages of a unit
+    std::ostream& progress;  // for progress within a unit; silent if units are counted
     int threads;             // this worker's share
 };
 
-/// A unit: the part of a run that is done or not done, which one worker does, and what --resume
-/// starts at. Its name is its key in /done, no other's of the run. Units do not depend on each
-/// other: whoever does them, when, changes no bit. What several of them have to say together is
-/// joined at the end, in their order.
+/// A unit of work: one worker does it, and --resume continues at the first unfinished one. Its name
+/// is its unique key in /done. Units are independent: who does them, and when, changes no bit.
+/// Results over several units are joined at the end, in order.
 struct Unit {
     std::string name;
     std::function<void(const Worker&, io::UnitWriter&)> work;
-    std::function<void()> done = [] {};  // after it is finished, by this run or an earlier one
-    std::string whole{};  // the unit of the results that it is a part of; empty: it is one itself
+    std::function<void()> done = [] {
+    };                    // called when it is finished, in this run or an earlier one
+    std::string whole{};  // the unit of the results of which it is a part; empty: itself
 };
 
 /// One unit for each layer, "layer L".
@@ -45,18 +45,18 @@ std::vector<Unit> layer_units(
     const io::ActivationsReader&, std::span<const int64_t> layers,
     const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work);
 
-/// A layer, and which of its analysed queries, in their order.
+/// A layer, and a range of its analysed queries.
 struct LayerPart {
     const io::LayerInfo& layer;
     QueryRange queries;
     bool is_whole;
 
-    /// "layer L, queries A:B", or "layer L" where it is whole.
+    /// "layer L, queries A:B", or "layer L" if it is whole.
     std::string name() const;
 };
-/// A layer's analysed queries, which are in blocks that begins(layer) has the first queries and the
-/// end of, cut into pieces of whole blocks: of as few as have `unit_queries`. A unit for each
-/// piece, which are the parts of "layer L". 0: one unit for each layer, which is whole.
+/// Cuts each layer's analysed queries into units of whole blocks, as few as have `unit_queries`
+/// queries; the units are parts of "layer L". begins(layer) gives the first query of each block,
+/// and the end. unit_queries 0: one unit per layer.
 std::vector<Unit> query_units(
     const io::ActivationsReader&, std::span<const int64_t> layers, int64_t unit_queries,
     const std::function<std::vector<int64_t>(const io::LayerInfo&)>& begins,
@@ -64,33 +64,32 @@ std::vector<Unit> query_units(
 
 class UnitRun {
 public:
-    /// Throws InputError where an input is one of the outputs, `names` in o.out, or lies in one.
-    /// Records program, arguments and inputs.
-    /// `ranks`: who shares the units.
+    /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one.
+    /// Records program, arguments and inputs. `ranks` share the units.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
             std::ostream& err, const Ranks& ranks = Ranks::world());
 
-    io::RunRecord record;  // the program completes it before begin()
-    /// Sets the options, the definitions of what is measured, and the device.
+    io::RunRecord record;  // to be completed by the program before begin()
+    /// Sets options, definitions of the metrics, and device.
     void describe(const OptionTable&, const std::string& definitions, const std::string& device);
-    /// These, the captures, and the elements of o.layers on the backend.
+    /// The same, and the captures and the element types of o.layers on the backend.
     void describe(const OptionTable&, const std::string& definitions, const Backend&,
                   const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say.
     void begin(std::vector<Unit> units);
-    /// Are all units done already?
+    /// Whether all units are already done.
     bool is_done() const;
-    /// Does the units of this process that are not done, `jobs` at once on each of its devices,
-    /// each with a backend of its own beyond the first and its share of the threads: those of
-    /// --shard, or this rank's of the run (driver/ranks.h): those that are not done, in turns. The
-    /// first error is thrown at the end, further ones are printed. Throws Interrupted where a unit
-    /// does. True where this process completes the run; else its part is done, and said.
+    /// Does this process's unfinished units: those of --shard or, with several ranks
+    /// (driver/ranks.h), every N-th. `jobs` run at once on each device; each has its share of the
+    /// threads, and each beyond the first its own backend. The first error is thrown at the end,
+    /// further ones are printed. Throws Interrupted if a unit does. Returns true if this process
+    /// completes the run; otherwise prints that its part is done.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
-    /// Completes results.h5 and opens it. Writes run.json, and removes a summary.json, which
-    /// programs write last. `join`: what makes a unit of its parts, where there are any.
+    /// Completes results.h5 and opens it. Writes run.json, and removes an old summary.json, which
+    /// programs write last. `join` makes a unit of its parts, if there are any.
     io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});
 
 private:
@@ -109,24 +108,24 @@ private:
     std::unique_ptr<io::ResultsWriter> to_;
 };
 
-/// What an earlier run left follows the rule of results: kept, replaced or refused. InputError
-/// where `what` is of an unfinished run and neither --resume nor --overwrite is given.
+/// Applies the rule for existing results to other files of an earlier run: InputError if `what`
+/// belongs to an unfinished run and neither --resume nor --overwrite is given.
 void check_unfinished(const RunOptions&, const std::filesystem::path& what, bool unfinished);
-/// InputError where --shard is given and there are several ranks.
+/// InputError if --shard is given and there are several ranks.
 void check_shard(const RunOptions&, const Ranks&);
-/// Completes a run's results in the folder `out`, as UnitRun::finish: `argv` and the rest of
-/// `record` say who did.
+/// Completes a run's results in the folder `out` like UnitRun::finish. `argv` and the rest of
+/// `record` describe the completing process.
 io::ResultsReader finish_run(io::ResultsWriter&, const std::filesystem::path& out,
                              const io::RunRecord& record,
                              const io::ResultsWriter::JoinParts& join = {});
 
-/// Is it the folder itself, or anything in it? Symbolic links are followed.
+/// Whether `file` is the folder or lies in it. Follows symbolic links.
 bool lies_in(const std::filesystem::path& file, const std::filesystem::path& folder);
-/// Throws InputError naming both where `input` is the file `output` or lies in the directory
-/// `output`, which a run is about to write.
+/// Throws InputError naming both if `input` is the file `output` or lies in the directory `output`,
+/// which a run is about to write.
 void require_apart(const std::filesystem::path& input, const std::filesystem::path& output);
 
-/// A number for JSON: null where it is NaN.
+/// A number for JSON: null if it is NaN.
 nlohmann::ordered_json json_number(double value);
 
 }  // namespace msa::experiments

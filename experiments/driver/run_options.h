@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Groups of options that programs share, each with its rows for the table of a program.
+// Groups of options that programs share, each with rows for the option table.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace msa::experiments {
 
-/// What a run reads, where it writes, and what becomes of results that are there already.
+/// Inputs and output of a run, and what happens to existing results.
 struct RunOptions {
     std::vector<std::filesystem::path> files;  // activations, one data set
     std::filesystem::path out;
@@ -27,20 +27,20 @@ struct RunOptions {
     std::string asked_shard;  // empty: the whole run
     std::optional<Shard> shard;
 };
-/// Inputs by position, --out. `with`: what the files must have beside q, k and v, as in ", with x".
+/// Positional inputs and --out. `with`: what files need besides q, k and v: ", with x".
 void add_files(OptionTable&, RunOptions&, const std::string& with = "");
 /// --out alone.
 void add_output(OptionTable&, RunOptions&);
 /// --resume, --overwrite, --json.
 void add_existing(OptionTable&, RunOptions&);
-/// InputError where the flags exclude each other.
+/// InputError if the flags exclude each other.
 void check_existing(const RunOptions&);
 /// --jobs, --shard.
 void add_workers(OptionTable&, RunOptions&);
-/// --shard alone; `help` says of what it is a part.
+/// Only --shard; `help` says of what it is a part.
 void add_shard(OptionTable&, RunOptions&, const std::string& help);
 
-/// Where the computation is done, and in which elements.
+/// Device and element types of the computation.
 struct ComputeOptions {
     std::string backend = "cpu";
     BackendOptions backend_options;
@@ -49,10 +49,10 @@ struct ComputeOptions {
 
     int count_devices() const { return devices.empty() ? 1 : static_cast<int>(devices.size()); }
 };
-/// --backend, --device, --threads.
+/// --backend, --threads.
 void add_backend(OptionTable&, ComputeOptions&);
-/// --devices, with what they do; the first of them becomes that of --device. InputError where they
-/// are several and there are several ranks.
+/// --devices, with a help text; the first of them is the backend's. InputError for several
+/// devices with several ranks.
 void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
 /// The same for a run over units (driver/run.h).
 void add_devices(OptionTable&, ComputeOptions&);
@@ -66,37 +66,41 @@ struct SizeOptions {
     int64_t block_size = 128;
     SelectionRule rule;
 };
-/// --block-size, --top-k, --forced-local, --forced-first.
-void add_sizes(OptionTable&, SizeOptions&);
+/// --block-size, --top-k, --forced-local, --forced-first; `forced_first`: several of the last.
+void add_sizes(OptionTable&, SizeOptions&, std::vector<int64_t>* forced_first = nullptr);
+/// --forced-first, several.
+void add_forced_first(OptionTable&, std::vector<int64_t>&);
+/// Ascending, each once.
+void sort_sizes(std::vector<int64_t>&);
 
-/// Where layers name the block size of their Index Branch, all the same, it becomes the default of
-/// --block-size where `args` do not give that; said on `err`.
+/// If all layers name the same block size of their Index Branch, it becomes the default of
+/// --block-size; a message goes to `err`.
 void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
                          std::span<const io::LayerInfo> layers, std::ostream& err);
-/// The same of block size and k.
+/// The same for block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
-/// These, and k at most the blocks of the longest sequence, or the forced blocks where these are
-/// more. What became of k, as a sentence that is also said on `err`; empty where nothing did.
+/// The same, and limits k to the blocks of the longest sequence (but not below the forced blocks).
+/// Returns a sentence about a changed k, which also goes to `err`; empty if k is unchanged.
 std::string resolve_sizes(SizeOptions&, std::span<const std::string> args,
                           std::span<const io::LayerInfo> layers,
                           const std::vector<int64_t>& cu_seqlens, std::ostream& err);
 
-/// Policy::label() of a selector as users write it. InputError naming `option`.
+/// Policy::label() of a selector given by the user. InputError naming `option` if it is unknown.
 std::string label_of(const std::string& option, const std::string& name);
 
-/// The options of the selectors and their defaults, as a part of an option's help.
+/// The selectors' options and defaults, for an option's help.
 std::string options_help(const std::vector<std::string>& selectors);
 
-/// --selectors: some of `offered`, by any of their names, as labels; empty for all that can run.
+/// --selectors: labels of some of `offered`, by any of their names; empty: all that can run.
 void add_selectors(OptionTable&, std::vector<std::string>& to,
                    const std::vector<std::string>& offered);
 
-/// The label of a selector that looks at a query and its keys alone, as sampled queries need it.
-/// InputError naming `option` where `name` is no such one.
+/// The label of a selector that uses only a query and its keys, as sampled queries need. InputError
+/// naming `option` if `name` is not one.
 std::string pointwise_selector(const std::string& option, const std::string& name);
 
-/// How I* is chosen, and which rows the averages count.
+/// How I* is chosen, and which rows averages count.
 struct OracleOptions {
     bool oracle_by_logit = false;
     bool oracle_without_local = false;
@@ -104,9 +108,11 @@ struct OracleOptions {
 };
 /// --oracle, --oracle-local, --all-rows.
 void add_oracle(OptionTable&, OracleOptions&);
+/// --all-rows alone.
+void add_all_rows(OptionTable&, OracleOptions&);
 
-/// Which queries are looked at: packed tokens, positions in every sequence, or those that a fit
-/// held out; none given: all.
+/// The measured queries: packed tokens, positions in every sequence, or those that a fit held out;
+/// default: all.
 struct QueryOptions {
     std::vector<Range> queries, positions;
     std::filesystem::path held_out;  // results.h5 of a fit
@@ -121,22 +127,22 @@ struct UnitOptions {
 /// --unit-queries.
 void add_unit_queries(OptionTable&, UnitOptions&);
 
-/// The files that decide the results of a run: activations, and the fit of --held-out.
+/// The input files that decide the results: activations, and the fit of --held-out.
 std::vector<std::filesystem::path> inputs_of(const RunOptions&, const QueryOptions&);
 
-/// The ranges with their ends: all of 0:available where there are none. InputError where one is
-/// empty or leaves 0:available, naming the option.
+/// The ranges with explicit ends; 0:available if there are none. InputError naming the option if
+/// one is empty or exceeds 0:available.
 std::vector<QueryRange> resolve_ranges(const std::string& option, const std::vector<Range>& asked,
                                        int64_t available, const std::string& of_what = "");
-/// Is `value` in one of them?
+/// Whether `value` is in one of them.
 bool within(const std::vector<QueryRange>& ranges, int64_t value);
 
-/// The packed tokens of the queries that the options name in a layer, ascending, without sampling.
+/// The packed tokens of the queries that the options name, ascending, without sampling.
 std::vector<int64_t> chosen_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                     int64_t layer);
 
-/// A stratified sample of --sample-queries of those behind the first `prompt` tokens of their
-/// sequence: one draw in each of as many equal parts.
+/// A stratified sample of --sample-queries of them, from those after the first `prompt` tokens of
+/// their sequence: one draw in each of as many equal parts.
 std::vector<int64_t> sampled_queries(const QueryOptions&, const std::vector<int64_t>& cu_seqlens,
                                      int64_t layer, uint64_t seed, int64_t prompt = 0);
 

@@ -17,24 +17,23 @@ namespace msa::experiments {
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
 
-/// The SHA-256 of files by name, the second of a name as "NAME (2)".
+/// The SHA-256 of files by name; a second file of the same name is "NAME (2)".
 std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>&);
 
-/// What a result remembers of its run: program, arguments, commit, host, compiler, start, and the
-/// SHA-256 of its input files (hash_inputs). Bytes of arguments and
-/// names that are not UTF-8 become \xNN (core/utf8.h). options, definitions,
-/// device and seed are the caller's to set.
+/// Starts the record of a run: program, arguments, commit, host, compiler, start time, and the
+/// SHA-256 of its input files (hash_inputs). Bytes of arguments and names that are not UTF-8 become
+/// \xNN (core/utf8.h). The caller sets options, definitions, device and seed.
 io::RunRecord start_record(const std::string& program, std::span<const std::string> args,
                            const std::vector<std::filesystem::path>& inputs);
 
-/// Records which sequences of the data set are of which input.
+/// Records which sequences of the data set come from which input.
 void record_captures(const io::ActivationsReader&, io::RunRecord&);
 /// model_layers() of what was captured; 0 where the model did not say.
 int64_t recorded_model_layers(const io::RunRecord&);
-/// What every summary.json begins with: format, program, options, definitions and, where there are
-/// any, captures (data/FORMAT.md).
+/// The common beginning of every summary.json: format, program, options, definitions and, if there
+/// are any, captures (data/FORMAT.md).
 nlohmann::ordered_json begin_summary(const std::string& format, const io::RunRecord&);
-/// "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing where there is one capture.
+/// Prints "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing for one capture.
 void print_captures(const io::RunRecord&, std::ostream& out);
 
 }  // namespace msa::experiments

@@ -6,8 +6,8 @@
 
 namespace msa::experiments {
 
-/// `wanted` of the numbers from 0 to available - 1, ascending: a stratified sample, one draw in
-/// each of as many equal parts. All of them when wanted is 0 or more than there are.
+/// A stratified sample of `wanted` numbers from 0 to available - 1, ascending: one draw in each of
+/// as many equal parts. All numbers if wanted is 0 or larger than available.
 std::vector<int64_t> stratified_sample(int64_t available, int64_t wanted, uint64_t seed);
 
 }  // namespace msa::experiments

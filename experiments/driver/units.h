@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Unit prefixes (tera, mebi, micro) of numbers that are printed or read.
+// Unit prefixes (tera, mebi, micro) for printing and parsing.
 #pragma once
 
 namespace msa::experiments {

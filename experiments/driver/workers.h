@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The workers of a run that train together (core/parallel/group.h): one for each rank of MPI, or
-// for each GPU of --devices, or one.
+// The workers that train together (core/parallel/group.h): one per MPI rank, or one per GPU of
+// --devices, or just one.
 #pragma once
 
 #include <functional>
@@ -11,14 +11,14 @@
 
 namespace msa::experiments {
 
-/// Those of all processes, which `ranks` are.
+/// Number of workers of all processes `ranks`.
 int count_workers(const ComputeOptions&, const Ranks& ranks);
 
-/// Does `work` for the workers of this process at the same time; throws the first error of any.
+/// Runs `work` for the workers of this process at the same time; throws the first error.
 void run_group(const ComputeOptions&, const Ranks& ranks,
                const std::function<void(const parallel::Group&)>& work);
 
-/// Where a worker computes: its GPU, and its part of this process's threads.
+/// A worker's GPU and its share of this process's threads.
 BackendOptions backend_of(const ComputeOptions&, const parallel::Group& worker);
 
 }  // namespace msa::experiments

@@ -6,8 +6,8 @@
 
 namespace msa::experiments {
 
-/// Writes a small file by way of `path`.partial. SystemError naming file and reason; InputError
-/// when another process is writing it.
+/// Writes a small file through `path`.partial. SystemError naming file and reason; InputError if
+/// another process is writing it.
 void write_text(const std::filesystem::path& path, const std::string& content);
 
 }  // namespace msa::experiments

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What an Index Branch is fitted to: one layer as one packed problem, and which of its queries
-// train and which are held out.
+// The data of a fit: one layer as one packed problem, and the split of its queries into training
+// and held-out ones.
 #pragma once
 
 #include <cstdint>
@@ -22,31 +22,32 @@ struct TrainingLayer {
     Tensor<float, 3> q, k, v;        // as in core/problem.h
     std::vector<double> rope;        // frequencies of the model's RoPE; empty: it has none
     Tensor<float, 2> pooled;         // of a gate, [blocks, Hkv 3 dh]: pool_keys of k before RoPE
-    std::vector<int64_t> block_positions;  // and where its blocks begin
+    std::vector<int64_t> block_positions;  // first positions of its blocks
 
     bool is_gate() const { return pooled.data() != nullptr; }
     View<float, 2> hidden() { return {x.data(), {x.extent(0), x.extent(2)}}; }
     View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
-    /// What the indexer's keys are made of, and their positions.
+    /// Inputs of the indexer's keys, and their positions.
     View<const float, 2> key_input() const { return is_gate() ? pooled.view() : hidden(); }
     std::span<const int64_t> key_positions() const {
         return is_gate() ? block_positions : positions;
     }
 };
 
-/// Throws InputError unless the layer is there, after RoPE and with what the architecture reads.
+/// Throws InputError unless the layer exists, is stored after RoPE and has the architecture's
+/// inputs.
 void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture);
 
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&);
 
-/// Packed tokens, ascending, and what they are in words.
+/// Packed tokens, ascending, and a description.
 struct Split {
     std::vector<int64_t> train, held_out;
     std::string text;  // "trained on positions 0:6144, held out 6144:8192, of 1 sequence"
 };
 
-/// Resolves --train and --eval. Throws InputError where one is empty, leaves the sequences, or
-/// shares a query with the other.
+/// Resolves --train and --eval. Throws InputError if one is empty, exceeds the sequences, or shares
+/// a query with the other.
 Split split_queries(const FitOptions&, const std::vector<int64_t>& cu_seqlens);
 
 }  // namespace msa::experiments::fit

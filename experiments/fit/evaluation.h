@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is measured of an Index Branch on held-out queries.
+// Measures of an indexer on held-out queries.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ struct Evaluation {
     }
 };
 
-/// The metrics of an evaluation: their names in analysis/metrics.h, and where they stand in it.
+/// The metrics of an evaluation: names in analysis/metrics.h, and members of Evaluation.
 struct Measure {
     const char* metric;
     double Evaluation::*value;

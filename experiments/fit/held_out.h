@@ -18,7 +18,7 @@ namespace msa::experiments::fit {
 
 class HeldOut {
 public:
-    /// `tokens`: the held-out queries. What does not depend on the weights is computed here.
+    /// `tokens`: the held-out queries. Computes what does not depend on the weights.
     HeldOut(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
             const std::vector<int64_t>& tokens, int threads);
 
@@ -29,13 +29,13 @@ public:
     void write_blocks(io::UnitWriter&, const IndexWeights& start, const IndexWeights& best) const;
 
     int64_t queries() const { return queries_.problem.queries(); }
-    /// Queries in the averages of recall, mass and output error: analysis::row_kinds.
+    /// Number of queries in the averages of recall, mass and output error (analysis::row_kinds).
     int64_t rows_counted() const;
-    /// Heads without an output error: analysis::OutputError::dead_heads.
+    /// Heads without an output error (analysis::OutputError::dead_heads).
     int64_t dead_heads() const;
 
 private:
-    /// What an evaluation measures of every query.
+    /// An evaluation's values per query.
     struct OfQueries {
         Tensor<double, 2> kl, kl_selected;  // [Nq, Hkv]
         Tensor<int32_t, 3> ids;

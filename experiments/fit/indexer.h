@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the architectures of a fitted indexer differ in: how operands (operands.h) become a
-// selection, a loss and its gradient. Weights and their way to operands and back are
-// core/indexer/index_branch.h for all of them.
+// The interface of a fitted indexer's architectures: from operands (operands.h) to a selection, a
+// loss and its gradient. Weights and their projections are in core/indexer/index_branch.h for all
+// architectures.
 //
 // msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
 // dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
@@ -19,7 +19,7 @@
 
 namespace msa::experiments::fit {
 
-/// Gradients of a mean KL, on the host; those of operands that an architecture lacks are absent.
+/// Gradients of a mean KL, on the host; absent for operands that an architecture lacks.
 struct IndexGradient {
     Tensor<float, 3> q, k, weights;  // shaped as IndexOperands
 };
@@ -31,15 +31,15 @@ public:
     Indexer& operator=(const Indexer&) = delete;
     virtual ~Indexer() = default;
 
-    /// The selector (core/select) that the fitted operands are for.
+    /// The selector (core/select) that uses the fitted operands.
     virtual const char* selector() const = 0;
     /// ids [Nq, Hkv, k] in the backend's space.
     virtual Tensor<int32_t, 3> select(const Problem&, const SelectionRule&,
                                       const IndexOperands&) const = 0;
-    /// The KL [Nq, Hkv] of each group's teacher from the indexer's distribution, on the tokens of
-    /// the blocks `ids` of the backend's space, on all visible ones where they are absent; and the
-    /// gradient of its mean, where wanted. Of a gate, on blocks, and the teacher is that of the
-    /// queries.
+    /// The KL [Nq, Hkv] between each group's teacher and the indexer's distribution, and if
+    /// requested the gradient of its mean. The support is the tokens of the blocks `ids` in the
+    /// backend's space; absent: all visible tokens. A gate's KL is over blocks, with the teacher of
+    /// QueryOperands.
     virtual Tensor<double, 2> kl(const QueryOperands&, const IndexOperands&,
                                  View<const int32_t, 3> ids, Teacher,
                                  IndexGradient* gradient = nullptr) const = 0;
@@ -48,11 +48,11 @@ public:
     virtual double teacher_entropy(const QueryOperands&, Teacher) const = 0;
 };
 
-/// Refers to the layer and its operands.
+/// The result refers to the layer and its operands.
 std::unique_ptr<Indexer> make_indexer(Architecture, const TrainingLayer&, const LayerOperands&,
                                       int threads);
 
-/// What the scores cost, per query of the layer.
+/// Cost of the scores per query of the layer.
 PolicyCost cost_per_query(const Indexer&, const Problem&);
 
 /// Mean over all rows of the KL on their supports (eq:msa-kl).

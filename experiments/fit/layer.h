@@ -12,10 +12,10 @@
 
 namespace msa::experiments::fit {
 
-/// What a layer is called in results and messages.
+/// The name of a layer in results and messages.
 std::string unit_of(int64_t layer);
 
-/// What the layers of a run have in common.
+/// Common data of a run's layers.
 struct FitRun {
     const FitOptions& options;
     const io::ActivationsReader& file;
@@ -26,14 +26,14 @@ struct FitRun {
 /// nothing where all together take less than a minute.
 std::string pace_text(const FitOptions&, double seconds_per_step);
 
-/// Fits `layer`, from its checkpoint where there is one, and writes it: what the first of `workers`
-/// does, or the only one. Throws Interrupted when a stop is requested, InputError when the loss is
-/// not finite; both after the last good state is in the checkpoint.
+/// Fits `layer`, from its checkpoint if there is one, and writes it. Runs on the first of
+/// `workers`. Throws Interrupted if a stop is requested, InputError if the loss is not finite; in
+/// both cases the checkpoint has the last good state.
 void fit_layer(const FitRun&, int64_t layer, const Checkpoint&, const Worker&,
                const parallel::Group&, io::UnitWriter&);
 
-/// What the others do meanwhile: their shares of the steps. Returns early where the first one
-/// throws what fit_layer says.
+/// Runs on the other workers: their shares of the steps. Returns early if the first one throws as
+/// fit_layer says.
 void follow_layer(const FitRun&, int64_t layer, Backend&, int threads, const parallel::Group&);
 
 }  // namespace msa::experiments::fit

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The operands of a fit where its backend works. Weights, projections and AdamW stay on the host.
+// The operands of a fit in the backend's space. Weights, projections and AdamW are on the host.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace msa::experiments::fit {
 
-/// What no step changes. Refers to the layer.
+/// The operands that no step changes. Refers to the layer.
 struct LayerOperands {
     LayerOperands(Backend& backend_used, const TrainingLayer& data)
         : backend(backend_used),
@@ -24,9 +24,9 @@ struct LayerOperands {
     Sinks sinks;      // [Hq]
 };
 
-/// Rows of x and q, and what no Index Branch changes about them. Refers to the layer.
+/// Rows of x and q, and values of them that do not depend on the weights. Refers to the layer.
 struct QueryOperands {
-    /// `teacher` and `threads`: of a gate, whose teacher is computed here.
+    /// `teacher` and `threads`: for a gate, whose teacher is computed here.
     QueryOperands(Backend&, const TrainingLayer&, std::span<const int64_t> tokens, Teacher teacher,
                   int threads);
     Problem problem;  // these queries against all keys
@@ -37,16 +37,16 @@ struct QueryOperands {
     Tensor<float, 3> target;  // of a gate, [n, Hkv, B]: gate_teacher
 };
 
-/// What the weights make of some queries and of all keys.
+/// Index operands of some queries and all keys.
 struct IndexOperands {
     IndexOperands(Backend&, const IndexWeights&, const TrainingLayer&, const QueryOperands&,
                   int threads);
-    /// With the keys that index_keys makes.
+    /// `keys` are the result of index_keys.
     IndexOperands(Backend&, const IndexWeights&, Tensor<float, 3> keys, const QueryOperands&,
                   int threads);
     operator IndexInput() const;
     Tensor<float, 3> host_q, host_k;
-    Tensor<float, 3> host_weights;  // [n, 1, heads]; absent where the form has none
+    Tensor<float, 3> host_weights;  // [n, 1, heads]; absent if the form has none
     Operand<3> q, k;                // [n, heads, didx], [N, 1, didx], of a gate [blocks, Hkv, didx]
 };
 

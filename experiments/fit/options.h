@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-fit-indexer, checked as far as that goes without the files.
+// The options of msa-fit-indexer, checked as far as possible without the files.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 
 namespace msa::experiments::fit {
 
-/// What --train and --eval count.
+/// The unit of --train and --eval.
 enum class SplitBy : uint8_t { position, sequence, token };
-/// What is fitted (experiments/fit/architecture.h).
+/// The indexer to fit (experiments/fit/indexer.h).
 enum class Architecture : uint8_t { msa, dsa, seerattention };
-/// Where the weights begin (experiments/fit/start.h).
+/// The initial weights (experiments/fit/start.h).
 enum class Start : uint8_t { normal, from_qk, pca };
 
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
@@ -41,17 +41,17 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     Start start = Start::from_qk;
     std::optional<Teacher> teacher;  // default: mean, of seerattention max
     bool keep_x = false;
-    bool together = false;  // workers share the queries of a step, not the layers
+    bool together = false;  // workers share each step's queries, not the layers
     int64_t eval_every = 100;
     int64_t eval_queries = 2048;
 
-    std::string teacher_name() const;  // as --teacher has it
+    std::string teacher_name() const;  // the value of --teacher
 };
 
 /// The table of the options, bound to `o`.
 OptionTable option_table(FitOptions& o);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out);
 
 }  // namespace msa::experiments::fit

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which RoPE a model has: as the options say, as the capture stored it, or as the model's
-// configuration in the capture gives it by formula (core/rope.h).
+// A model's RoPE: from the options, from the capture's attributes, or by formula (core/rope.h) from
+// the model's configuration in the capture.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@
 
 namespace msa::experiments::fit {
 
-/// Frequencies of the pairs that the layer's RoPE rotates; empty where it has none. Throws
-/// InputError naming the options to give where neither they nor the file say.
+/// Frequencies of the pairs that the layer's RoPE rotates; empty if it has none. If neither the
+/// options nor the file give them, throws InputError naming the options to set.
 std::vector<double> model_frequencies(const FitOptions&, const io::ActivationsReader&,
                                       int64_t layer);
 
-/// The Index Branch that the options ask for on a layer, with every so many of these frequencies.
+/// The form of the indexer that the options request for a layer, with an evenly spaced subset of
+/// these frequencies.
 IndexForm index_form(const FitOptions&, const io::ActivationsReader&, int64_t layer);
 
-/// What a configuration (JSON text of a model's config.json, or of its rope_parameters alone) says
-/// of RoPE; nothing where it says nothing. InputError for a type that is not known.
+/// RoPE parameters of a configuration (JSON text of a model's config.json, or of its
+/// rope_parameters); nothing if it has none. InputError for an unknown type.
 std::optional<RopeParameters> parse_rope(const std::string& json, int64_t head_dim);
 
 }  // namespace msa::experiments::fit

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// First weights of an indexer, for whitened hidden states x' (experiments/fit/whitening.h).
+// Initial weights of an indexer, for whitened hidden states x' (experiments/fit/whitening.h).
 //
 // normal   random, of variance 1 / d_model.
 // from_qk  closed form. The index score is to be the mean of the group's logits, q_r . k_r with q_r
@@ -14,14 +14,14 @@
 //          what the components leave of each k_r is read off them by index_q.
 // pca      the same with the components of the keys alone.
 //
-// Of dsa, a head stands for the mean of as many query heads of one group as there are for it, and
-// the score is the mean over heads of max(0, logit): every weight is heads^(-1/2), as near as a
-// linear function of x' comes to that.
+// For dsa, a head stands for the mean of equally many query heads of one group, and the score is
+// the mean over heads of max(0, logit). Every head weight is heads^(-1/2), as closely as a linear
+// function of x' can be.
 //
-// Of a gate, which reads q and k before RoPE, nothing has to be fitted: the score is that of the
-// mean of the group's queries and the mean of the block's keys, turned to the block's first
-// position. Where it has fewer channels, those that pass are the leading principal components of
-// the group's keys, weighted or not; the largest and the least keys begin with weight 0.
+// For a gate, which reads q and k before RoPE, nothing is fitted: the score is the product of the
+// mean of the group's queries and the mean of the block's keys, rotated to the block's first
+// position. If it has fewer channels, those without rotation are the leading principal components
+// of the group's keys, weighted or not. The largest and the least keys start with weight 0.
 #pragma once
 
 #include <span>
@@ -31,12 +31,12 @@
 
 namespace msa::experiments::fit {
 
-/// Throws InputError where the start cannot be made: from_qk and pca need frequencies that are the
-/// model's (its rotary_dim a multiple of the index's, every so many pairs), and index heads that
-/// share out the query heads of each group evenly.
+/// Throws InputError if the start is impossible: from_qk and pca need the model's frequencies (its
+/// rotary_dim a multiple of the index's, with evenly spaced pairs), and index heads that divide the
+/// query heads of each group evenly.
 void check_start(Start, const IndexForm&, const io::LayerInfo&, std::span<const double> model);
 
-/// After check_start; `tokens` are those of training.
+/// To be called after check_start; `tokens` are those of training.
 IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,
                            std::span<const int64_t> tokens, uint64_t seed);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where a fit stands in a file of results (data/FORMAT.md): group /fit/<l>. The finished layer and
-// the checkpoint of one under way have the same datasets; the checkpoint adds what goes on.
+// The state of a fit in a file of results (data/FORMAT.md): group /fit/<l>. A finished layer and a
+// checkpoint have the same datasets; the checkpoint adds the optimizer's state.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace msa::experiments::fit {
 
-/// Curves, and the weights for plain hidden states, into the unit under way.
+/// Writes curves, and the weights for plain hidden states, to the current unit.
 void write_fit(io::UnitWriter&, int64_t layer, const FitState&, const IndexWeights& plain);
 
 /// The weights of a finished layer.
@@ -21,7 +21,7 @@ size_t read_best(const io::ResultsReader&, int64_t layer);
 /// Its evaluations, in order.
 std::vector<Evaluation> read_evaluations(const io::ResultsReader&, int64_t layer);
 
-/// A file of its own, replaced as a whole, so that a kill leaves the one before.
+/// A separate file, replaced atomically, so a kill leaves the previous one.
 class Checkpoint {
 public:
     Checkpoint(std::filesystem::path path, int64_t layer, io::RunRecord record)
@@ -29,8 +29,8 @@ public:
 
     const std::filesystem::path& path() const { return path_; }
     void save(const FitState&, const IndexWeights& plain) const;
-    /// Nothing when there is no file. Throws InputError naming the first difference when another
-    /// run made it.
+    /// Nothing if there is no file. Throws InputError naming the first difference if another run
+    /// wrote it.
     std::optional<FitState> load() const;
     void remove() const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-fit-indexer says of its results, made from them alone.
+// Output of msa-fit-indexer, computed from its results alone.
 #pragma once
 
 #include <iosfwd>
@@ -16,7 +16,7 @@ std::string fit_definitions(const std::string& note);
 /// the last evaluation, with the split that it was made on. A number without a counted row is null.
 std::string fit_summary_json(const io::ResultsReader&);
 
-/// rows.csv: the first and the last evaluation of every layer, and what they are of.
+/// rows.csv: the first and the last evaluation of every layer, and their layer and step.
 std::string fit_rows_csv(const io::ResultsReader&);
 
 /// The same as a table, with definitions.

@@ -2,9 +2,9 @@
 // The training loop of one indexer (sec:method-training): AdamW on the KL loss over sampled
 // queries, on the full support during warm-up, then on the selected one.
 //
-// Several workers share a step: its queries, dealt out in turn, since later ones see more keys; and
-// what index keys are made of, of which each makes a part, and that part's gradient of the weights.
-// Sums over workers go in their order, in host memory, where weights and gradients are.
+// Several workers share a step. Queries are dealt out in turn, since later ones see more keys. Each
+// worker computes a part of the index keys, and that part's gradient of the weights. Weights,
+// gradients and their sums are in host memory; sums go in worker order.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace msa::experiments::fit {
 
-/// Everything that the next step depends on, and the curves so far.
+/// Everything on which the next step depends, and the curves so far.
 struct FitState {
     int64_t step = 0;                     // steps done
     IndexWeights weights, first, second;  // and AdamW's moments
@@ -35,33 +35,34 @@ struct FitState {
     void add(const Evaluation&);
 };
 
-/// Nothing learned yet.
+/// The state before the first step.
 FitState start_state(IndexWeights weights);
 
-/// InputError unless every worker has a query of a step; `train`: queries to draw from.
+/// InputError unless every worker gets a query in each step. `train`: number of training queries.
 void check_workers(const FitOptions&, int workers, int64_t train);
 
-/// As one of `workers` has it.
+/// The training loop of one of `workers`.
 class Trainer {
 public:
     Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
             std::span<const int64_t> tokens, int threads, const parallel::Group& workers);
 
-    /// Collective: all go on with the first one's steps, weights and moments.
+    /// Collective: all take the first one's steps, weights and moments.
     void follow_first(FitState&) const;
-    /// Collective: one step. False, and no change, when the loss is not finite. SystemError where
-    /// workers come to different weights.
+    /// Collective: one step. Returns false, without a change, if the loss is not finite.
+    /// SystemError if workers get different weights.
     bool advance(FitState&) const;
 
 private:
-    /// Of a step's queries, this worker's.
+    /// This worker's share of a step's queries.
     std::vector<int64_t> share(const std::vector<int64_t>& rows) const;
-    /// The rows of TrainingLayer::key_input whose index keys a worker makes.
+    /// The rows of TrainingLayer::key_input whose index keys `worker` computes.
     QueryRange keys_of(int worker) const;
     std::span<const int64_t> positions(QueryRange keys) const;
     /// All index keys.
     Tensor<float, 3> keys(const IndexWeights&) const;
-    /// Of all workers, `part` of whose queries is this one's, from that of its mean loss.
+    /// The gradient over all workers, from that of this worker's mean loss; `part` is its share of
+    /// the queries.
     IndexWeights gradient(const IndexWeights&, const QueryOperands&, IndexGradient,
                           double part) const;
 

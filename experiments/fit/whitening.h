@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Hidden states are far from isotropic: a few directions hold most of their size, and steps of
-// equal size in all of them overfit the small ones. Training therefore goes in whitened
-// coordinates. With C = mean(x x^T) over training tokens, r a hundredth of C's mean diagonal and
-// S = (C + r I)^(-1/2), symmetric:
+// Hidden states are far from isotropic: a few directions have most of their variance, and steps of
+// equal size in all directions overfit the small ones. So training uses whitened coordinates. With
+// C = mean(x x^T) over training tokens, r a hundredth of C's mean diagonal and the symmetric S = (C
+// + r I)^(-1/2):
 //   x' = S x,   w = w' S,   w' x' = w x.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace msa::experiments::fit {
 
 class Whitening {
 public:
-    /// From the hidden states x [N, d_model] at `tokens`; x becomes x' in place, all of it.
+    /// Computes S from the hidden states x [N, d_model] at `tokens`, and replaces all of x by x'.
     Whitening(View<float, 2> x, std::span<const int64_t> tokens, int threads);
 
     /// The weights for plain hidden states from those for whitened ones.

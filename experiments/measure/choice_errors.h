@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How far attention over many choices of blocks is from dense attention, for the price of one pass:
-// attention of the queries to single blocks is computed once, and attention over a choice is its
-// mean over the chosen blocks, weighted by their shares of dense attention.
+// The errors of attention over many choices of blocks, in one pass. Attention to each single block
+// is computed once. Attention over a choice is the mean of those over the chosen blocks, weighted
+// by their shares of dense attention.
 #pragma once
 
 #include <span>
@@ -16,12 +16,11 @@ struct ChoiceError {
     Tensor<float, 2> lse;       // [Nq, Hq] of attention over the choice
 };
 
-/// Of each choice, ids [Nq, Hkv, any k] on the host. A query that keeps no block, or whose window
-/// hides all that it keeps, has o_choice = 0. o_choice is within joined_bound of core/tolerance.h.
-/// Where a backend works in memory of its own or on other operands than floats, it attends to one
-/// choice after the other: single blocks are more calls, of fewer queries each, and more outputs to
-/// copy. What a row gives depends neither on the rows beside it, nor on the other choices, nor on
-/// the threads.
+/// The error of each choice, ids [Nq, Hkv, any k] on the host. A query that keeps no block within
+/// its window has o_choice = 0. o_choice is within joined_bound of core/tolerance.h. A backend with
+/// its own memory, or with operands other than floats, attends to one choice after the other,
+/// because single blocks would need more calls with fewer queries and more outputs to copy. A row's
+/// result depends neither on other rows, nor on other choices, nor on the threads.
 std::vector<ChoiceError> squared_errors(Backend&, const Problem&, const AttentionInput&,
                                         const Attention& dense,
                                         std::span<const View<const int32_t, 3>> choices);

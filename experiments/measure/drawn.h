@@ -19,29 +19,29 @@ inline constexpr const char* kIntervalsWords =
     "fewer than 6 blocks there is none";
 static_assert(analysis::kLeastUnits == 6);
 
-/// Blocks of queries, and how often each of some draws takes each. Blocks without a counted query
-/// are never drawn.
+/// Blocks of queries, and how often each draw takes each block. Blocks without a counted query are
+/// never drawn.
 class DrawnBlocks {
 public:
-    /// kDraws draws of the blocks in a group of results (write_query_blocks); none where fewer than
-    /// kLeastUnits have counted queries.
+    /// kDraws draws of the blocks in a group of results (write_query_blocks); none if fewer than
+    /// kLeastUnits blocks have counted queries.
     DrawnBlocks(const io::ResultsReader&, const std::string& group);
 
-    /// One draw, of every block once: what there is.
+    /// The sample itself: a single draw that takes each block once.
     DrawnBlocks once() const;
-    /// Blocks with counted queries, of how many sequences, and these queries.
+    /// Numbers of blocks with counted queries, of their sequences, and of these queries.
     int64_t blocks() const;
     int64_t sequences() const;
     int64_t queries() const;
     bool can_draw() const { return blocks() >= analysis::kLeastUnits; }
 
     /// Per draw: the mean over the drawn queries of each of the columns [first, first + columns) of
-    /// sums [M, any] with their counts, averaged over these columns. What is in a block that a draw
-    /// does not take is not looked at.
+    /// sums [M, any] with their counts, averaged over these columns. Blocks that a draw does not
+    /// take are not read.
     std::vector<double> means(View<const double, 2> sums, View<const int64_t, 2> counts,
                               int64_t first, int64_t columns) const;
-    /// Likewise the relative error, mean over the heads whose norm is not 0, of what OutputError
-    /// has of each block: sums of squares of the differences, then of what they are relative to.
+    /// Per draw: the mean relative error over the heads whose norm is not 0, from OutputError's
+    /// sums per block: squares of the differences, then of the norms.
     std::vector<double> errors(View<const double, 2> sums) const;
 
     /// "Interval: 95 % interval ...; 14 blocks of 1 sequence, seed 0.", or why there is none.
@@ -53,7 +53,7 @@ private:
     Tensor<int32_t, 2> draws_;               // [draws, M]
 };
 
-/// What sums give over all queries, and over the queries of every draw.
+/// A number over all queries, and over the queries of each draw.
 struct Numbers {
     double all = 0;
     std::vector<double> draws = {};
@@ -68,7 +68,7 @@ class LayerNumbers {
 public:
     LayerNumbers(const io::ResultsReader&, const std::string& layer);
 
-    /// A column of analysis::Recall.
+    /// A column of an analysis::Recall.
     Numbers recall(const std::string& name, const char* column) const;
     /// Of an OutputError.
     Numbers error(const std::string& name) const;
@@ -82,7 +82,7 @@ private:
     DrawnBlocks drawn_, once_;
 };
 
-/// Measures of a choice on a layer, or their means over several layers, with their draws.
+/// Measures of a choice on a layer, or means over several layers, with their draws.
 struct Kept {
     std::vector<analysis::Estimate> measures;
     std::vector<std::vector<double>> draws;
@@ -93,11 +93,11 @@ struct Kept {
         return measures[static_cast<size_t>(m)];
     }
 };
-/// The same draw in all of them.
+/// The mean over `of`, draw by draw.
 Kept mean_of(const std::vector<const Kept*>&);
 
-/// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of a
-/// choice `name` of that selector.
+/// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of the
+/// choice `name` of a selector.
 nlohmann::ordered_json sink_row(const io::ResultsReader&, const std::string& layer,
                                 const std::string& name, const std::string& selector);
 
@@ -108,7 +108,7 @@ std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed);
 /// {"low", "high", "blocks", "sequences"}; null where NaN.
 nlohmann::ordered_json interval_json(const analysis::Estimate&, const DrawnBlocks&);
 
-/// of - from, draw by draw: of the same draws.
+/// of - from, draw by draw; both must use the same draws.
 std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from);
 
 }  // namespace msa::experiments::measure

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A layer of a file, open: what every program that measures layers reads of it, on the host and
-// where the backend works, and as selectors see it.
+// The data of a layer for programs that measure layers: on the host, in the backend's space, and as
+// input of selectors.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +16,48 @@
 
 namespace msa::experiments::measure {
 
-/// The operands of a layer on the host: all keys and values. Queries, which are G times as many,
-/// are read from the file when they are looked at.
+/// All keys and values of a layer on the host. Queries are G times as many, so they are read from
+/// the file on use.
 class LayerData {
 public:
     /// `layer` is one of the file's; both must outlive this. `views` > 1: heads do not share a
-    /// choice. The layer is then so many views of one head a group, and every operation that works
-    /// by group is one that works by head.
+    /// choice. The layer then consists of this many views with one head per group, so every
+    /// operation by group works by head.
     LayerData(const io::ActivationsReader&, const io::LayerInfo&, const LayerElements&,
               int64_t views = 1);
 
     const io::LayerInfo& info;
     LayerElements elements;
     int64_t views;
-    Tensor<float, 3> k, v, index_k;  // [N, heads, channels]; index_k absent where not there
+    Tensor<float, 3> k, v, index_k;  // [N, heads, channels]; index_k may be absent
 
-    /// [n, Hq / views, dh] of a view, of the packed tokens, ascending.
+    /// [n, Hq / views, dh] of a view, for packed tokens, ascending.
     Tensor<float, 3> q(std::span<const int64_t> tokens, size_t view = 0) const;
-    /// [n, Hkv, didx] likewise; absent where not there.
+    /// [n, Hkv, didx] likewise; may be absent.
     Tensor<float, 3> index_q(std::span<const int64_t> tokens) const;
     /// SelectorLayer::read_learned.
     ReadLearned learned() const { return read_.learned(); }
-    /// [Hq / views] of a view; absent without.
+    /// [Hq / views] of a view; absent without sinks.
     Tensor<float, 1> sinks(size_t view = 0) const;
-    /// The whole layer as a view has it.
+    /// The problem of a view of the whole layer.
     Problem problem(int64_t block_size) const;
 
 private:
-    /// All heads of q, of the packed tokens: many policies look at the same queries, and a file
-    /// unpacks a thousand tokens to give one. Where all rows together are small, those once read
-    /// are kept. Not for several threads at once.
+    /// All heads of q for packed tokens. Many policies read the same queries, and the file
+    /// decompresses a thousand tokens to read one. So rows are cached if all rows together are
+    /// small. Not thread-safe.
     Tensor<float, 3> q_rows(std::span<const int64_t> tokens) const;
 
     const io::ActivationsInfo& file_;
     LayerReader read_;
-    mutable Tensor<float, 3> kept_;    // [N, Hq, dh], absent where too large
+    mutable Tensor<float, 3> kept_;    // [N, Hq, dh], absent if too large
     mutable std::vector<bool> known_;  // [N] rows of it
 };
 
-/// Of q [n, Hq, dh]: what the view `view` of a layer that is shared by head sees, [n, Hkv, dh].
+/// The queries [n, Hkv, dh] of the view `view` from q [n, Hq, dh]: one head per group.
 Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
 
-/// [Hq / views] The sinks of the view; absent without.
+/// [Hq / views] The sinks of the view; absent without sinks.
 Tensor<float, 1> sinks_of_view(const io::LayerInfo&, int64_t views, int64_t view);
 
 /// A view of a layer in the backend's space.
@@ -67,7 +67,7 @@ struct LayerView {
     LayerView(const LayerView&) = delete;
     LayerView& operator=(const LayerView&) = delete;
 
-    /// What selectors need for any query on its own; a caller adds budgets and phase.
+    /// The input that selectors need for any query; the caller adds budgets and phase.
     SelectorLayer selector_layer(const Problem& whole, uint64_t seed) const;
 
     Backend& backend;
@@ -81,11 +81,10 @@ struct LayerView {
     Mirror<2> index_k;
 };
 
-/// Some queries of the layer as a view of it has them, in the backend's space and as selectors see
-/// them.
+/// Some queries of a view of the layer, in the backend's space and as input of selectors.
 struct ChunkView {
-    /// `of`: the whole layer; `packed`: the tokens of `queries`, which the caller keeps. The rest
-    /// is SelectorChunk's.
+    /// `of`: the whole layer. `packed`: the tokens of `queries`, kept alive by the caller. Other
+    /// arguments are those of SelectorChunk.
     ChunkView(const SelectorLayer& of, const LayerView& view, Problem queries,
               std::span<const int64_t> packed, bool with_logits = false,
               std::function<Mirror<3>()> previous = {});
@@ -96,11 +95,11 @@ struct ChunkView {
     Element element() const { return of_.data.elements.main.computed; }
     View<const float, 1> host_sinks() const { return of_.host_sinks; }
     const LayerView& view() const { return of_; }
-    /// Of attention to the layer's keys.
+    /// Input of attention to the layer's keys.
     AttentionInput input() const { return {q.view(), of_.k_there, of_.v_there, of_.sinks}; }
-    /// Over all of them.
+    /// Attention over all of them.
     Attention dense() const { return attend(of_.backend, problem, input(), {}); }
-    /// The operands with the keys in place of the values: what an entropy is made of.
+    /// The input with the keys in place of the values, for entropies.
     AttentionInput mean_key_input() const {
         return {q.view(), of_.k_there, of_.k_there, of_.sinks};
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The loop of every program that measures layers. It streams the queries of a layer once, in
-// chunks; makes dense attention and P_b of each chunk once; asks every choice for its ids; checks
-// them; and adds up, block of queries by block of queries, what attention over them keeps.
+// chunks. For each chunk it computes dense attention and P_b once, gets the ids of every choice,
+// checks them, and sums measures of attention over them by block of queries.
 #pragma once
 
 #include <algorithm>
@@ -24,20 +24,20 @@ Tensor<T, 3> copy_of(View<const T, 3> of) {
     return copy;
 }
 
-/// Who picks blocks for every query and group, and by what rule.
+/// A choice of blocks for every query and group: who picks them, and by what rule.
 struct Choice {
     std::string key;  // its name in sums and in messages
     int64_t block_size = 0;
-    SelectionRule rule;         // asked for; also the rule of the oracle that it is held against
-    SelectionRule used;         // what the selector makes of it
+    SelectionRule rule;         // asked for; also the rule of the oracle that it is compared with
+    SelectionRule used;         // the selector's own rule
     std::string selector = {};  // a label of make_selector(); empty: `ids` picks
-    /// [Nq, Hkv, any k] on the host, for the queries `range` of the layer: those of another layer,
-    /// or of operands in another format.
+    /// Gives ids [Nq, Hkv, any k] on the host for the queries `range` of the layer, for example
+    /// those of another layer, or of operands in another format.
     std::function<Tensor<int32_t, 3>(const ChunkView&, QueryRange range)> ids = {};
 };
 
-/// What a program adds to the loop. Each hook is called once for a chunk of queries and a block
-/// size, `chosen` once for each of its choices.
+/// A program's additions to the loop. Each hook is called once per chunk of queries and block size,
+/// `chosen` once per choice.
 class Observer {
 public:
     Observer() = default;
@@ -45,18 +45,18 @@ public:
     Observer& operator=(const Observer&) = delete;
     virtual ~Observer() = default;
 
-    /// Before the first chunk of a view of the layer at a block size.
+    /// Called before the first chunk of a view of the layer at a block size.
     virtual void begin(const SelectorLayer&) {}
     virtual void dense(const MeasuredChunk&) {}
-    /// The scores of a choice, where Task::with_scores.
+    /// The scores of a choice, if Task::with_scores.
     virtual void scored(const MeasuredChunk&, size_t /*choice*/, const Mirror<3>& /*scores*/) {}
-    /// `over`: attention over the ids, or absent where Task::joined.
+    /// `over`: attention over the ids; absent if Task::joined.
     virtual void chosen(const MeasuredChunk&, size_t /*choice*/, View<const int32_t, 3> /*ids*/,
                         const Attention* /*over*/) {}
     virtual void done(const MeasuredChunk&) {}
 };
 
-/// A layer, or a part of its queries, and what is measured of it.
+/// A layer, or a part of its queries, and what to measure.
 struct Task {
     const LayerData& data;
     const LayerQueries& queries;
@@ -67,36 +67,42 @@ struct Task {
     uint64_t seed = 0;
     int64_t sink_tokens = 1;
     int64_t chunk = 0;  // queries at a time; 0: as many as fit into a fixed memory budget
-    /// What a query takes of that: floats of [Hkv, B] and of [Hq, dh].
+    /// A query's share of that budget: numbers of floats [Hkv, B] and [Hq, dh].
     int64_t of_blocks = 4, of_heads = 6;
 
-    bool with_oracle = true;  // recalls are measured; else the mass kept alone
+    bool with_oracle = true;  // measures recalls; otherwise only the mass kept
     bool oracle_by_logit = false, oracle_without_local = false;
-    /// Errors come of squared_errors (choice_errors.h) for all choices together, by group; else of
-    /// attention over each choice, by head.
+    /// Errors are by group, from squared_errors (choice_errors.h) for all choices together;
+    /// otherwise by head, from attention over each choice.
     bool joined = false;
     bool with_scores = false;           // the observer wants them
-    bool one_choice = false;            // every group gets the mean of their scores
+    bool one_choice = false;            // every group uses the mean of the groups' scores
     std::optional<size_t> beside = {};  // the choice that recalls are also of, under this name:
     std::string beside_name = {};
 
     int64_t prompt = 0;                     // SelectorLayer::prompt
     std::span<const int64_t> counted = {};  // SelectorLayer::counted
-    /// P_b of the layer before, of packed tokens of a view.
+    /// P_b of the previous layer, for packed tokens of a view.
     std::function<Mirror<3>(std::span<const int64_t> tokens, int64_t block_size, size_t view)>
         previous = {};
 };
 
-/// Measures the choices over the queries of the part, and adds to `to` the sums <key>/recall (or
-/// mass), output_error (or group_output_error) and sink of each, and dense/sink. The results do not
-/// depend on the chunks. Throws std::logic_error where a self-check fails, Interrupted when a stop
-/// is requested.
+/// Measures the choices on the queries of the part. Adds to `to` each choice's sums <key>/recall
+/// (or mass), output_error (or group_output_error) and sink, and dense/sink. The results do not
+/// depend on the chunks. Throws std::logic_error if a self-check fails, Interrupted if a stop is
+/// requested.
 void measure(const Task&, Tally& to, Observer&, Progress&);
 
-/// /layers/<l> and /queries/<l>/token of a task of one block size.
+/// All queries of a layer at the block size of the options, without choices.
+Task task_of(const SizeOptions&, const OracleOptions&, uint64_t seed, const LayerData&,
+             const LayerQueries&, Backend&);
+/// What a selector picks there by the rule of the options; its key is the selector.
+Choice choice_of(const SizeOptions&, const std::string& selector);
+
+/// Writes /layers/<l> and /queries/<l>/token of a task with one block size.
 void write_layer_of(const Task&, io::UnitWriter&);
 
-/// [n, Hkv, k] What a choice of a selector picks for all queries of the task, unmeasured.
+/// [n, Hkv, k] The ids of a selector's choice for all queries of the task, without measuring.
 Tensor<int32_t, 3> pick_all(const Task&, const Choice&);
 
 }  // namespace msa::experiments::measure

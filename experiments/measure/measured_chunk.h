@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Some queries of a layer at work: what every choice of keys is measured against.
+// A chunk of queries with the dense attention that every choice of keys is compared with.
 #pragma once
 
 #include <deque>
@@ -13,15 +13,15 @@
 
 namespace msa::experiments::measure {
 
-/// What the checks of a choice look at (checks.h).
+/// Input of the checks of a choice (checks.h).
 struct CheckedRows {
     const Problem& problem;
     View<const float, 3> mass;   // [Nq, Hkv, B] P_b
     View<const double, 2> norm;  // [Nq, Hkv] |o_dense|^2 over the group's heads
-    double mass_bound;           // how far rounding alone takes a sum of probabilities
+    double mass_bound;           // rounding bound of a sum of probabilities
 };
 
-/// A block of queries, by its number in the layer, as rows of a chunk.
+/// A block of queries: its number in the layer, and its rows in a chunk.
 struct BlockRows {
     int64_t block = 0;
     QueryRange rows;
@@ -41,22 +41,31 @@ struct BlockRows {
     }
 };
 
-/// The blocks that the queries `range` of a layer are, whose problem is `chunk`.
+/// The blocks of the queries `range` of a layer; `chunk` is the problem of these.
 std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks&,
                                   QueryRange range);
 
-/// Some queries with dense attention over them, P_b, and the oracle's choices.
+/// What does not depend on the block size.
+struct DenseChunk {
+    /// sink_tokens: those whose logits are kept.
+    DenseChunk(const ChunkView&, int64_t sink_tokens);
+
+    Attention attention;
+    Tensor<double, 3> first_logits;  // analysis::SinkMass
+};
+
+/// Some queries with their dense attention, P_b, and the oracle's choices.
 struct MeasuredChunk {
-    /// The queries `range_of` of `all`, whole blocks, which `of` has in the backend's space, with
-    /// dense attention over them and P_b [Nq, Hkv, B]. All must outlive this. k_norm: the longest
-    /// key of the layer.
+    /// The queries `range_of` of `all`, whole blocks. `of` has them in the backend's space, with
+    /// their dense attention and P_b [Nq, Hkv, B]. All arguments must outlive this. k_norm: the
+    /// largest norm of the layer's keys.
     MeasuredChunk(const ChunkView& of, const SelectorLayer& layer_of, const LayerQueries& all,
-                  QueryRange range_of, double k_norm, const Attention& dense_of, Mirror<3> mass_of,
+                  QueryRange range_of, double k_norm, const DenseChunk& dense_of, Mirror<3> mass_of,
                   bool oracle_by_logit);
 
     CheckedRows rows() const { return {problem, mass, norm, mass_bound}; }
-    /// [Nq, Hkv, k] The blocks of highest mass, or of the highest logit. Not for several threads at
-    /// once; a rule's are computed when they are first asked for.
+    /// [Nq, Hkv, k] The blocks of highest mass, or of the highest logit. Computed on first use for
+    /// a rule; not thread-safe.
     const Tensor<int32_t, 3>& oracle(const SelectionRule&) const;
 
     const ChunkView& queries;
@@ -66,6 +75,7 @@ struct MeasuredChunk {
     std::span<const analysis::RowKind> kinds;  // [Nq]
     std::vector<BlockRows> blocks;
     const Attention& dense;
+    View<const double, 3> first_logits;  // [Nq, Hq, sink tokens]
     Mirror<3> masses;
     View<const float, 3> mass;  // these on the host
     Tensor<double, 2> norm;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The queries of a layer that a program looks at, in blocks (analysis/query_blocks.h).
+// The queries of a layer that a program measures, in blocks (analysis/query_blocks.h).
 #pragma once
 
 #include <cstdint>
@@ -32,28 +32,29 @@ struct LayerQueries {
         return std::span(kinds).subspan(static_cast<size_t>(range.begin),
                                         static_cast<size_t>(range.end - range.begin));
     }
-    /// The packed tokens of those that averages count.
+    /// The packed tokens of the queries that averages count.
     std::vector<int64_t> counted() const;
     bool operator==(const LayerQueries& other) const { return tokens == other.tokens; }
 };
 
-/// Of the sampled queries, those that see more than k blocks (with --all-rows, all that see a key).
-/// InputError where they are fewer than two blocks.
+/// The sampled queries that see more than k blocks (with --all-rows, all that see a key).
+/// InputError if they are fewer than two blocks.
 LayerQueries counted_queries(const QueryOptions&, const SizeOptions&, bool all_rows, uint64_t seed,
                              const io::ActivationsInfo&, const io::LayerInfo&);
 
-/// The queries `of`, which are whole blocks, in chunks of whole blocks: at most `most` queries, or
-/// one block.
+/// Cuts the queries `of`, which are whole blocks, into chunks of whole blocks: at most `most`
+/// queries, or one block.
 std::vector<QueryRange> chunks(const analysis::QueryBlocks&, QueryRange of, int64_t most);
 
-/// How many queries are worked on at a time where each takes so many floats of [Hkv, B] and of
-/// [Hq, dh], so that what is held of them stays small.
+/// How many queries to process at a time within a fixed memory budget; each takes `of_blocks`
+/// floats [Hkv, B] and `of_heads` floats [Hq, dh].
 int64_t chunk_queries(const Backend&, const Problem&, int64_t of_blocks, int64_t of_heads);
 
-/// Datasets of the group: of each block `rows`, its counted queries, and `sequence`.
+/// Writes two datasets of the group with one value per block: `rows`, its counted queries, and
+/// `sequence`.
 void write_query_blocks(io::UnitWriter&, const std::string& group, const analysis::QueryBlocks&);
 
-/// The dataset `token` of the group.
+/// Writes the dataset `token` of the group.
 void write_tokens(io::UnitWriter&, const std::string& group, std::span<const int64_t> tokens);
 
 }  // namespace msa::experiments::measure

@@ -5,7 +5,7 @@
 
 namespace msa::experiments::measure {
 
-/// Adds the time it lives to `seconds`.
+/// Adds its lifetime to `seconds`.
 class Stopwatch {
 public:
     explicit Stopwatch(double& seconds) : seconds_(seconds) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What is added up over the queries of a layer, block by block (analysis/query_blocks.h). Of a part
-// of the layer, which is some of its blocks, it is these rows; parts are joined by putting their
-// rows one behind the other. Averages and intervals are made of them.
+// Sums over the queries of a layer by block (analysis/query_blocks.h), one row per block. A part of
+// a layer is a subset of its blocks, so parts are joined by concatenating rows. Averages and
+// intervals are computed from the sums.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace msa::experiments::measure {
 
-/// What a choice keeps of dense attention where no oracle's choice is at hand, [Hkv].
+/// Mass kept [Hkv], for choices that are not compared with an oracle.
 struct KeptMass {
     explicit KeptMass(int64_t groups) : means(static_cast<size_t>(groups)) {}
     std::vector<analysis::Mean> means;
@@ -29,20 +29,20 @@ struct KeptMass {
     void join(const analysis::State& state) { analysis::join_means(means, state); }
 };
 
-/// Of some accumulators, under their names.
+/// States of some accumulators, with their names.
 using States = std::vector<std::pair<std::string, analysis::State>>;
 
 class Sums {
 public:
     Sums() = default;
-    /// Of the blocks that the queries `part` are.
+    /// For the blocks of the queries `part`.
     Sums(const analysis::QueryBlocks&, QueryRange part);
 
-    /// Adds what an accumulator has of a block, by its number in the layer. `name`: whose, and
-    /// which accumulator, "quest/recall".
+    /// Adds an accumulator's state of one block, by its number in the layer. `name`: of the choice
+    /// and the accumulator, "quest/recall".
     void add(const std::string& name, int64_t block, const analysis::State&);
-    /// The same for some blocks: measure(of) gives the states of one under their names, for several
-    /// blocks at a time and without throwing.
+    /// The same for several blocks: measure(of) returns the states of one with their names. It is
+    /// called by several threads and must not throw.
     template <typename Measure>
     void add(const std::vector<BlockRows>& blocks, const Measure& measure) {
         std::vector<States> all(blocks.size());
@@ -51,15 +51,15 @@ public:
         for (size_t n = 0; n < all.size(); ++n)
             for (const auto& [name, state] : all[n]) add(name, blocks[n].block, state);
     }
-    /// Gives an accumulator what it would have of all blocks.
+    /// Joins the sum over all blocks into an accumulator.
     template <typename Accumulator>
     void total(const std::string& name, Accumulator& to) const {
         if (const auto of = of_.find(name); of != of_.end()) to.join(of->second.total());
     }
 
-    /// /query_blocks/<l> and, of each name, /sums/<l>/<name>/sums and counts.
+    /// Writes /query_blocks/<l> and, for each name, /sums/<l>/<name>/sums and counts.
     void write(io::UnitWriter& to, const std::string& layer) const;
-    /// The rows of a part behind these.
+    /// Appends the rows of a part.
     void append(const io::DatasetReader& part, const std::string& layer);
 
 private:
@@ -68,7 +68,7 @@ private:
     std::map<std::string, analysis::BlockSums> of_;
 };
 
-/// Datasets of a group: sums and counts, a row for each block.
+/// Writes the datasets sums and counts of a group, one row per block.
 void write_block_sums(io::UnitWriter& to, const std::string& group, const analysis::BlockSums&);
 
 /// "/sums/<l>/<name>"

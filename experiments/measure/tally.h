@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is known of a layer, or of a part of its queries, once they went by; and a layer of its
-// parts.
+// The results of the loop on a layer or on a part of its queries, and how parts are joined to a
+// layer.
 #pragma once
 
 #include <filesystem>
@@ -18,9 +18,9 @@ namespace msa::experiments::measure {
 struct Tally {
     Sums sums;
     SelfChecks checks = {};
-    /// Of accumulators that are too large to be kept block by block: counts over all queries.
+    /// Counts over all queries, of accumulators that are too large to be kept by block.
     std::map<std::string, analysis::State> totals = {};
-    /// What the program has to know of the layer to write its datasets, JSON.
+    /// Metadata of the layer that the program needs to write its datasets, JSON.
     std::string about = "{}";
 
     struct Seconds {
@@ -30,7 +30,7 @@ struct Tally {
 
     /// /sums, /query_blocks and /checks.
     void write(io::UnitWriter&, const std::string& layer) const;
-    /// An accumulator, given empty, with what it would have of all queries.
+    /// Fills an empty accumulator with the sums over all queries.
     template <typename Accumulator>
     Accumulator total(const std::string& name, Accumulator empty) const {
         if (const auto of = totals.find(name); of != totals.end())
@@ -41,19 +41,19 @@ struct Tally {
     }
 };
 
-/// How a program that cuts layers writes one.
+/// How a program writes a layer that may be cut into parts.
 struct LayerForm {
-    std::vector<const char*> rows;    // groups whose datasets have a row for each query
-    std::vector<const char*> copied;  // groups that every part has alike
-    /// The datasets that are made of the tally.
+    std::vector<const char*> rows;    // groups whose datasets have one row per query
+    std::vector<const char*> copied;  // groups that are equal in every part
+    /// Writes the datasets made of the tally.
     void (*write)(const Tally&, const std::string& layer, io::UnitWriter&);
 };
 
-/// The tally, and what the program makes of it; of a part of a layer the sums, and in /state what
+/// Writes the tally and the program's datasets; for a part of a layer the sums, and in /state what
 /// join_layer needs. Warns of undefined rows.
 void write_tally(const Tally&, const LayerForm&, const LayerPart&, const Worker&, io::UnitWriter&);
-/// Writes a layer, given the files of all its parts in the order of the queries. The activations
-/// are not needed.
+/// Writes a layer from the files of all its parts, given in query order. Does not need the
+/// activations.
 void join_layer(const std::vector<std::filesystem::path>& parts, const LayerForm&, io::UnitWriter&);
 
 }  // namespace msa::experiments::measure

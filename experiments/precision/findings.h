@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the results of msa-precision say: made from results.h5 alone.
+// The findings of msa-precision, computed from results.h5 alone.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,6 +10,7 @@
 #include "core/io/results.h"
 #include "core/number/quantize.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
 
@@ -19,12 +20,12 @@ using measure::Kept;  // in the order of a Part's measures
 struct Row {
     Precision precision;
     bool asked = true;  // false: full precision, where --formats leaves f32 out
-    double bits = 0;    // of a token in one layer, mean over the layers
+    double bits = 0;    // per token of one layer, mean over the layers
     double bits_per_value = 0;
     std::string computed_in;   // "f32"
     std::vector<Kept> layers;  // in the order of the part's
     Kept mean;                 // over the layers
-    bool reaches = false;      // the mean reaches the target, with the far end of its interval
+    bool reaches = false;      // the worse end of the mean's interval reaches the target
 };
 
 /// The index operands, or the KV cache.
@@ -34,14 +35,14 @@ struct Part {
     std::vector<int64_t> layers;
     std::vector<Row> rows;  // full precision first
     double bound = 0;       // of the target
-    bool at_least = true;   // the targeted measures have to be at least the bound; else at most
+    bool at_least = true;   // the targeted measures must be at least the bound; else at most
     std::vector<size_t> targeted;
-    /// Of the rows asked for: the fewest bits that reach the target, and of these the best; where
-    /// none does, the one that comes nearest.
+    /// Among the rows asked for: the best of those with the fewest bits that reach the target. If
+    /// none does, the nearest.
     std::optional<size_t> recommended;
     size_t nearest = 0;
 
-    /// The targeted measure that is worst in the mean of a row, and its value in the worst layer.
+    /// The targeted measure with the worst mean in a row, and its value in the worst layer.
     size_t worst_measure(const Row&) const;
     double worst_layer(const Row&) const;
     /// "mass_share and recall_share of at least 0.99"
@@ -49,13 +50,13 @@ struct Part {
 };
 
 struct Findings {
+    PrecisionOptions asked;
     uint64_t seed = 0;
-    double keep = 0, error = 0;
     std::optional<Part> index;  // of the layers with an Index Branch
     Part cache;
-    // At full precision, as driver/sink_note.h has them.
+    // At full precision, see driver/sink_note.h.
     nlohmann::ordered_json dropped_sinks = nlohmann::ordered_json::array();
-    int64_t queries = 0, blocks = 0, sequences = 0;  // the most of a layer
+    int64_t queries = 0, blocks = 0, sequences = 0;  // largest of any layer
 };
 
 Findings make_findings(const io::ResultsReader&);

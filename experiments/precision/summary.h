@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-precision writes and prints of its findings.
+// Output of msa-precision.
 #pragma once
 
 #include <iosfwd>
@@ -18,10 +18,10 @@ std::string precision_definitions();
 /// layer has an Index Branch. An estimate is {"value", "low", "high"}.
 std::string precision_summary(const Findings&, const io::RunRecord&);
 
-/// The page: a table per part, notes, and at its end what is recommended.
+/// The page: a table per part, notes, and the recommendation at the end.
 void print_findings(const Findings&, const io::RunRecord&, std::ostream& out);
 
-/// Which part no format reaches the target of, and the nearest one; empty where each has one.
+/// For parts whose target no format reaches: the nearest format. Empty if all targets are reached.
 std::string nearest_text(const Findings&);
 
 }  // namespace msa::experiments::precision

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What each step of training reads. A sequence is a function of (seed, step, its number), so that a
-// resumed run and every rank of a data-parallel one need no state.
+// The sequences of each training step. A sequence is a function of (seed, step, its number), so a
+// resumed run and the ranks of a data-parallel run need no state.
 #pragma once
 
 #include <array>
@@ -20,24 +20,24 @@ namespace msa::experiments::pretrain {
 struct Mixture {
     std::array<double, kTasks> shares{};
     TaskOptions tasks{};
-    /// InputError unless shares are from 0 to 1 and so is their sum, or where tasks are not valid.
+    /// InputError unless all shares and their sum are in [0, 1] and the tasks are valid.
     void validate() const;
 };
 
-/// What becomes of documents that are too short for a row.
+/// What to do with documents that are too short for a row.
 enum class ShortDocuments : uint8_t {
-    leave_out,  // every sequence is one cut of `context` tokens: all steps have one layout
+    leave_out,  // every sequence is a cut of `context` tokens: all steps have one layout
     pack,       // a row of `context` tokens holds several, each a sequence of its own (cu_seqlens)
 };
 
 /// How documents become sequences.
 struct Reading {
     ShortDocuments short_documents = ShortDocuments::leave_out;
-    bool from_start = false;  // sequences begin where their document does, not at a random byte
-    bool bos = false;         // kSeparator stands before each, exercises too; it foretells byte 0
+    bool from_start = false;  // sequences begin with their document, not at a random byte
+    bool bos = false;         // kSeparator precedes each, exercises too, and predicts byte 0
 
-    /// Bytes that become a sequence of so many tokens: each token has the byte behind it as its
-    /// target, so without a BOS token there is one more of them.
+    /// Bytes that make a sequence of `tokens` tokens. Each token's target is the next byte, so
+    /// without a BOS token one more byte is needed.
     int64_t bytes(int64_t tokens) const { return tokens + (bos ? 0 : 1); }
 };
 
@@ -48,19 +48,19 @@ struct AnswerTokens {
     double depth = 0;  // as in Answer
 };
 
-/// The tokens of a batch, behind each other; n of them.
+/// The n tokens of a batch, concatenated.
 struct Sequences {
     std::vector<int32_t> tokens{};     // [n]
-    std::vector<int32_t> targets{};    // [n] the next byte of the text, Ops::kNoTarget where random
-                                       // bytes of an exercise come next that nothing foretells
+    std::vector<int32_t> targets{};    // [n] the next byte of the text, Ops::kNoTarget before
+                                       // random bytes of an exercise that nothing predicts
     std::vector<int32_t> positions{};  // [n] in their sequences
     std::vector<int64_t> cu_seqlens{0};
-    std::vector<int64_t> files{};  // [sequences] where their text is from (Documents::files), or
+    std::vector<int64_t> files{};  // [sequences] the file of their text (Documents::files), or
                                    // -1: exercises
     std::vector<AnswerTokens> answers{};
-    PackedBatch layout{};  // of cu_seqlens; set when all sequences are there
+    PackedBatch layout{};  // of cu_seqlens; set when all sequences are added
 
-    /// Reading::bytes(m) bytes, m at least 1, become a sequence of m tokens.
+    /// Adds Reading::bytes(m) bytes, m at least 1, as a sequence of m tokens.
     void add(std::string_view bytes, bool bos = false, int64_t file = -1);
     void add(const Exercise& exercise, bool bos = false);
 };
@@ -78,18 +78,18 @@ private:
 
 class Batches {
 public:
-    /// Batches of `sequences` rows of `context` tokens. `at_once`: the rows that most calls ask
-    /// for, whose layout is made once; 0: all. `documents` must outlive this. InputError where a
-    /// size is below 1, where all documents are to be left out, where an exercise of the mixture
-    /// does not fit into the bytes of a row, or the mixture is not valid.
+    /// Batches of `sequences` rows of `context` tokens. `at_once`: the usual number of rows per
+    /// call, whose layout is cached; 0: all. `documents` must outlive this. InputError if a size is
+    /// below 1, if all documents would be left out, if an exercise does not fit into a row, or if
+    /// the mixture is not valid.
     Batches(const Documents& documents, const Mixture& mixture, const Reading& reading,
             int64_t context, int64_t sequences, uint64_t seed, int64_t at_once = 0);
 
-    /// The rows of a step, from 0 on. Text: a byte of all documents is drawn, each as likely, and
-    /// its document is cut, at a random place or from its start, where it is longer than the rest
-    /// of the row.
+    /// The rows of step `step`, counted from 0. For text, a byte of all documents is drawn
+    /// uniformly. If its document is longer than the rest of the row, it is cut, at a random place
+    /// or from its start.
     Sequences at(int64_t step) const { return at(step, 0, sequences_); }
-    /// Rows [first, first + count) of it: what one rank of a data-parallel run reads.
+    /// Rows [first, first + count) of it, for one rank of a data-parallel run.
     Sequences at(int64_t step, int64_t first, int64_t count) const;
 
     int64_t context() const { return context_; }
@@ -105,7 +105,7 @@ private:
     Reading reading_;
     int64_t context_, sequences_;
     uint64_t seed_;
-    PackedBatch layout_;  // of the rows of most calls where every row is one sequence
+    PackedBatch layout_;  // of the usual calls, if every row is one sequence
 };
 
 }  // namespace msa::experiments::pretrain

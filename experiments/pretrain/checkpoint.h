@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where a run stands, in a file of results of its own (data/FORMAT.md): /weights/<name>, and, to go
-// on, /state/first/<name> and /state/second/<name>, the optimizer's moments, and the curves so far.
+// The state of a run in a separate file of results (data/FORMAT.md): /weights/<name>; for resuming
+// /state/first/<name> and /state/second/<name>, the optimizer's moments; and the curves so far.
 #pragma once
 
 #include <filesystem>
@@ -13,15 +13,15 @@
 
 namespace msa::experiments::pretrain {
 
-/// What a checkpoint has beside the model.
+/// The state in a checkpoint other than the model.
 struct RunState {
     int64_t step = 0;    // steps done
-    double seconds = 0;  // that they took
-    double flops = 0;    // that they asked for (model_flops.h)
+    double seconds = 0;  // time of these steps
+    double flops = 0;    // of these steps (model_flops.h)
     std::vector<Curve> curves;
 };
 
-/// Replaced as a whole, so that a kill, or a full disk, leaves the one before.
+/// Replaced atomically, so a kill or a full disk leaves the previous one.
 class Checkpoint {
 public:
     Checkpoint(std::filesystem::path path, io::RunRecord record)
@@ -30,15 +30,15 @@ public:
     const std::filesystem::path& path() const { return path_; }
     bool exists() const { return std::filesystem::exists(path_); }
     void save(train::Model& model, const RunState& state) const;
-    /// Into the model and the state, whose curves have their columns. InputError naming the first
-    /// difference when another run made the file, or it is damaged.
+    /// Loads the model and the state, whose curves already have their columns. InputError naming
+    /// the first difference if another run wrote the file, or if it is damaged.
     void load(train::Model& model, RunState& state) const;
-    /// Likewise of a trunk, the finished run of the checkpoint `from`, which this run forks from:
-    /// `steps` and what the text of a step hangs on are this run's. Its new parameters start as
-    /// train::continue_from has it. InputError naming the file where it is no trunk of this run.
+    /// The same from a trunk: the finished run with the checkpoint `from`, from which this run
+    /// forks. It must have this run's `steps` and the same text for each step. New parameters start
+    /// as in train::continue_from. InputError naming the file if it is not a trunk of this run.
     void fork(const std::filesystem::path& from, int64_t steps, train::Model& model,
               RunState& state) const;
-    /// The steps that the file's weights have behind them.
+    /// The number of steps that the file's weights have been trained.
     int64_t step() const;
     void remove() const;
 
@@ -47,8 +47,8 @@ private:
     io::RunRecord record_;
 };
 
-/// The values that `list` starts from where the checkpoint `from` is continued
-/// (train::continue_from); InputErrors name the file.
+/// Initial values of `list` when continuing the checkpoint `from` (train::continue_from);
+/// InputErrors name the file.
 std::vector<float> start_values(const std::filesystem::path& from, const train::ParameterList& list,
                                 uint64_t seed);
 

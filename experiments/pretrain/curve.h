@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Numbers that a run measures again and again: a table that grows by rows, in a file of results and
-// as text.
+// Curves of a run: a table that grows by rows, in a file of results and as text.
 #pragma once
 
 #include <iosfwd>
@@ -12,7 +11,7 @@
 
 namespace msa::experiments::pretrain {
 
-/// A column of a curve. With names of parts (layers, tasks), it has one value for each.
+/// A column of a curve. With parts (layers, tasks), it has one value for each.
 struct Column {
     std::string name, unit, description;
     std::string axis{};                // of the parts: "layer"; empty: one value
@@ -25,18 +24,18 @@ public:
     /// Its datasets lie in `group`; the first column is the step.
     Curve(std::string group, std::vector<Column> columns);
 
-    /// The values of all columns behind each other, NaN where there is none.
+    /// Adds a row: the values of all columns, concatenated; NaN for missing values.
     void add(std::vector<double> row);
     int64_t rows() const { return std::ssize(rows_); }
     bool has(int64_t step) const { return !rows_.empty() && rows_.back()[0] == double(step); }
     /// The last value of a column; NaN without rows.
     double last(const std::string& column, size_t part = 0) const;
 
-    /// Into the unit under way: a dataset for each column, [rows] or [rows, parts].
+    /// Writes a dataset for each column, [rows] or [rows, parts], to the current unit.
     void write(io::UnitWriter& to) const;
     /// Replaces the rows by those of a file.
     void read(const io::ResultsReader& from);
-    /// Row `row` as lines "step,group,name,part,value"; without those that are NaN.
+    /// Prints row `row` as lines "step,group,name,part,value", without NaN values.
     void print(int64_t row, std::ostream& out) const;
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How good a model is on held-out text, and at finding what stands far away.
+// Evaluates a model on held-out text and on long-range retrieval.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct EvaluationOptions {
     Reading reading{};
     int64_t context = 0;        // tokens of a row of text
     int64_t sequences = 0;      // rows of text; 0: no text is evaluated
-    int64_t first_bucket = 64;  // positions of the first bucket; the next have twice as many each
+    int64_t first_bucket = 64;  // positions of the first bucket; each next one has twice as many
 
     std::vector<Task> tasks{};  // empty: no retrieval is evaluated
     TaskOptions task{};
     std::vector<int64_t> lengths;  // tokens of exercises
     int64_t depths = 5;            // equal parts of depth, each its own row
-    int64_t exercises = 0;         // of every task and length, their depths spread evenly
+    int64_t exercises = 0;         // per task and length, with evenly spread depths
 
     int64_t batch_tokens = 0;  // of a forward pass; one sequence may be longer
     uint64_t seed = 0;
@@ -33,9 +33,9 @@ struct EvaluationOptions {
     void validate() const;
 };
 
-/// Bits per byte are means over bytes, log2 of the model's probabilities.
+/// Bits per byte: mean of -log2 of the model's probabilities over bytes.
 struct PositionScore {
-    int64_t first = 0, end = 0;  // positions in a sequence, of the token that foretells the byte
+    int64_t first = 0, end = 0;  // positions in a sequence of the predicting token
     int64_t bytes = 0;
     double bits_per_byte = 0;
 };
@@ -45,15 +45,15 @@ struct RetrievalScore {
     Task task = Task::needle;
     int64_t length = 0;
     double shallowest = 0, deepest = 0;  // depths [shallowest, deepest) of the answers' facts; 1
-                                         // belongs to the last part
+                                         // is in the last part
     int64_t exercises = 0;               // that have an answer here
     int64_t answers = 0;
-    double exact_match = 0;  // share whose every byte is the likeliest one, the true bytes before
-                             // it given (teacher forcing); of equally likely bytes the lowest
+    double exact_match = 0;     // share whose every byte is the likeliest one, given the true bytes
+                                // before it (teacher forcing); ties go to the lowest byte
     double log_likelihood = 0;  // nats of a whole answer
 };
 
-/// Of the held-out text of one file.
+/// Score of the held-out text of one file.
 struct FileScore {
     std::string file;  // its stem
     int64_t bytes = 0;
@@ -64,11 +64,11 @@ struct Evaluation {
     int64_t bytes = 0;
     double bits_per_byte = std::numeric_limits<double>::quiet_NaN();  // NaN: without text
     std::vector<PositionScore> by_position;
-    std::vector<FileScore> by_file;         // empty where the held-out text is one file
+    std::vector<FileScore> by_file;         // empty if the held-out text is one file
     std::vector<RetrievalScore> retrieval;  // by task, length and depth, in this order
 };
 
-/// What a model says of the n tokens of a batch.
+/// A model's predictions for the n tokens of a batch.
 struct Predictions {
     std::vector<float> losses;  // [n] nats of the target; 0 without one
     std::vector<char> right;    // [n] is the target the likeliest byte? Without answers: empty
@@ -78,8 +78,8 @@ using Predict = std::function<Predictions(const Sequences&)>;
 /// Forward passes of a model; `sparse` as in Model::forward.
 Predict predictions_of(train::Model& model, bool sparse);
 
-/// A function of its arguments. Filler and text are of `documents`. InputError where options are
-/// not valid, as Batches and make_exercise throw it, or a length is above the model's positions.
+/// A pure function. Filler and text come from `documents`. InputError if options are not valid
+/// (also from Batches and make_exercise), or if a length exceeds the model's positions.
 Evaluation evaluate(const Predict& predict, const Documents& documents,
                     const EvaluationOptions& options);
 Evaluation evaluate(train::Model& model, bool sparse, const Documents& documents,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-pretrain, checked as far as that goes without the files.
+// The options of msa-pretrain, checked as far as possible without the files.
 #pragma once
 
 #include <filesystem>
@@ -18,8 +18,8 @@ namespace msa::experiments::pretrain {
 /// Where the gradient of the index projections comes from (app:prelim-grad-source).
 enum class Signals : uint8_t { lm, kl, both };
 
-/// Of what evaluations and probes read and ask: the same for every seed of a run, so that samples
-/// of text do not add to what seeds differ by.
+/// Seed of evaluations and probes: the same for every seed of a run, so sampling of text does not
+/// add to the variance over seeds.
 inline constexpr uint64_t kEvaluationSeed = 0;
 
 struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
@@ -30,24 +30,24 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     Reading reading;
 
     train::ModelSizes sizes;
-    std::string attention = "msa";  // as --attention has it
+    std::string attention = "msa";  // the value of --attention
     int64_t context = 0, sequences = 0;
     Signals signals = Signals::kl;
     double kl_weight = 1;
-    bool no_detach = false, detach_lm = false, kl_full_support = false, sink = false;
+    bool no_detach = false, kl_full_support = false, sink = false;
 
     train::TrainingOptions training;
     int64_t until = 0;  // 0: steps
     std::filesystem::path start_from, sweep;
     bool fork = false;
-    bool together = false;  // all workers in each run of the sweep
+    bool together = false;  // all workers train each run of the sweep together
 
     std::vector<std::string> tasks;  // empty: all
     double exercises = 0.3;          // share of the sequences
     TaskOptions task;
 
     int64_t log_every = 10, probe_every = 0, evaluate_every = 0, checkpoint_every = 0;
-    int64_t eval_sequences = 0, eval_exercises = 0, eval_depths = 5;
+    int64_t eval_sequences = 0, eval_exercises = 0;
     std::vector<int64_t> eval_lengths;  // empty: the context
     int64_t capture = 0;                // held-out sequences
 
@@ -64,7 +64,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
 /// The table of the options, bound to `o`.
 OptionTable option_table(PretrainOptions& o);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<PretrainOptions> parse_pretrain_options(std::span<const std::string> args,
                                                       std::ostream& out);
 

@@ -5,10 +5,10 @@
 
 namespace msa::experiments::pretrain {
 
-/// In the order of their size.
+/// Ordered by size.
 inline constexpr const char* kPresets[] = {"nano", "pilot", "large"};
 
-/// The defaults of a preset. InputError naming all where there is none of that name.
+/// The defaults of a preset. InputError naming all presets if there is none of that name.
 PretrainOptions preset(const std::string& name);
 
 }  // namespace msa::experiments::pretrain

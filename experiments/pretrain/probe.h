@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A look into the layers of a model on held-out text: what the Index Branch would select and what
-// attention loses by it, how spread out both branches are, and what lies on the first tokens.
+// Measures the layers of a model on held-out text: the Index Branch's selection and the attention
+// lost by it, the entropies of both branches, and the mass on the first tokens.
 #pragma once
 
 #include <span>
@@ -26,23 +26,22 @@ inline constexpr const char* kProbed[] = {"kl",
                                           "local_rate",
                                           "far_overlap",
                                           "learned_sink_mass"};
-/// Those of them that are told head by head, too.
+/// The metrics that are also reported per head.
 inline constexpr const char* kProbedHeads[] = {"sink_mass_dense", "sink_mass_sparse",
                                                "learned_sink_mass"};
 
-/// NaN where a layer has no Index Branch, or no learnable sink, or a backend no such answer. Means
-/// over queries; those of recalls, masses, rates and overlap count the queries that see more than k
-/// blocks.
+/// Means over queries; those of recalls, masses, rates and overlap count the queries that see more
+/// than k blocks. NaN if a layer has no Index Branch or no learnable sink, or if the backend does
+/// not support the operation.
 struct Probe {
     std::vector<std::vector<double>> layers{};              // [kProbed][L], mean over groups, heads
     std::vector<std::vector<std::vector<double>>> heads{};  // [kProbedHeads][L][Hq]
 };
 
-/// `sparse` as in Model::forward: in its warm-up, too, the Index Branch is asked what it would
-/// choose.
+/// `sparse` as in Model::forward. In the warm-up, too, measures what the Index Branch would select.
 Probe probe(train::Model& model, const Sequences& text, bool sparse);
 
-/// A tensor of a model as floats on the host.
+/// Copies a tensor of a model to the host as floats.
 Tensor<float, 3> on_host(train::Ops& ops, In<3> values);
 
 }  // namespace msa::experiments::pretrain

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-pretrain says of its results, made from them alone.
+// Output of msa-pretrain, computed from its results alone.
 #pragma once
 
 #include <iosfwd>
@@ -20,11 +20,11 @@ struct TaskScore {
 };
 std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<Task>& tasks);
 
-/// Groups /text and /retrieval of the unit under way.
+/// Writes the groups /text and /retrieval of the current unit.
 void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation);
 Evaluation read_evaluation(const io::ResultsReader& from);
 
-/// Group /heads of the unit under way: a dataset [L, Hq] for each of kProbedHeads.
+/// Writes the group /heads of the current unit: a dataset [L, Hq] for each of kProbedHeads.
 void write_heads(io::UnitWriter& to, const Probe& look);
 
 /// Text of each number of the summary, JSON object.
@@ -32,8 +32,8 @@ std::string pretrain_definitions();
 
 /// summary.json: {"format", "program", "options", "definitions", "steps", "parameters", "loss",
 /// "bits_per_byte", "tokens_per_second", "flops_per_token", "mfu", "peak", "retrieval": {task:
-/// {...}}, "evaluation", "rows"}: of the last step; rows are the layers' last probe, with the
-/// heads'. What is NaN or not known is null.
+/// {...}}, "evaluation", "rows"}: of the last step. rows are the layers' last probe, with values
+/// per head. NaN and unknown values are null.
 std::string pretrain_summary_json(const io::ResultsReader& results);
 
 /// The same as a few lines and two tables.

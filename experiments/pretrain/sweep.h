@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Several runs that differ in named choices, each with several seeds.
+// A sweep: several arms, each with several seeds.
 //
 //   {"words": ["--steps", "2000"],
 //    "seeds": [1, 2, 3],
 //    "arms": {"full": ["--attention", "full"], "msa": [], "window": ["--attention", "window"]}}
 //
-// An arm is a list of words of a command line, in which {seed} stands for the seed and {out} for
-// DIR. All runs have the other words of the sweep's own command line too, and the file's words,
-// which may be left out, but for options that the arm gives. The run of an arm and a seed is
-// DIR/<arm>/seed-<seed>; an arm may read the files of one before it, as --start-from
-// {out}/<arm>/seed-{seed}/checkpoint.h5.
+// An arm is a list of command-line words, in which {seed} stands for the seed and {out} for DIR.
+// Every run also has the words of the sweep's own command line and the file's optional "words",
+// except for options that the arm gives. The run of an arm and a seed is DIR/<arm>/seed-<seed>. An
+// arm may read the files of an earlier one: --start-from {out}/<arm>/seed-{seed}/checkpoint.h5.
 #pragma once
 
 #include <filesystem>
@@ -36,23 +35,24 @@ struct SweepRun {
     std::string arm;
     uint64_t seed = 0;
     std::filesystem::path folder;
-    std::vector<std::string> words{};  // its command line, but for a worker's GPU and threads
-    PretrainOptions options{};         // what they say
-    std::vector<size_t> reads{};       // numbers of runs before it whose files are its inputs
+    std::vector<std::string> words{};  // its command line, without a worker's GPU and threads
+    PretrainOptions options{};         // the parsed words
+    std::vector<size_t> reads{};       // numbers of earlier runs whose files are its inputs
 
     std::string name() const { return arm + ", seed " + std::to_string(seed); }
-    /// With the GPU and the threads of a worker; threads that the arm itself names stand.
+    /// Its words with the GPU and the threads of a worker; threads that the arm itself sets are
+    /// kept.
     std::vector<std::string> words_on(const BackendOptions& worker) const;
 };
 
-/// All runs, seed by seed, in the order of the arms. `args` are those of the sweep, `o` what they
-/// say. InputError naming the arm whose words are no command line of one run, or that reads files
-/// of a run which does not come before.
+/// All runs, seed by seed, in the order of the arms. `args` are those of the sweep, `o` the parsed
+/// options. InputError naming an arm whose words are not a valid command line of one run, or that
+/// reads files of a run that does not come before it.
 std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
                               std::span<const std::string> args);
 
-/// Numbers of the runs, ascending, those together of which one reads files of the other: what one
-/// worker does, one run after the other.
+/// Numbers of the runs, ascending, grouped into chains: runs that read each other's files. One
+/// worker does a chain, one run after the other.
 std::vector<std::vector<size_t>> chains_of(const std::vector<SweepRun>& runs);
 
 }  // namespace msa::experiments::pretrain

@@ -2,15 +2,15 @@
 // Exercises in retrieval inside text, in the shapes of RULER (Hsieh et al. 2024, arXiv:2404.06654)
 // and of multi-query associative recall (Zoology: Arora et al. 2023, arXiv:2312.04927).
 //
-// An exercise is filler, text of documents, with lines planted in it and questions at its end. A
-// planted line begins with the byte 0, which no document contains, so filler never looks like one.
-// Keys and values are random letters a to z; no two keys of an exercise are the same.
+// An exercise is filler text from documents with planted lines, and questions at its end. A planted
+// line begins with the byte 0, which no document contains, so filler never looks like one. Keys and
+// values are random letters a to z; the keys of an exercise differ.
 //
-//   fact       \0key=value\n        question   \0key=value\n       the value is the answer
-//   reference  \0key=$other\n       question   \0key?value\n       the value that references lead
-//   to source     \0value\n            question   \0value\n           a copy
+//   fact       \0key=value\n     question   \0key=value\n    the value is the answer
+//   reference  \0key=$other\n    question   \0key?value\n    the value at the end of references
+//   source     \0value\n         question   \0value\n        a copy
 //
-// The last answer ends the exercise, without a line's end.
+// The last answer ends the exercise, without a line break.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ enum class Task : uint8_t {
                // variable tracking asks for the names along the chain instead, which gives every
                // hop away when the answer is fed back
     recall,    // many facts, many of them asked for (RULER: multi-query needles; Zoology: MQAR)
-    copy,      // one run of random letters, to be repeated: nothing but the place tells it
+    copy,      // one run of random letters, to be repeated, without a key
 };
 inline constexpr int kTasks = 5;
 inline constexpr std::array<const char*, kTasks> kTaskNames{"needle", "multi_key", "tracking",
@@ -45,12 +45,12 @@ struct TaskOptions {
     int64_t hops = 2;          // references from the variable asked for to the value
     int64_t copy_length = 32;  // bytes of the run that is copied
 
-    /// InputError naming the value and the rule it breaks; keys must be long enough for as many
-    /// different ones as a task plants, twice over.
+    /// InputError naming the value and the rule it breaks; keys must be long enough for twice as
+    /// many different ones as a task plants.
     void validate() const;
 };
 
-/// Bytes [begin, end) of an exercise: an answer, and what tells it.
+/// An answer, bytes [begin, end) of an exercise, and its fact.
 struct Answer {
     int64_t begin = 0, end = 0;
     int64_t fact = 0;  // first byte of the planted line that holds the value
@@ -61,18 +61,18 @@ struct Exercise {
     Task task = Task::needle;
     std::string bytes;
     std::vector<Answer> answers;  // in order
-    /// Bytes that nothing before them foretells and that are no filler: planted lines, and of
-    /// questions all but the answer. [begin, end), in order, none touching an answer's bytes.
+    /// Unpredictable bytes that are not filler: planted lines, and questions without their answers.
+    /// [begin, end), in order, disjoint from answers.
     std::vector<std::array<int64_t, 2>> planted;
 };
 
-/// Bytes that the planted lines and questions of a task take; an exercise may be no shorter.
+/// Bytes of a task's planted lines and questions, the minimum length of an exercise.
 int64_t planted_bytes(Task task, const TaskOptions& options);
 
-/// An exercise of exactly `length` bytes, a function of its arguments. The value of the first
-/// answer lies at `depth`, from 0 to 1, up to half a byte of filler; without `depth`, at a random
-/// one. Other lines lie at random depths, references behind what they refer to. InputError where
-/// length < planted_bytes or the filler has no documents.
+/// An exercise of exactly `length` bytes; a pure function. The value of the first answer lies at
+/// `depth`, from 0 to 1, up to half a byte of filler; without `depth`, at a random one. Other lines
+/// lie at random depths, references after their referents. InputError if length < planted_bytes or
+/// if the filler has no documents.
 Exercise make_exercise(Task task, const TaskOptions& options, const Documents& filler,
                        int64_t length, std::optional<double> depth, uint64_t seed);
 

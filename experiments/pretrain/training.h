@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A run of training from its first step, or the one of a checkpoint, to its last.
+// A training run from its first step, or from a checkpoint, to its last.
 #pragma once
 
 #include <filesystem>
@@ -27,7 +27,7 @@ private:
 /// A worker's share of the sequences of every step.
 class TrainingBatches {
 public:
-    /// InputError where the text does not fit the options.
+    /// InputError if the text does not fit the options.
     TrainingBatches(const PretrainOptions& options, const Text& text,
                     const parallel::Group& workers);
     Sequences at(int64_t step) const { return all_.at(step, first_, share_); }
@@ -37,25 +37,25 @@ private:
     Batches all_;
 };
 
-/// As the first of `workers` has it.
+/// Runs on the first of `workers`.
 class Training {
 public:
-    /// All must outlive this. InputError where the text does not fit the options.
+    /// All arguments must outlive this. InputError if the text does not fit the options.
     Training(const PretrainOptions& options, const Text& text, train::Model& model,
              const parallel::Group& workers, const Checkpoint& checkpoint,
              const std::filesystem::path& csv, std::ostream& err);
 
-    /// Takes over the checkpoint, where there is one.
+    /// Loads the checkpoint, if there is one.
     void resume();
-    /// Takes over the trunk of --start-from.
+    /// Loads the trunk of --start-from.
     void fork();
-    /// The steps that are left, with the checkpoints, probes and evaluations of the options; at the
-    /// end one of each. Throws Interrupted where a stop is asked for, after a checkpoint, and
-    /// Diverged naming the step where a loss or gradient is not finite; the checkpoint is then the
-    /// last one of finite losses.
+    /// Runs the remaining steps, with the checkpoints, probes and evaluations of the options, and
+    /// one of each at the end. Throws Interrupted after a checkpoint if a stop is requested. Throws
+    /// Diverged naming the step if a loss or gradient is not finite; the checkpoint is then the
+    /// last one with finite losses.
     void run();
 
-    /// Datasets of the curves and of the last evaluation, into the unit under way.
+    /// Writes the datasets of the curves and of the last evaluation to the current unit.
     void write(io::UnitWriter& to) const;
 
 private:

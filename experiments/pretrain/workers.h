@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The workers of a run (driver/workers.h). The first one keeps the results, the others take their
+// The workers of a run (driver/workers.h). The first one writes the results; the others do their
 // shares of the steps.
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace msa::experiments::pretrain {
 
-/// InputError where the workers do not divide --sequences; UnsupportedError where they compute on
-/// GPUs whose gradients cannot be added up.
+/// InputError unless the number of workers divides --sequences; UnsupportedError if they use GPUs
+/// that cannot sum gradients.
 void check_workers(const PretrainOptions& options, const Ranks& ranks);
 
-/// What a worker beside the first one does in Training::run: its shares of the steps that are left,
-/// with the first one's weights. Returns early where the first one throws for a reason that all
-/// see: a stop that was asked for, or a step that is not finite.
+/// The counterpart of Training::run on the other workers: their shares of the remaining steps, with
+/// the first one's weights. Returns early if the first one throws for a reason that all see: a
+/// requested stop, or a step that is not finite.
 void follow(const PretrainOptions& options, const Text& text, train::Model& model,
             const parallel::Group& workers);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the layers select for themselves at the measured queries.
+// The layers' own selections at the measured queries.
 #pragma once
 
 #include <map>
@@ -8,19 +8,13 @@
 #include <vector>
 
 #include "core/io/activations.h"
-#include "experiments/measure/measure.h"
+#include "experiments/measure/queries.h"
 #include "experiments/reuse/options.h"
 
 namespace msa::experiments::reuse {
 
-/// A layer at all of its queries, without choices.
-measure::Task task_of(const ReuseOptions&, const measure::LayerData&, const measure::LayerQueries&,
-                      Backend&);
-/// What a selector picks by the rule of the options.
-measure::Choice choice_of(const ReuseOptions&, const std::string& selector);
-
-/// The ids of every layer, computed when they are first asked for and kept. The layers that a
-/// worker measures ask for those of all before them; which worker computes them changes no bit.
+/// The ids of every layer, computed on first use and kept. Measuring a layer needs the ids of all
+/// earlier ones; which worker computes them changes no bit.
 class OwnIds {
 public:
     OwnIds(const ReuseOptions& o, const io::ActivationsReader& file,
@@ -28,8 +22,8 @@ public:
         : o_(o), file_(file), queries_(queries) {
         for (int64_t layer : o.layers) ids_[layer];
     }
-    /// Of one of o.layers. For several threads at once, each with its own backend. Throws
-    /// Interrupted when a stop is requested.
+    /// The ids of one of o.layers. Thread-safe; each thread has its own backend. Throws Interrupted
+    /// if a stop is requested.
     View<const int32_t, 3> of(int64_t layer, Backend&);
 
 private:

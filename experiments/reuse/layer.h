@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One layer of msa-reuse: what it keeps with its own ids, and with those of each layer before it.
+// One layer of msa-reuse: its measures with its own ids and with those of each earlier layer.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace msa::experiments::reuse {
 
-/// The choice that every other must be better than.
+/// The baseline choice.
 inline constexpr const char* kFloor = "random";
 
 /// Measures `layer` with the ids of each of o.layers up to it, and writes /layers/<l>, /queries/<l>
-/// and /reuse/<l>. Throws Interrupted when a stop is requested.
+/// and /reuse/<l>. Throws Interrupted if a stop is requested.
 void reuse_layer(const ReuseOptions& o, const io::ActivationsReader&, const io::LayerInfo& layer,
                  const measure::LayerQueries&, OwnIds&, const analysis::Hardware&, const Worker&,
                  io::UnitWriter&);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The options of msa-reuse, checked as far as that goes without the file.
+// The options of msa-reuse, checked as far as possible without the file.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct ReuseOptions : RunOptions,
 /// The table of the options, bound to `o`.
 OptionTable option_table(ReuseOptions& o);
 
-/// Nothing when help or version was asked for. Throws InputError.
+/// Nothing if help or version was requested. Throws InputError.
 std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> args,
                                                 std::ostream& out);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which layers compute ids of their own. Layers are counted from 0 in the order of the capture.
+// Which layers compute their own ids. Layers are counted from 0 in the order of the capture.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace msa::experiments::reuse {
 
-/// [layers]: does the layer compute its own ids? The others take those of the nearest layer before
-/// them that does. The first one does.
+/// [layers]: whether the layer computes its own ids. Otherwise it uses those of the nearest earlier
+/// layer that does. The first layer does.
 using Pattern = std::vector<bool>;
 
-/// [layers]: whose ids each layer takes.
+/// [layers]: whose ids each layer uses.
 std::vector<size_t> sources(const Pattern&);
 int64_t computing(const Pattern&);
 
-/// A layer computes where the last one that did lies `step` or more layers of the model back.
+/// A layer computes ids if the last one that did is `step` or more layers of the model before it.
 /// `numbers` [layers], ascending: the layers' numbers in the model.
 Pattern every(std::span<const int64_t> numbers, int64_t step);
 
@@ -30,20 +30,20 @@ struct Group {
 };
 /// "3-5", or "3" for a layer alone. InputError naming --groups.
 Group parse_group(const std::string& item);
-/// As parse_group takes it.
+/// In parse_group's format.
 std::string group_text(const Group&);
-/// Layers in no group compute their own ids. InputError where two groups have a layer in common, or
-/// where the first layer of a group is not among `numbers`.
+/// Layers in no group compute their own ids. InputError if two groups have a layer in common, or if
+/// the first layer of a group is not in `numbers`.
 Pattern grouped(std::span<const int64_t> numbers, const std::vector<Group>& groups);
 
-/// The gaps between `numbers`: "4-5, 9"; empty where there is none.
+/// The gaps between `numbers`: "4-5, 9"; empty if there are none.
 std::string missing_layers(std::span<const int64_t> numbers);
 
-/// [layers]: the pattern of the least total loss among those in which n + 1 layers compute; nothing
-/// where each of them has an infinite loss. loss [layers, layers]: (s, t) is what layer t loses
-/// with the ids of layer s <= t; infinite or NaN: not allowed. Exact, by dynamic programming over
-/// the last layer that computes: O(layers^3). Among equals, the one whose last computing layer is
-/// first.
+/// [layers]: entry n is the pattern with the least total loss in which n + 1 layers compute ids;
+/// nothing if all of these have an infinite loss. loss [layers, layers]: (s, t) is the loss of
+/// layer t with the ids of layer s <= t; infinite or NaN: not allowed. Exact, by dynamic
+/// programming over the last layer that computes: O(layers^3). Ties go to the pattern whose last
+/// computing layer comes first.
 std::vector<std::optional<Pattern>> least_loss(View<const double, 2> loss);
 
 }  // namespace msa::experiments::reuse

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the results of msa-reuse say: made from results.h5 alone.
+// The findings of msa-reuse, computed from results.h5 alone.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,16 +14,16 @@
 
 namespace msa::experiments::reuse {
 
-/// What is measured of a layer with the ids of a layer.
+/// Measures of a layer with the ids of some layer.
 enum class Measure : uint8_t {
     mass_kept,
-    mass_lost,     // mass kept with own ids, less that with the ids given
+    mass_lost,     // mass kept with own ids minus that with the given ids
     block_recall,  // of the oracle's blocks
     own_recall,    // of the blocks of the layer's own ids
     output_error,
 };
 inline constexpr size_t kMeasures = 5;
-/// Names in files and headings of tables, in the order of Measure.
+/// Names in files and column headings, in the order of Measure.
 inline constexpr const char* kMeasureNames[kMeasures] = {"mass_kept", "mass_lost", "block_recall",
                                                          "own_recall", "output_error"};
 
@@ -36,20 +36,20 @@ struct Pair {
     int64_t distance() const { return target - source; }
 };
 
-/// Mean over the pairs at one distance; `own`: over the same layers with ids of their own.
+/// Mean over the pairs at one distance; `own`: over the same layers with their own ids.
 struct AtDistance {
     int64_t distance = 0, pairs = 0;
     Kept kept, own;
 };
 
-/// A pattern on all layers: mean over the layers, costs summed.
+/// Measures of a pattern: mean over the layers, costs summed.
 struct Shared {
     std::string name;
     Pattern pattern;
     Kept kept;
     double most_lost = 0;             // mass_lost of the layer that loses most
-    Cost cost, selection;             // of all; of the selections that are still computed
-    bool each = false, mean = false;  // every layer, the mean over layers reaches the target
+    Cost cost, selection;             // of all layers; of the computed selections
+    bool each = false, mean = false;  // every layer, or the mean over layers, reaches the target
 };
 
 /// The target: "mass lost of at most 0.01"
@@ -58,24 +58,25 @@ std::string target_text(const ReuseOptions&);
 struct Findings {
     ReuseOptions asked;
     uint64_t seed = 0;
-    bool is_bound = false;        // the selector needs the attention that it is to spare
+    bool is_bound = false;        // the selector needs dense attention
     std::vector<int64_t> layers;  // measured
-    std::string missing;          // of the model, between them: as missing_layers()
+    std::string missing;          // layers of the model between them: missing_layers()
     std::vector<Pair> pairs;      // by target, then source
     std::vector<AtDistance> distances;
-    double floor_mass = 0, floor_error = 0, oracle_mass = 0;  // random blocks; the oracle's: means
+    double floor_mass = 0, floor_error = 0,
+           oracle_mass = 0;  // means: of random blocks, of the oracle
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    nlohmann::ordered_json dropped_sinks;  // with own ids, as driver/sink_note.h has them
+    nlohmann::ordered_json dropped_sinks;  // with own ids, see driver/sink_note.h
     Cost dense;                            // of all layers
     Shared own;                            // every layer computes its own ids
     std::vector<Shared> patterns;          // asked for with --every and --groups
-    std::vector<Shared> front;  // least mean loss of each number of computing layers, ascending
-    /// The fewest computing layers with which every layer reaches the target, and of those the
-    /// least mean loss; of the front, the first whose mean reaches it.
+    std::vector<Shared> front;  // least mean loss for each number of computing layers, ascending
+    /// each: the least mean loss among the patterns with the fewest computing layers in which every
+    /// layer reaches the target. mean: the first of the front whose mean reaches it.
     std::optional<Shared> each, mean;
 };
 
-/// The pair of the layers at those places, source <= target.
+/// The pair of the layers at these indices, source <= target.
 const Pair& pair_of(const Findings&, size_t source, size_t target);
 
 Findings make_findings(const io::ResultsReader&);

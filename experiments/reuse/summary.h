@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What msa-reuse writes and prints of its findings.
+// Output of msa-reuse.
 #pragma once
 
 #include <iosfwd>
@@ -18,10 +18,10 @@ std::string reuse_definitions();
 /// estimate is {"value", "low", "high"}.
 std::string reuse_summary(const Findings&, const io::RunRecord&);
 
-/// The page: loss by distance, the patterns, the best ones.
+/// The page: loss by distance, the requested patterns, the best ones.
 void print_findings(const Findings&, const io::RunRecord&, std::ostream& out);
 
-/// Why no pattern reaches the target, and the nearest one; empty where one does.
+/// Why no pattern reaches the target, and the nearest one; empty if one does.
 std::string nearest_text(const Findings&);
 
 }  // namespace msa::experiments::reuse

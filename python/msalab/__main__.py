@@ -12,7 +12,8 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "merge": "the result of the shards of a run (--shard)",
          "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
          "plot": "every picture of results, and report.html",
-         "tensorboard": "curves of msa-pretrain as TensorBoard event files"}
+         "tensorboard": "curves of msa-pretrain and of train as TensorBoard event files",
+         "train": "continued training of a model with MSA in place of its attention"}
 
 
 def programs() -> dict[str, Path]:
@@ -40,6 +41,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
+    if name == "train":
+        from .training.__main__ import main as train
+        return train(arguments)
     if name == "merge":
         from .evaluation.merge import main as merge
         return merge(arguments, programs().get("merge"))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from . import torch as m
 from .operations import InputError, _positive
+from .selectors import Rule
 
 EPSILON = 1e-6  # of RMS norms
 
@@ -30,11 +31,55 @@ def turn(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
 
 
-def rotate(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
-    """The same with the frequencies theta^(-2c / rotary_dim) of plain RoPE."""
-    frequencies = theta ** (-2 * torch.arange(rotary_dim // 2, dtype=torch.float64, device=x.device)
-                            / max(rotary_dim, 1))
-    return turn(x, positions, frequencies)
+def plain_frequencies(rotary_dim: int, theta: float, device=None) -> Tensor:
+    """Of plain RoPE: theta^(-2c / rotary_dim), [rotary_dim / 2] float64"""
+    channels = torch.arange(rotary_dim // 2, dtype=torch.float64, device=device)
+    return theta ** (-2 * channels / max(rotary_dim, 1))
+
+
+class IndexBranch(nn.Module):
+    """index_q [N, groups, index_dim] and index_k [N, 1, index_dim] of x [N, dim] at positions [N]
+    (eq:msa-index-proj). frequencies: of RoPE, [rotary_dim / 2] float64."""
+
+    def __init__(self, dim: int, groups: int, index_dim: int, frequencies: Tensor, norm: bool = True):
+        super().__init__()
+        self.index_dim = index_dim
+        # As bits, which move with a module, and stay what they are when its type becomes another.
+        self.register_buffer("frequency_bits", frequencies.view(torch.int64), persistent=False)
+        self.q_proj = nn.Linear(dim, groups * index_dim, bias=False)
+        self.k_proj = nn.Linear(dim, index_dim, bias=False)
+        self.q_norm = RMSNorm(index_dim) if norm else nn.Identity()
+        self.k_norm = RMSNorm(index_dim) if norm else nn.Identity()
+
+    def forward(self, x: Tensor, positions: Tensor):
+        frequencies = self.frequency_bits.view(torch.float64)
+        return tuple(turn(norm(projection(x).unflatten(1, (-1, self.index_dim))), positions, frequencies)
+                     for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
+
+
+def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, rule: Rule, cu,
+                      *, sparse: bool, kl: bool = True, kl_full_support: bool = False, sinks=None,
+                      softmax_scale=None):
+    """Algorithm 1 behind its projections: (heads [N, Hq, dh], ids, kl). Not sparse, the warm-up: the Main
+    Branch attends to all visible keys, ids are None, and KL is over them. index_k [N, index_dim]."""
+    packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    main = {"sinks": sinks, "softmax_scale": softmax_scale, **packed}
+    ids = index_lse = None
+    if sparse:
+        ids, index_lse = m.index_select(
+            index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=True,
+            force_begin_blocks=rule.forced_first, force_end_blocks=rule.forced_local, **packed)
+        heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
+                                             return_softmax_lse=True, **main)
+    else:
+        heads, main_lse = m.dense_attention(q, k, v, return_softmax_lse=True, **main)
+    if not kl:
+        return heads, ids, q.new_zeros(())
+    support = ids
+    if kl_full_support and sparse:  # of which the forward pass knows nothing
+        support = main_lse = index_lse = None
+    return heads, ids, m.index_kl(q, k, index_q, index_k, support, main_lse=main_lse,
+                                  index_lse=index_lse, block_size=rule.block_size, **main)
 
 
 class MSAttention(nn.Module):
@@ -89,11 +134,8 @@ class MSAttention(nn.Module):
         self.o_proj = nn.Linear(query_heads * head_dim, dim, bias=False)
         self.q_norm, self.k_norm = RMSNorm(head_dim), RMSNorm(head_dim)
         self.sinks = nn.Parameter(torch.zeros(query_heads)) if sink else None
-        self.indexer = nn.Module()
-        self.indexer.q_proj = nn.Linear(dim, kv_heads * index_dim, bias=False)
-        self.indexer.k_proj = nn.Linear(dim, index_dim, bias=False)
-        self.indexer.q_norm = RMSNorm(index_dim) if index_norm else nn.Identity()
-        self.indexer.k_norm = RMSNorm(index_dim) if index_norm else nn.Identity()
+        self.indexer = IndexBranch(dim, kv_heads, index_dim,
+                                   plain_frequencies(self.index_rotary, rope_theta), index_norm)
         self.value_head = value_head
         if value_head:
             self.indexer.v_proj = nn.Linear(dim, index_dim, bias=False)
@@ -108,45 +150,24 @@ class MSAttention(nn.Module):
             raise InputError(f"cu_seqlens is {cu}, must end with {n}, the rows of x")
         positions = torch.cat([torch.arange(end - begin, device=x.device)
                                for begin, end in zip(cu[:-1], cu[1:])])
-        packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "block_size": self.block_size}
-
-        def turned(heads, rotary):
-            return rotate(heads, positions, rotary, self.rope_theta)
-
-        q = turned(self.q_norm(self.q_proj(x).unflatten(1, (-1, self.head_dim))), self.rotary_dim)
-        k = turned(self.k_norm(self.k_proj(x).unflatten(1, (-1, self.head_dim))), self.rotary_dim)
+        frequencies = plain_frequencies(self.rotary_dim, self.rope_theta, x.device)
+        q, k = (turn(norm(projection(x).unflatten(1, (-1, self.head_dim))), positions, frequencies)
+                for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
         v = self.v_proj(x).unflatten(1, (-1, self.head_dim))
-        seen = x.detach() if self.detach else x
-        index_q = self.indexer.q_norm(self.indexer.q_proj(seen).unflatten(1, (-1, self.index_dim)))
-        index_k = self.indexer.k_norm(self.indexer.k_proj(seen).view(n, 1, self.index_dim))
-        index_q, index_k = (turned(heads, self.index_rotary) for heads in (index_q, index_k))
-        ids = index_lse = None
-        if sparse:
-            ids, index_lse = m.index_select(index_q, index_k[:, 0], self.top_k, **packed,
-                                            force_begin_blocks=self.forced_first,
-                                            force_end_blocks=self.forced_local,
-                                            return_index_lse=True)
-        sinks = None if self.sinks is None else self.sinks.float()
-        heads, main_lse = self._attend(q, k, v, ids, packed, sinks)
+        index_q, index_k = self.indexer(x.detach() if self.detach else x, positions)
+        rule = Rule(self.block_size, self.top_k, self.forced_first, self.forced_local)
+        heads, ids, kl = select_and_attend(
+            q, k, v, index_q, index_k[:, 0].contiguous(), rule, cu, sparse=sparse, kl=self.kl,
+            kl_full_support=self.kl_full_support,
+            sinks=None if self.sinks is None else self.sinks.float())
         y = self.o_proj(heads.flatten(1))
         if self.value_head:
             # V_idx is shared by the groups like K_idx, and always passes its gradient.
             many_k = index_k.expand(-1, self.kv_heads, -1).contiguous()
-            many_v = self.indexer.v_proj(x)[:, None].expand(-1, self.kv_heads, -1)
-            heads, _ = self._attend(index_q, many_k, many_v.contiguous(), ids, packed)
+            many_v = self.indexer.v_proj(x)[:, None].expand(-1, self.kv_heads, -1).contiguous()
+            packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+            heads = (m.dense_attention(index_q, many_k, many_v, **packed) if ids is None else
+                     m.sparse_attention(index_q, many_k, many_v, ids, block_size=self.block_size,
+                                        **packed))
             y = y + self.indexer.o_proj(heads.flatten(1))
-        if not self.kl:
-            return y, x.new_zeros(())
-        if self.kl_full_support and sparse:  # of which the forward pass knows nothing
-            ids = main_lse = index_lse = None
-        return y, m.index_kl(q, k, index_q, index_k[:, 0].contiguous(), ids, sinks=sinks,
-                             main_lse=main_lse, index_lse=index_lse, **packed)
-
-    @staticmethod
-    def _attend(q, k, v, ids, packed, sinks=None):
-        """(out, lse) over the blocks ids, over all visible keys without."""
-        if ids is not None:
-            return m.sparse_attention(q, k, v, ids, sinks=sinks, return_softmax_lse=True,
-                                      **packed)
-        lengths = {name: packed[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        return m.dense_attention(q, k, v, sinks=sinks, return_softmax_lse=True, **lengths)
+        return y, kl

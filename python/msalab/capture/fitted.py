@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Index Branches that msa-fit-indexer has fitted, from its results.h5 and as safetensors, with numpy
-alone."""
+"""Index Branches that msa-fit-indexer has fitted, from its results.h5 and as safetensors, which msalab
+train writes, too; with numpy alone."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NAME = "model.layers.{layer}.self_attn.indexer.{part}.weight"
 OF_M3 = {"block_size": "index_block_size", "top_k": "index_topk_blocks",
          "forced_local": "index_local_blocks"}
 PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
+FIT, TRAINED = "results.h5", "indexer.safetensors"  # names in a folder
 
 
 @dataclass
@@ -45,11 +46,10 @@ def plain_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
 
 
 def read(path) -> dict[int, Fitted]:
-    """Layer -> its Index Branch, of the results.h5 of msa-fit-indexer, of the folder it lies in, or of
-    a .safetensors file that convert made of it. CaptureError naming the file and what is wrong."""
-    path = Path(path)
-    path = path / "results.h5" if path.is_dir() else path
-    require(path.is_file(), f"{path}: no such file")
+    """Layer -> its Index Branch, of the results.h5 of msa-fit-indexer, of a .safetensors file that convert
+    made of it or msalab train wrote, or of the folder of one of them. CaptureError naming the file and what
+    is wrong."""
+    path = file_of(path)
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
@@ -62,6 +62,15 @@ def read(path) -> dict[int, Fitted]:
         raise
     except Exception as error:  # the libraries raise errors of many types on damaged files
         raise CaptureError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def file_of(path) -> Path:
+    """The file that read() reads. CaptureError where there is none."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / (FIT if (path / FIT).is_file() or not (path / TRAINED).is_file() else TRAINED)
+    require(path.is_file(), f"{path}: no such file")
+    return path
 
 
 def _checked(place: str, values, *shape, dtype=np.float32) -> np.ndarray:
@@ -99,16 +108,19 @@ def _read_safetensors(path) -> dict[int, Fitted]:
         require(METADATA in metadata, f"{path}: has no metadata {METADATA}: not of msalab convert")
         form = json.loads(metadata[METADATA])
         groups, dim, theta = form["index_n_heads"], form["index_head_dim"], form["rope_theta"]
+        parts = PARTS if form["rms_norm_eps"] is not None else PARTS[:2]
         found = {}
+        frequencies = np.asarray(form.get("rope_frequencies", plain_frequencies(form["rotary_dim"],
+                                                                                theta or 1)))
         for layer in form["layers"]:
-            name = {part: NAME.format(layer=layer, part=part) for part in PARTS}
+            name = {part: NAME.format(layer=layer, part=part) for part in parts}
             require(names.issuperset(name.values()), f"{path}: has no Index Branch of layer {layer}")
             width = file.get_slice(name["q_proj"]).get_shape()[1]
-            q, k, norm_q, norm_k = (
+            q, k, *norms = (
                 _checked(f"{path}: {name[part]}", file.get_tensor(name[part]), *shape)
-                for part, shape in zip(PARTS, ((groups * dim, width), (dim, width), (dim,), (dim,))))
-            found[layer] = Fitted(groups, q, k, norm_q + 1, norm_k + 1,
-                                  plain_frequencies(form["rotary_dim"], theta), theta)
+                for part, shape in zip(parts, ((groups * dim, width), (dim, width), (dim,), (dim,))))
+            norm_q, norm_k = (norm + 1 for norm in norms) if norms else (None, None)
+            found[layer] = Fitted(groups, q, k, norm_q, norm_k, frequencies, theta)
         return found
 
 
@@ -122,7 +134,6 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
     unknown = sorted(set(wanted) - branches.keys())
     require(not unknown, f"{path}: has no Index Branch of layers {unknown}; there are: "
             f"{', '.join(map(str, branches))}")
-    first, tensors = branches[wanted[0]], {}
     for layer in wanted:
         branch, place = branches[layer], f"{path}: layer {layer}"
         require(branch.norm_q is not None, f"{place}: the Index Branch has no RMS norms, and "
@@ -130,41 +141,51 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
         require(len(branch.frequencies), f"{place}: the Index Branch has no RoPE, and MiniMax-M3's has")
         require(branch.theta is not None, f"{place}: the Index Branch has RoPE of other frequencies than "
                 "those of a theta, which MiniMax-M3's configuration cannot say one by one")
-        for what, of in (("theta", lambda one: one.theta), ("rotary dim", lambda one: _rotary(one)),
-                         ("index dim", lambda one: len(one.w_k)), ("groups", lambda one: one.groups)):
-            require(of(branch) == of(first), f"{place}: {what} {of(branch)}, of layer {wanted[0]} "
-                    f"{of(first)}; MiniMax-M3's configuration has one for all layers")
-        values = branch.w_q, branch.w_k, branch.norm_q - 1, branch.norm_k - 1
+    of = rule(path)
+    require(of["forced_first"] == 0, f"{path}: was fitted with --forced-first {of['forced_first']}, and "
+            "MiniMax-M3 keeps no first blocks")
+    return packed({layer: branches[layer] for layer in wanted}, of, str(path))
+
+
+def packed(branches: dict[int, Fitted], of: dict[str, int], place: str) -> bytes:
+    """Index Branches and their rule as a file of safetensors, under the names of MiniMax-M3. What its
+    configuration cannot say stands beside: no norm, other frequencies than a theta's, forced first blocks.
+    CaptureError where layers differ in what is said once."""
+    wanted, tensors = list(branches), {}
+    first = branches[wanted[0]]
+    for layer, branch in branches.items():
+        for what, value in (("theta", lambda one: one.theta), ("rotary dim", _rotary),
+                            ("index dim", lambda one: len(one.w_k)), ("groups", lambda one: one.groups)):
+            require(value(branch) == value(first), f"{place}: layer {layer}: {what} {value(branch)}, of "
+                    f"layer {wanted[0]} {value(first)}; MiniMax-M3's configuration has one for all layers")
+        values = [branch.w_q, branch.w_k]
+        if branch.norm_q is not None:
+            values += [branch.norm_q - 1, branch.norm_k - 1]
         tensors |= {NAME.format(layer=layer, part=part): np.ascontiguousarray(value)
                     for part, value in zip(PARTS, values)}
     form = {"layers": wanted, "index_n_heads": first.groups, "index_head_dim": len(first.w_k),
-            **_rule_of_m3(path), "rope_type": "default", "rope_theta": first.theta,
-            "rotary_dim": _rotary(first), "rope_layout": "halves", "rms_norm_eps": EPSILON,
+            **{OF_M3.get(name, name): value for name, value in of.items() if value or name in OF_M3},
+            "rope_type": "default", "rope_theta": first.theta, "rotary_dim": _rotary(first),
+            "rope_layout": "halves", "rms_norm_eps": None if first.norm_q is None else EPSILON,
             "index_scale": len(first.w_k) ** -0.5}
-    return save(tensors, {"format": "pt", METADATA: json.dumps(form)})
+    if first.theta is None:
+        form["rope_frequencies"] = first.frequencies.tolist()
+    return save(tensors, {METADATA: json.dumps(form)})  # one entry: several have no order, and bytes differ
 
 
 def _rotary(branch: Fitted) -> int:
     return 2 * len(branch.frequencies)
 
 
-def _rule_of_m3(path) -> dict:
-    of = rule(path)
-    require(of["forced_first"] == 0, f"{path}: was fitted with --forced-first {of['forced_first']}, and "
-            "MiniMax-M3 keeps no first blocks")
-    return {OF_M3[name]: value for name, value in of.items() if name in OF_M3}
-
-
 def rule(path) -> dict[str, int]:
     """Which blocks the fit was for, of what read() takes: block_size, top_k, forced_first, forced_local."""
-    path = Path(path)
-    path = path / "results.h5" if path.is_dir() else path
-    require(path.is_file(), f"{path}: no such file")
+    path = file_of(path)
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "numpy") as file:
                 form = json.loads(file.metadata()[METADATA])
-            return {"forced_first": 0} | {name: int(form[of_m3]) for name, of_m3 in OF_M3.items()}
+            found = {name: int(form[of_m3]) for name, of_m3 in OF_M3.items()}
+            return found | {"forced_first": int(form.get("forced_first", 0))}
         with h5py.File(path, "r") as file:
             options = json.loads(file["run"].attrs["options"])
             return {name: int(options[name]) for name in (*OF_M3, "forced_first")}

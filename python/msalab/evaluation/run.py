@@ -13,6 +13,7 @@ import numpy as np
 from .. import advice as advices
 from .. import indexer as indexers
 from .. import selectors
+from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..progress import Progress
@@ -175,15 +176,9 @@ def _check_positions(options, model):
 
 def record_of(options, model, settings) -> dict:
     """Which run this is: what decides its numbers."""
-    folder = Path(options.model)
-    kept = (*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.json"))
-    kept = [folder] if folder.is_file() else kept  # a GGUF file
-    weights = ({path.name: sha256(path) for path in sorted(kept)} if folder.exists()
-               else {"commit": str(getattr(model.config, "_commit_hash", None))})
     files = [Path(path) for path in options.text]
     if options.indexer is not None:
-        given = Path(options.indexer)
-        files.append(given / "results.h5" if given.is_dir() else given)
+        files.append(file_of(options.indexer))
     if options.from_advice is not None:
         given = Path(options.from_advice)
         files.append(given / "summary.json" if given.is_dir() else given)
@@ -195,20 +190,30 @@ def record_of(options, model, settings) -> dict:
             name, copy = f"{path.name} ({copy})", copy + 1
         inputs[name] = sha256(path)
     names = ("dense_layers", "sensitivity", "context", "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
-    return {"program": "msalab evaluate", "commit": _version(), "compiler": _software(),
-            "model": weights, "inputs": inputs, "seed": options.seed,
+    return {"program": "msalab evaluate", "commit": version(), "compiler": software(),
+            "model": model_sums(options.model, model), "inputs": inputs, "seed": options.seed,
             "options": {name: getattr(options, name) for name in names} |
                        {"configs": [_described(setting) for setting in settings]}}
 
 
-def _version() -> str:
+def model_sums(name, model) -> dict:
+    """sha256 of the files of a model, or its commit on the hub."""
+    folder = Path(name)
+    if not folder.exists():
+        return {"commit": str(getattr(model.config, "_commit_hash", None))}
+    kept = (*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.json"))
+    kept = [folder] if folder.is_file() else kept  # a GGUF file
+    return {path.name: sha256(path) for path in sorted(kept)}
+
+
+def version() -> str:
     try:
         return f"msalab {metadata.version('msalab')}"
     except metadata.PackageNotFoundError:
         return "unknown"  # a copy of the package that is not installed
 
 
-def _software() -> str:
+def software() -> str:
     import torch
     import transformers
 

@@ -23,9 +23,15 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        return list(map(self.encode, texts))
+
     def with_bytes(self, text: str):
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         return ids, np.ones(len(ids))
+
+    def save(self, folder):
+        pass
 
 
 class Tokenizer:
@@ -48,7 +54,11 @@ class Tokenizer:
         self.prefix = list(self._tokenizer("")["input_ids"])[:1]
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """Of several texts, side by side where the tokenizer can."""
+        return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
 
     def with_bytes(self, text: str):
         """Token ids int64 and the bytes of each; of a tokenizer that does not say where its tokens
@@ -62,6 +72,9 @@ class Tokenizer:
         ends = np.concatenate([[0], np.cumsum(widths)])
         last = ends[[end for _, end in found["offset_mapping"]]] if found["input_ids"] else []
         return np.asarray(found["input_ids"], np.int64), np.diff(last, prepend=0).astype(float)
+
+    def save(self, folder):
+        self._tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True)

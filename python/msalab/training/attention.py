@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""How the attention modules of a transformers model attend while it is trained: packed documents, one
+micro-batch at a time, with an Index Branch in each layer that selects by its own (`indexer`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from .. import analysis, selectors
+from .. import torch as m
+from ..capture import fitted
+from ..capture.layer import require
+from ..capture.transformers_model import TransformersModel
+from ..nn import IndexBranch, select_and_attend
+from ..transformers import attention_modules
+
+NAME = "msalab_train"
+KINDS = ("msa", "dense", *selectors.SCORES)
+MEASURED = 256  # queries at the end of a micro-batch's longest document, of which recall and entropy are
+INITIAL = 0.02  # standard deviation of random projections
+_ATTRIBUTE = "_msalab_train"  # of an attention module: its layer's number and the Attention
+
+
+@dataclass
+class Attention:
+    """Of all layers. kind: of KINDS; dense: layers that attend to everything. warming: the Index
+    Branches learn beside full attention, and nothing else does. The rest is of the micro-batch under
+    way: cu_seqlens, positions [N], the KL of each layer, and, where `measured` is a list, its measures
+    (name, layer, value)."""
+
+    kind: str
+    rule: selectors.Rule
+    dense: frozenset
+    detach: bool
+    warming: bool = False
+    cu: list = field(default_factory=list)
+    positions: torch.Tensor | None = None
+    kl: dict = field(default_factory=dict)
+    measured: list | None = None
+    inputs: dict = field(default_factory=dict)
+
+    def begin(self, cu, positions, measure: bool):
+        self.cu, self.positions, self.kl = cu, positions, {}
+        self.measured = [] if measure else None
+
+    def __call__(self, module, number, q, k, v, given):
+        """heads [N, Hq, dh] of q [N, Hq, dh], k and v [N, Hkv, dh]."""
+        x = self.inputs.pop(number, None)
+        lengths = {"cu_seqlens_q": self.cu, "cu_seqlens_k": self.cu}
+        if self.kind == "dense" or number in self.dense:
+            return m.dense_attention(q, k, v, **given, **lengths)
+        if self.kind != "msa":
+            ids = self._chosen(q.detach(), k.detach(), given)
+            self._measure(number, q, k, ids, given)
+            return m.sparse_attention(q, k, v, ids, block_size=self.rule.block_size, **given, **lengths)
+        with torch.enable_grad():  # in the warm-up, of this alone
+            index_q, index_k = module.indexer(x.detach() if self.detach or self.warming else x,
+                                              self.positions)
+            index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype).contiguous()
+            heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, self.cu,
+                                               sparse=not self.warming, **given)
+        self.kl.setdefault(number, kl)  # a layer runs again where its activations were not kept
+        if self.measured is not None:
+            if ids is None:
+                ids = m.index_select(index_q, index_k, self.rule.top_k, block_size=self.rule.block_size,
+                                     force_begin_blocks=self.rule.forced_first,
+                                     force_end_blocks=self.rule.forced_local, **lengths)
+            self._measure(number, q, k, ids, given)
+        return heads
+
+    def _chosen(self, q, k, given):
+        return torch.cat([selectors.select(self.kind, q[begin:end], k[begin:end], self.rule, **given)
+                          for begin, end in zip(self.cu, self.cu[1:])])
+
+    @torch.no_grad()
+    def _measure(self, number, q, k, ids, given):
+        if self.measured is None or any(layer == number for _, layer, _ in self.measured):
+            return
+        begin, end = max(zip(self.cu, self.cu[1:]), key=lambda span: span[1] - span[0])
+        first = max(begin, end - MEASURED)
+        q, k, ids = q[first:end].detach(), k[begin:end].detach(), ids[first:end]
+        of = {"block_size": self.rule.block_size, "cu_seqlens_q": [0, end - first],
+              "cu_seqlens_k": [0, end - begin]}
+        mass = m.block_mass(q, k, **given, **of)
+        found = {name: values.mean() for name, values in analysis.recall(ids, mass, **of).items()}
+        found["entropy_dense"] = analysis.entropy(q, k, **given, **of).mean()
+        found["entropy_sparse"] = analysis.entropy(q, k, ids, **given, **of).mean()
+        self.measured += [(name, number, float(value)) for name, value in found.items()]
+
+
+def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, dropout=0.0,
+            position_bias=None, **_):
+    """What an attention module calls: query [1, Hq, N, dh], key and value [1, Hkv, N, dh]."""
+    number, attention = getattr(module, _ATTRIBUTE)
+    for what, given in (("a soft cap", softcap), ("dropout", dropout), ("a bias on its logits", position_bias)):
+        require(given is None or isinstance(given, float) and not given,
+                f"layer {number} has {what} in its attention, through which msalab has no gradient")
+    q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+    given = {"softmax_scale": scaling, "sinks": None if s_aux is None else s_aux.float().contiguous()}
+    return attention(module, number, q, k, v, given)[None], None
+
+
+def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
+    """From now on the model attends so."""
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    for number, module in modules.items():
+        object.__setattr__(module, _ATTRIBUTE, (number, attention))
+        if number in branches:
+            module.indexer = branches[number]
+
+            def keep(_, args, kwargs, number=number):
+                attention.inputs[number] = kwargs.get("hidden_states", args[0] if args else None)[0]
+
+            module.register_forward_pre_hook(keep, with_kwargs=True)
+    model.set_attn_implementation(NAME)
+
+
+def trainable(model, options) -> tuple[dict, list[int]]:
+    """Layer -> its attention module, and the layers that will select. CaptureError where gradients are not
+    to be had."""
+    modules, windows = attention_modules(model)
+    types = getattr(model.config.get_text_config(), "layer_types", None) or []
+    require(not windows, f"layers {sorted(windows)} have a sliding window, through which msalab has no "
+            "gradient")
+    require("chunked_attention" not in types, f"{type(model).__name__} has chunked attention, which cannot "
+            "be trained here")
+    own = [number for number, module in modules.items() if getattr(module, "indexer", None) is not None]
+    require(not own, f"layers {own} have an Index Branch of their own; a model that has none is converted")
+    unknown = sorted(set(options.dense_layers) - modules.keys())
+    require(not unknown, f"--dense-layers names {unknown}; layers with attention are {sorted(modules)}")
+    rest = sorted(modules.keys() - set(options.dense_layers))
+    require(rest or options.attention == "dense", "no layer is left to select: each is in --dense-layers")
+    return modules, [] if options.attention == "dense" else rest
+
+
+def forms_of(model, layers: list[int], options) -> dict[int, fitted.Fitted]:
+    """First Index Branches of these layers: those of --indexer, or random ones with the layer's RoPE."""
+    seen = {}
+    TransformersModel(model).run(np.zeros(2, np.int64), layers, seen.__setitem__)
+    if options.indexer is None:
+        return {number: _random(number, layer, options) for number, layer in seen.items()}
+    read = fitted.read(options.indexer)
+    lacking = [number for number in layers if number not in read]
+    require(not lacking, f"{options.indexer}: has no Index Branch of layers {lacking}; --dense-layers "
+            "leaves them as they are")
+    for number, layer in seen.items():
+        form, groups, width = read[number], layer.k.shape[1], layer.x.shape[1]
+        require((form.groups, form.w_q.shape[1]) == (groups, width), f"layer {number}: the Index Branch has "
+                f"{form.groups} groups and takes {form.w_q.shape[1]} channels, the model has {groups} and "
+                f"{width}: it was fitted to another model")
+    return {number: read[number] for number in layers}
+
+
+def _random(number: int, layer, options) -> fitted.Fitted:
+    require(layer.rotary_dim is not None, f"layer {number}: its RoPE is of a kind unknown here; fit an Index "
+            "Branch first (msa-fit-indexer --rope-dim) and name it by --indexer")
+    dim, groups, width = options.index_dim, layer.k.shape[1], layer.x.shape[1]
+    of_model = (fitted.plain_frequencies(layer.rotary_dim, layer.rope_theta or 1)
+                if layer.rope_inv_freq is None else layer.rope_inv_freq.astype(float))
+    rotary = min(dim, layer.rotary_dim) if options.rope_dim is None else options.rope_dim
+    require(0 <= rotary <= dim and rotary % 2 == 0 and (rotary == 0 or layer.rotary_dim % rotary == 0),
+            f"--rope-dim is {rotary}, must be even, at most --index-dim = {dim}, and divide the "
+            f"{layer.rotary_dim} channels that the model turns in layer {number}")
+    frequencies = of_model[::layer.rotary_dim // rotary] if rotary else of_model[:0]
+    draw = np.random.default_rng([options.seed, number])
+    w_q, w_k = (draw.normal(0, INITIAL, (rows, width)).astype(np.float32) for rows in (groups * dim, dim))
+    ones = [np.ones(dim, np.float32) if options.norm == "rms" else None] * 2
+    return fitted.Fitted(groups, w_q, w_k, *ones, frequencies,
+                         None if layer.rope_inv_freq is not None else layer.rope_theta or 1.0)
+
+
+def branch_of(form: fitted.Fitted) -> IndexBranch:
+    norm = form.norm_q is not None
+    branch = IndexBranch(form.w_q.shape[1], form.groups, len(form.w_k),
+                         torch.from_numpy(np.ascontiguousarray(form.frequencies)), norm)
+    values = {"q_proj": form.w_q, "k_proj": form.w_k} | (
+        {"q_norm": form.norm_q, "k_norm": form.norm_k} if norm else {})
+    branch.load_state_dict({f"{name}.weight": torch.from_numpy(value) for name, value in values.items()})
+    return branch

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""A model while it is trained: its loss, its optimizer, and how processes share it (FSDP2)."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from ..capture.layer import require
+from ..nn import IndexBranch
+from .data import NO_TARGET
+
+TOKENS_AT_ONCE = 2048  # whose logits are held
+
+
+class Learner(nn.Module):
+    """forward(tokens [N], positions [N], targets [N]): the sum of the loss of all targets in nats."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
+        hidden = self.model.get_decoder()(input_ids=tokens[None], position_ids=positions[None],
+                                          use_cache=False).last_hidden_state[0]
+        head = self.model.get_output_embeddings()
+
+        def nats(some, told):
+            return nn.functional.cross_entropy(head(some).float(), told, reduction="sum",
+                                               ignore_index=NO_TARGET)
+
+        return sum(checkpoint(nats, *part, use_reentrant=False) for part in
+                   zip(hidden.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)))
+
+
+@torch.no_grad()
+def check_logits(model):
+    """CaptureError unless logits are the language head of the decoder's output, as Learner has them."""
+    tokens = torch.arange(4, device=model.device)[None]
+    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    head = model.get_output_embeddings()
+    own = model(input_ids=tokens, use_cache=False).logits
+    require(head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3),
+            f"{type(model).__name__} changes the logits of its language head, which is not supported")
+
+
+class Group:
+    """The processes of a run, as torchrun starts them; without it, this one."""
+
+    def __init__(self, device: str):
+        self.started = not dist.is_initialized()
+        alone = "WORLD_SIZE" not in os.environ
+        kind = torch.device(device).type
+        if kind == "cuda":
+            number = torch.device(device).index if alone else int(os.environ["LOCAL_RANK"])
+            device = f"cuda:{number or 0}"
+            torch.cuda.set_device(device)
+        self.device = torch.device(device)
+        if self.started:
+            backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+            how = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+            dist.init_process_group(backend, **how)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.mesh = init_device_mesh(kind, (self.size,))
+
+    def summed(self, values) -> list[float]:
+        """Of all processes."""
+        total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def wait(self):
+        dist.barrier()
+
+    def close(self):
+        if self.started:
+            dist.destroy_process_group()
+
+
+def shard(learner: Learner, group: Group, dtype: torch.dtype):
+    """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
+    computes with them. An Index Branch is a unit of its own: in the warm-up nothing else has gradients."""
+    how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32)}
+    layers = next((module for module in learner.model.get_decoder().modules()
+                   if isinstance(module, nn.ModuleList)), ())
+    for layer in layers:
+        for module in [one for one in layer.modules() if isinstance(one, IndexBranch)]:
+            fully_shard(module, **how)
+        fully_shard(layer, **how)
+    fully_shard(learner, **how)
+
+
+def is_of_index(name: str) -> bool:
+    return ".indexer." in name
+
+
+def make_optimizer(learner: Learner, options) -> torch.optim.AdamW:
+    """Two groups, the backbone and the Index Branches, each in two: norms and biases do not decay. Moments
+    are there from the start, so that every checkpoint has the same parts."""
+    groups = []
+    for of_index, rate in ((False, options.lr), (True, options.index_lr)):
+        named = [one for name, one in learner.named_parameters() if is_of_index(name) == of_index]
+        for decays in (True, False):
+            some = [one for one in named if (one.ndim > 1) == decays]
+            if some:
+                groups.append({"params": some, "weight_decay": options.decay if decays else 0.0,
+                               "lr": rate, "rate": rate, "of_index": of_index})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            optimizer.state[one] = {"step": torch.zeros((), device=one.device),
+                                    "exp_avg": torch.zeros_like(one), "exp_avg_sq": torch.zeros_like(one)}
+    return optimizer
+
+
+def set_rates(optimizer, step: int, options):
+    """Each stage begins with a linear rise over --lr-ramp steps; the last one ends in a cosine down to a
+    tenth of the rate."""
+    begin, end = (0, options.warmup) if step < options.warmup else (options.warmup, options.steps)
+    share = min(1.0, (step - begin + 1) / max(options.lr_ramp, 1))
+    if step >= options.warmup and share == 1:
+        left = max(end - begin - options.lr_ramp, 1)
+        share = 0.55 + 0.45 * math.cos(math.pi * (step - begin - options.lr_ramp) / left)
+    for group in optimizer.param_groups:
+        group["lr"] = group["rate"] * share
+
+
+def clip(optimizer, most: float) -> dict[bool, float]:
+    """Norms of the gradients before each is clipped: of the backbone (False) and the Index Branches (True),
+    apart, so that the one's does not shorten the other's."""
+    norms = {}
+    for of_index in (False, True):
+        with_gradient = [one for group in optimizer.param_groups if group["of_index"] == of_index
+                         for one in group["params"] if one.grad is not None]
+        if with_gradient:
+            norm = nn.utils.clip_grad_norm_(with_gradient, most)
+            norms[of_index] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return norms

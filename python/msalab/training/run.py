@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: MIT
+"""A run of `msalab train`: its steps, its curves, and what it goes on from."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import time
+from argparse import Namespace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+
+from .. import indexer as indexers
+from ..capture.fitted import file_of
+from ..capture.layer import require
+from ..evaluation import text
+from ..evaluation.files import same_or_refused, sha256, write_json
+from ..evaluation.run import load, model_sums, software, version
+from ..progress import Progress
+from ..selectors import Rule
+from . import attention as attentions
+from . import checkpoint, data
+from .learner import Group, Learner, check_logits, clip, make_optimizer, set_rates, shard
+
+DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "norm", "rope_dim",
+          "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_ramp", "decay", "clip",
+          "context", "batch", "dtype", "bytes", "diverged", "probe_every", "log_every")
+FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
+SMOOTH = 0.1  # share of the newest loss in the smoothed one
+
+
+class Curves:
+    """OUT/curves.csv as msa-pretrain has it: step,group,name,part,value."""
+
+    HEADER = "step,group,name,part,value\n"
+
+    def __init__(self, path: Path, step: int):
+        """What stands there of `step` and later goes."""
+        lines = path.read_text().splitlines(True)[1:] if step and path.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < step]
+        path.write_text(self.HEADER + "".join(kept))
+        self._file = open(path, "a", encoding="utf-8")
+
+    def add(self, step: int, group: str, values):
+        for name, part, value in values:
+            if math.isfinite(value):
+                self._file.write(f"{step},{group},{name},{part},{value:.7g}\n")
+        self._file.flush()
+
+
+def summary(out: Path, tokens: int) -> dict:
+    """Of a run that has ended: what it was, and the means of its last tenth of steps."""
+    lines = [line.split(",") for line in (out / "curves.csv").read_text().splitlines()[1:]]
+    steps = 1 + max(int(line[0]) for line in lines)
+
+    def mean(name):
+        values = [float(line[4]) for line in lines if line[2] == name and int(line[0]) >= 0.9 * (steps - 1)]
+        return sum(values) / len(values) if values else None
+
+    names = ("loss", "kl_loss", "gradient_norm", "index_gradient_norm", "tokens_per_second", "block_recall",
+             "score_recall", "mass_kept", "entropy_dense", "entropy_sparse")
+    return json.loads((out / "run.json").read_text()) | {
+        "steps": steps, "tokens": steps * tokens, "last": {name: mean(name) for name in names}}
+
+
+@dataclass
+class Health:
+    """Is the loss where it has been? smooth, least: in nats a token, of this stage."""
+
+    smooth: float | None = None
+    least: float = math.inf
+
+    def add(self, loss: float):
+        self.smooth = loss if self.smooth is None else (1 - SMOOTH) * self.smooth + SMOOTH * loss
+        self.least = min(self.least, self.smooth)
+
+    def above(self, loss: float | None = None) -> float:
+        """Rise of the smoothed loss, or of one that is higher, over the least."""
+        return max(value for value in (self.smooth, loss) if value is not None) - self.least
+
+
+def check_options(options):
+    for name, least in (("steps", 1), ("context", 2), ("batch", 1), ("rows", 1), ("seed", 0), ("lr_ramp", 0),
+                        ("save_every", 1), ("log_every", 1), ("probe_every", 0), ("index_dim", 1)):
+        value = getattr(options, name)
+        require(value >= least, f"--{name.replace('_', '-')} is {value}, must be at least {least}")
+    for name in ("lr", "index_lr", "clip", "diverged"):
+        value = getattr(options, name)
+        require(value > 0 and math.isfinite(value), f"--{name.replace('_', '-')} is {value}, must be above 0")
+    require(options.kl_weight >= 0, f"--kl-weight is {options.kl_weight}, must be at least 0")
+    given = options.warmup is not None
+    require(options.attention == "msa" or not given and options.indexer is None, "--warmup and --indexer are of "
+            "--attention msa")
+    if not given:
+        options.warmup = options.steps // 10 if options.attention == "msa" else 0
+    require(0 <= options.warmup <= options.steps, f"--warmup is {options.warmup}, must be from 0 to --steps = "
+            f"{options.steps}")
+
+
+def rule_of(options) -> Rule:
+    """The fit's, or the defaults, but for what is asked."""
+    rule = Rule() if options.indexer is None else indexers.rule(options.indexer)
+    for name in vars(rule):
+        if getattr(options, name) is None:
+            setattr(options, name, getattr(rule, name))
+    return Rule(*(getattr(options, name) for name in vars(rule)))
+
+
+def record_of(options, model, rows) -> dict:
+    """Which run this is: what decides its numbers."""
+    inputs = {"tokens": rows.sum()}
+    if options.indexer is not None:
+        inputs["indexer"] = sha256(file_of(options.indexer))
+    return {"program": "msalab train", "commit": version(), "compiler": software(),
+            "model": model_sums(options.model, model), "inputs": inputs, "seed": options.seed,
+            "options": {name: getattr(options, name) for name in DECIDE}}
+
+
+def open_folder(out: Path, record: dict, options):
+    """CaptureError where something else is there."""
+    path = out / "run.json"
+    if options.overwrite and path.exists():
+        for old in (*checkpoint.states(out), out / "model"):
+            shutil.rmtree(old, ignore_errors=True)
+        for name in ("summary.json", "diverged.json", "curves.csv", "run.json"):
+            (out / name).unlink(missing_ok=True)
+    if path.exists():
+        require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
+        same_or_refused(str(path), json.loads(path.read_text()), json.loads(json.dumps(record)),
+                        "; --overwrite begins anew")
+        return
+    require(not out.exists() or not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+
+
+def vocabulary_of(options):
+    """A function that gives the tokenizer, loaded when it is first asked for."""
+    return cache(lambda: text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision))
+
+
+def write_tokens(options, note) -> int:
+    rows = data.read(options.data, vocabulary_of(options), options.context, note)
+    data.write(rows, options.tokens_out)
+    note(f"{options.tokens_out}: {len(rows.tokens)} tokens, {len(rows.begins)} documents")
+    return FINISHED
+
+
+class Training:
+    """A model on its way. note(): of the first process."""
+
+    def __init__(self, options, group: Group, note):
+        self.options, self.group, self.note = options, group, note
+        self.out, self.rule, self.health = Path(options.out), rule_of(options), Health()
+        self.dtype = getattr(torch, options.dtype)
+        require(self.dtype == torch.float32 or group.device.type == "cuda", "--dtype must be float32 on the CPU")
+        share = options.batch / group.size / options.rows
+        require(share == int(share), f"--batch is {options.batch}, must be a multiple of {group.size} "
+                f"processes times --rows = {options.rows}")
+        self.micros = int(share)
+        self.words = vocabulary_of(options)
+        self.rows = data.read(options.data, self.words, options.context, note)
+        require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
+                f"{options.context} tokens, fewer than --batch = {options.batch}")
+        self._load()
+
+    def _load(self):
+        options = self.options
+        model = load(Namespace(model=options.model, revision=options.revision, dtype="auto", device="cpu"))
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        require(options.context <= most, f"--context is {options.context}, must be at most {most}, the "
+                "positions of the model")
+        size = len(model.get_input_embeddings().weight)
+        require(self.rows.tokens.max() < size, f"the text has token {self.rows.tokens.max()}; the vocabulary of "
+                f"{options.model} is 0 to {size - 1}")
+        check_logits(model)
+        self.own_dtype = model.dtype
+        model = model.float()
+        modules, layers = attentions.trainable(model, options)
+        is_msa = options.attention == "msa"
+        self.forms = attentions.forms_of(model, layers, options) if is_msa else {}
+        self.branches = {number: attentions.branch_of(form) for number, form in self.forms.items()}
+        if layers and all(module.num_key_value_groups == 1 for module in modules.values()):
+            self.note("note: the model has no grouped queries: each head selects blocks of its own")
+        if self.group.rank == 0:
+            open_folder(self.out, record_of(options, model, self.rows), options)
+        self.group.wait()
+        self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
+                                              options.detach)
+        attentions.attach(modules, model, self.attention, self.branches)
+        if options.checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})  # of the second name in older releases
+        self.learner = Learner(model.to(self.group.device))
+        shard(self.learner, self.group, self.dtype)
+        self.optimizer = make_optimizer(self.learner, options)
+
+    def save(self, step: int):
+        checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
+        checkpoint.save_model(self.out, self.group, self.learner.model, self.branches, self.forms, self.rule,
+                              self.words(), self.own_dtype)
+
+    def run(self, wants_stop) -> int:
+        options, found = self.options, checkpoint.load(self.out, self.learner, self.optimizer)
+        begin = found.pop("step") if found else 0
+        self.health = Health(**found) if found else Health()
+        curves = Curves(self.out / "curves.csv", begin) if self.group.rank == 0 else None
+        progress, tokens = Progress(self.note, options.steps - begin), options.batch * options.context
+        started, saved = time.monotonic(), begin
+        for step in range(begin, options.steps):
+            if step == options.warmup:
+                self.health = Health()
+            began = time.monotonic()
+            loss, values, probes, stop = self.step(step, wants_stop())
+            if not math.isfinite(loss) or not all(math.isfinite(value) for *_, value in values):
+                return self._diverge(step, f"the loss is {loss:.4g}, or a gradient is not finite", saved)
+            self.health.add(loss)
+            if curves:
+                curves.add(step, "train", [("loss", "", loss)])
+                if step % options.log_every == 0 or step + 1 == options.steps:
+                    rate = tokens / (time.monotonic() - began)
+                    curves.add(step, "train", [*values, ("tokens_per_second", "", rate)])
+                curves.add(step, "probe", probes)
+            if self.health.above() > options.diverged:
+                return self._diverge(step, f"the loss rose from {self.health.least:.4g} to "
+                                     f"{self.health.smooth:.4g}", saved)
+            stop = stop or time.monotonic() - started > options.seconds
+            done, good = step + 1, self.health.above(loss) <= options.diverged / 2
+            if good and (stop or done - saved >= options.save_every) or done == options.steps:
+                self.save(done)
+                saved = done
+            progress.advance(1, f"step {done}, loss {loss:.4f}")
+            if stop and done < options.steps:
+                self.note(f"stopped behind step {done}; --resume goes on")
+                return STOPPED
+        if begin == options.steps and not (self.out / "model").exists():
+            self.save(begin)
+        if self.group.rank == 0:
+            write_json(self.out / "summary.json", summary(self.out, tokens))
+        return FINISHED
+
+    def step(self, step: int, wants_stop: bool):
+        """(loss in nats a token, [(name, part, value)] of the curves, of the probe, does a process want to
+        stop)."""
+        options, group, attention = self.options, self.group, self.attention
+        attention.warming = step < options.warmup
+        self.learner.train(not attention.warming)
+        set_rates(self.optimizer, step, options)
+        rows = self.rows.order(step, options.batch, options.seed)
+        targets = int((self.rows.batch(rows)[2] != data.NO_TARGET).sum())
+        each, nats, kl, probes = len(rows) // group.size, 0.0, {}, []
+        mine = rows[group.rank * each:(group.rank + 1) * each]
+        is_probed = options.probe_every and (step % options.probe_every == 0 or step + 1 == options.steps)
+        for micro in range(self.micros):
+            torch.manual_seed((options.seed * options.steps + step) * len(rows) + mine[0])  # of dropout
+            some = mine[micro * options.rows:(micro + 1) * options.rows]
+            loss, probe = self._backward(some, targets, bool(is_probed) and micro == group.rank == 0)
+            nats += loss
+            probes += probe
+            for layer, value in attention.kl.items():
+                kl[layer] = kl.get(layer, 0.0) + float(value.detach()) / self.micros
+        norms = clip(self.optimizer, options.clip)
+        nats, wishes, *kls = group.summed([nats, wants_stop, *kl.values()])
+        values = [("learning_rate", "", self.optimizer.param_groups[0]["lr"])]
+        values += [(("index_" if of_index else "") + "gradient_norm", "", norm)
+                   for of_index, norm in norms.items()]
+        values += [("kl_loss", layer, value / group.size) for layer, value in zip(kl, kls)]
+        if all(math.isfinite(norm) for norm in norms.values()):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return nats / max(targets, 1), values, probes, wishes > 0
+
+    def _backward(self, rows, targets: int, measure: bool):
+        """(nats, probes) of a micro-batch, whose gradients are added to the others'."""
+        tokens, cu, told = self.rows.batch(rows)
+        starts = torch.tensor(cu[:-1]).repeat_interleave(torch.tensor(cu).diff())
+        positions = (torch.arange(len(tokens)) - starts).to(self.group.device)
+        attention = self.attention
+        attention.begin(cu, positions, measure)
+        with torch.set_grad_enabled(not attention.warming):
+            nats = self.learner(torch.from_numpy(tokens).to(self.group.device), positions,
+                                torch.from_numpy(told).to(self.group.device))
+        probes = [(name, layer, value) for name, layer, value in attention.measured or ()]
+        attention.measured = None
+        kl = sum(attention.kl.values()) / self.micros
+        if attention.warming:
+            kl.backward()
+        else:  # processes take the mean of their gradients
+            (nats * (self.group.size / max(targets, 1)) + self.options.kl_weight * kl).backward()
+        return float(nats.detach()), probes
+
+    def _diverge(self, step: int, why: str, saved: int) -> int:
+        kept = f"{self.out}/model has the weights behind step {saved}, the last good ones" if saved else (
+            "nothing was saved before")
+        self.note(f"error: step {step}: {why}: diverged; {kept}")
+        if self.group.rank == 0:
+            write_json(self.out / "diverged.json", {"step": step, "why": why, "kept": saved})
+        return DIVERGED
+
+
+@contextmanager
+def stop_asked():
+    """A function that says whether SIGTERM or SIGINT has come."""
+    asked = []
+    before = {number: signal.signal(number, lambda *_: asked.append(True))
+              for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(options, note) -> int:
+    """The exit code: finished, stopped or diverged."""
+    require(options.out is not None, "--out is missing")
+    require(options.attention in attentions.KINDS, f"--attention is {options.attention}; there are: "
+            f"{', '.join(attentions.KINDS)}")
+    check_options(options)
+    torch.use_deterministic_algorithms(options.deterministic)
+    transformers.logging.disable_progress_bar()
+    group = Group(options.device)
+    try:
+        with stop_asked() as wants_stop:
+            quiet = note if group.rank == 0 else lambda _: None
+            return Training(options, group, quiet).run(wants_stop)
+    finally:
+        group.close()

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: MIT
+"""msalab train on a tiny Llama of bytes with random weights. Needs PyTorch, transformers and the compiled
+module."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: "
+                                                          "requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+
+from make_indexer import make_indexer  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+
+import msalab.transformers as mt  # noqa: E402
+from msalab import selectors  # noqa: E402
+from msalab.capture import fitted  # noqa: E402
+from msalab.plots.pilot_records import read_points  # noqa: E402
+from msalab.training import attention as attentions  # noqa: E402
+from msalab.training import data  # noqa: E402
+from msalab.training.__main__ import main  # noqa: E402
+
+torch.set_num_threads(1)
+CONTEXT, BLOCK, TOP_K, ALL = 64, 8, 3, 8  # ALL: blocks of a row
+SIZES = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.1,
+         "max_position_embeddings": 512, "tie_word_embeddings": True}
+COMMON = ["--bytes", "--context", CONTEXT, "--batch", 2, "--block-size", BLOCK, "--top-k", TOP_K,
+          "--index-dim", 16, "--lr", 1e-2, "--lr-ramp", 1, "--probe-every", 0]
+
+
+def make_model(**changes):
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a model and a text of a few words."""
+    folder = tmp_path_factory.mktemp("tiny")
+    make_model().save_pretrained(folder / "model")
+    rng = np.random.default_rng(1)
+    words = ["".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(30)]
+    texts = [" ".join(rng.choice(words, rng.integers(4, 60))) for _ in range(20)]
+    (folder / "text.txt").write_text("\0".join(texts))
+    return folder
+
+
+def command(tiny, out, *words, model="model", text="text.txt"):
+    return list(map(str, [tiny / model, "--data", tiny / text, "--out", out, *COMMON, *words]))
+
+
+def train(tiny, out, *words, **of):
+    return main(command(tiny, out, *words, **of))
+
+
+def values_of(out, name, part="", group="train"):
+    rows = [line.split(",") for line in (out / "curves.csv").read_text().splitlines()]
+    return [float(row[4]) for row in rows if row[1:4] == [group, name, part]]
+
+
+def weights_of(out):
+    return load_file(out / "model.safetensors")
+
+
+def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
+    assert train(tiny, tmp_path / "a", "--steps", 16, "--warmup", 4, "--probe-every", 8, "--log-every", 1) == 0
+    loss, kl = values_of(tmp_path / "a", "loss"), values_of(tmp_path / "a", "kl_loss", "0")
+    assert len(loss) == 16 and loss[-1] < loss[0] - 1
+    assert kl[3] < kl[0]  # of the warm-up, on full support
+    for name in ("block_recall", "mass_kept", "entropy_dense", "entropy_sparse"):
+        assert len(values_of(tmp_path / "a", name, "1", "probe")) == 3
+    assert len(list(read_points(tmp_path / "a/curves.csv"))) > 100  # as msalab tensorboard reads them
+    told = json.loads((tmp_path / "a/summary.json").read_text())
+    assert told["tokens"] == 16 * 2 * CONTEXT and told["last"]["loss"] == pytest.approx(np.mean(loss[14:]))
+    made, own = weights_of(tmp_path / "a/model"), weights_of(tiny / "model")
+    assert {name: one.shape for name, one in made.items()} == {name: one.shape for name, one in own.items()}
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
+    assert type(read).__name__ == "LlamaForCausalLM" and read.config.architectures == ["LlamaForCausalLM"]
+    names = load_file(tmp_path / "a/model/indexer.safetensors")
+    assert "model.layers.1.self_attn.indexer.q_norm.weight" in names
+
+
+@pytest.mark.parametrize("how", [[], ["--norm", "none", "--rope-dim", 8, "--forced-first", 1]])
+def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, how):
+    """Nothing is learned (the rates round to 0): the folder holds what the first step has computed with."""
+    rates = ["--lr", 1e-30, "--index-lr", 1e-30]
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, *rates, *how) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
+    mt.register()
+    mt.configure(model, indexer=tmp_path / "a/model")
+    model.set_attn_implementation(mt.NAME)
+    nats, count, rows = 0.0, 0, rows_of(tiny)
+    tokens, cu, _ = rows.batch(rows.order(0, 2, 0))
+    for begin, end in zip(cu, cu[1:]):
+        if end - begin > 1:
+            ids = torch.from_numpy(tokens[begin:end])[None]
+            with torch.no_grad():
+                nats += float(model(ids, labels=ids).loss.double()) * (end - begin - 1)
+            count += end - begin - 1
+    # Sums of `count` float32 numbers in another order.
+    assert values_of(tmp_path / "a", "loss")[0] == pytest.approx(nats / count, rel=count * 2 ** -24)
+
+
+def rows_of(tiny):
+    from msalab.evaluation import text
+    return data.read([tiny / "text.txt"], text.Bytes, CONTEXT, print)
+
+
+def attached(model, kind, top_k, detach=True, branches=True):
+    options = Namespace(dense_layers=[], attention=kind, indexer=None, index_dim=16, rope_dim=None, norm="rms",
+                        seed=0)
+    modules, layers = attentions.trainable(model, options)
+    made = {}
+    if kind == "msa":
+        made = {number: attentions.branch_of(form).to(model.dtype)
+                for number, form in attentions.forms_of(model, layers, options).items()}
+    attention = attentions.Attention(kind, selectors.Rule(BLOCK, top_k), frozenset(), detach)
+    attentions.attach(modules, model, attention, made)
+    return attention
+
+
+def gradients(model, attention, tokens, kl_weight=0.0):
+    """Of the model, from its loss over one sequence."""
+    if attention is not None:
+        attention.begin([0, len(tokens)], torch.arange(len(tokens)), False)
+    loss = model(tokens[None], labels=tokens[None], use_cache=False).loss
+    if kl_weight:
+        loss = loss + kl_weight * sum(attention.kl.values())
+    model.zero_grad()
+    loss.backward()
+    return {name: one.grad.double() for name, one in model.named_parameters() if "indexer" not in name}
+
+
+def test_with_all_blocks_gradients_are_those_of_dense_attention():
+    """No gradient is farther from that in double precision than four times the model's own in single."""
+    tokens = torch.from_numpy(np.random.default_rng(3).integers(0, 256, CONTEXT))
+    exact = gradients(make_model().double(), None, tokens)
+    own = gradients(make_model(), None, tokens)
+
+    def error(kind, top_k):
+        model = make_model()
+        found = gradients(model, attached(model, kind, top_k), tokens)
+        return {name: (found[name] - exact[name]).norm() for name in exact}
+
+    bound = {name: 4 * (own[name] - exact[name]).norm() for name in exact}
+    for kind in ("msa", "dense", "window"):
+        assert all(value <= bound[name] for name, value in error(kind, ALL).items()), kind
+    assert any(value > 100 * bound[name] for name, value in error("msa", 1).items())
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_detached_the_kl_has_no_gradient_in_the_model(detach):
+    tokens = torch.from_numpy(np.random.default_rng(3).integers(0, 256, CONTEXT))
+    model = make_model()
+    attention = attached(model, "msa", TOP_K, detach)
+    without, with_kl = (gradients(model, attention, tokens, weight) for weight in (0.0, 1.0))
+    same = [torch.equal(without[name], with_kl[name]) for name in without]
+    assert all(same) if detach else not all(same)
+    assert all(one.grad.norm() > 0 for name, one in model.named_parameters() if "indexer" in name)
+
+
+def test_the_warm_up_leaves_the_model_as_it_is(tiny, tmp_path):
+    assert train(tiny, tmp_path / "a", "--steps", 3, "--warmup", 3) == 0
+    made, own = weights_of(tmp_path / "a/model"), weights_of(tiny / "model")
+    assert all(made[name].tobytes() == own[name].tobytes() for name in own)
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 1, "--index-lr", 1e-30) == 0
+    first, last = (fitted.read(tmp_path / run / "model")[0].w_q for run in "ba")
+    assert not np.array_equal(first, last)
+
+
+def start(launch, tiny, out, *words):
+    process = subprocess.run([sys.executable, *launch, *command(tiny, out, *words)], stderr=subprocess.PIPE,
+                             text=True, env=os.environ | {"PYTHONPATH": ":".join(sys.path),
+                                                          "OMP_NUM_THREADS": "1"})
+    return process.returncode, process.stderr
+
+
+# Killed behind the state of step 4, before its model is written.
+KILLED = """
+import os, signal, sys
+from msalab.training import __main__, checkpoint
+whole = checkpoint.save_model
+checkpoint.save_model = lambda out, *others: (
+    os.kill(os.getpid(), signal.SIGKILL) if (out / "state-4").exists() else whole(out, *others))
+__main__.main(sys.argv[1:])
+"""
+
+
+def kept(path):
+    """Lines of the curves that do not say how fast it was."""
+    return [line for line in (path / "curves.csv").read_text().splitlines() if "per_second" not in line]
+
+
+def test_resumed_after_a_kill_it_writes_the_same_bytes(tiny, tmp_path):
+    how = ["--steps", 9, "--warmup", 3, "--save-every", 2, "--deterministic", "--probe-every", 3]
+    assert train(tiny, tmp_path / "whole", *how) == 0
+    code, errors = start(["-c", KILLED], tiny, tmp_path / "killed", *how)
+    assert code == -signal.SIGKILL, errors
+    assert [path.name for path in tmp_path.glob("killed/state-*")] == ["state-4"]
+    assert train(tiny, tmp_path / "killed", *how, "--resume") == 0
+    assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
+    for name in ("model.safetensors", "indexer.safetensors", "config.json"):
+        assert (tmp_path / "killed/model" / name).read_bytes() == (tmp_path / "whole/model" / name).read_bytes()
+
+
+def test_stopped_by_time_it_goes_on(tiny, tmp_path):
+    how = ["--steps", 3, "--warmup", 0]
+    assert train(tiny, tmp_path / "whole", *how) == 0
+    for _ in range(2):
+        assert train(tiny, tmp_path / "parts", *how, "--resume", "--seconds", 0) == 130
+    assert train(tiny, tmp_path / "parts", *how, "--resume") == 0
+    assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
+    assert [path.name for path in tmp_path.glob("parts/state-*")] == ["state-3"]
+
+
+def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
+    rate = 1e-3
+    how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
+    assert train(tiny, tmp_path / "one", *how) == 0
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "msalab.training"]
+    code, errors = start(two, tiny, tmp_path / "two", *how)
+    assert code == 0, errors
+    one, two = (values_of(tmp_path / run, "loss") for run in ("one", "two"))
+    assert one[:2] == two[:2]  # the same rows by themselves, before the model has changed
+    assert one[2] == pytest.approx(two[2], rel=1e-5)
+    # Gradients are added in another order. AdamW divides each by its own size: a step is at most its rate
+    # (but for the second one's bias correction), and only where a gradient is nothing but rounding it differs.
+    for name in ("model.safetensors", "indexer.safetensors"):
+        made = [load_file(tmp_path / run / "model" / name) for run in ("one", "two")]
+        apart = np.concatenate([np.abs(made[0][each] - made[1][each]).ravel() for each in made[0]])
+        assert apart.max() <= 3 * 2 * rate and np.mean(apart > 1e-2 * rate) < 0.01
+
+
+def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):
+    how = ["--steps", 40, "--warmup", 0, "--lr", 30, "--lr-ramp", 1000, "--save-every", 1, "--clip", 1e9]
+    assert train(tiny, tmp_path / "a", *how) == 3
+    told = json.loads((tmp_path / "a/diverged.json").read_text())
+    assert told["kept"] and f"behind step {told['kept']}, the last good ones" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "a").glob("state-*")] == [f"state-{told['kept']}"]
+    good = weights_of(tmp_path / "a/model")
+    assert all(np.isfinite(one).all() for one in good.values())
+    losses = values_of(tmp_path / "a", "loss")
+    assert losses[told["kept"] - 1] < min(losses[:told["kept"]]) + 0.5 < losses[-1]
+
+
+def test_gradients_add_up_over_micro_batches_and_checkpointing_changes_nothing(tiny, tmp_path):
+    how = ["--steps", 2, "--warmup", 0, "--lr", 1e-3, "--index-lr", 1e-3]
+    assert train(tiny, tmp_path / "a", *how) == 0
+    assert train(tiny, tmp_path / "b", *how, "--checkpointing") == 0
+    assert kept(tmp_path / "a") == kept(tmp_path / "b")
+    assert train(tiny, tmp_path / "c", *how, "--rows", 2) == 0
+    for name in ("gradient_norm", "index_gradient_norm", "loss"):
+        assert values_of(tmp_path / "a", name) == pytest.approx(values_of(tmp_path / "c", name), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense", "window", "mean-key"])
+def test_controls_have_no_index_branch(tiny, tmp_path, kind):
+    assert train(tiny, tmp_path / "a", "--attention", kind, "--steps", 4) == 0
+    loss = values_of(tmp_path / "a", "loss")
+    assert loss[-1] < loss[0] and not (tmp_path / "a/model/indexer.safetensors").exists()
+
+
+def test_it_starts_from_a_fit(tiny, tmp_path):
+    fit = make_indexer(tmp_path / "results.h5", [0, 1], groups=2, dim=16, model_dim=32)
+    words = [word for word in COMMON if word not in ("--block-size", BLOCK, "--top-k", TOP_K)]
+    arguments = [tiny / "model", "--data", tiny / "text.txt", "--out", tmp_path / "a", *words, "--indexer", fit,
+                 "--steps", 1, "--warmup", 0, "--index-lr", 1e-30, "--dense-layers", 0]
+    assert main(list(map(str, arguments))) == 0
+    made, given = fitted.read(tmp_path / "a/model"), fitted.read(fit)
+    assert list(made) == [1] and np.array_equal(made[1].w_q, given[1].w_q)
+    assert np.allclose(made[1].norm_k, given[1].norm_k, atol=2 ** -23)  # less 1 in the file
+    assert fitted.rule(tmp_path / "a/model") == fitted.rule(fit)
+
+
+def test_rows_end_at_documents_and_at_the_context():
+    rows = data.Rows(np.arange(12, dtype=np.int32), np.array([0, 3, 8, 11]), 5)
+    assert len(rows) == 2
+    tokens, cu, targets = rows.batch([1, 0])
+    assert tokens.tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4] and cu == [0, 3, 5, 8, 10]
+    assert targets.tolist() == [6, 7, -100, 9, -100, 1, 2, -100, 4, -100]
+    drawn = [rows.order(step, 1, 7)[0] for step in range(6)]
+    assert all(sorted(drawn[at:at + 2]) == [0, 1] for at in (0, 2, 4))
+    assert rows.order(0, 6, 7) == drawn
+
+
+def test_text_comes_of_files_folders_and_tokens(tiny, tmp_path):
+    lines = [{"text": "one, two"}, {"text": "thrée"}]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "in/b.txt").write_text("one, two\0thrée")
+    (tmp_path / "in/no.bin").write_bytes(b"\xff")
+    out = tmp_path / "tokens.safetensors"
+    assert main([str(tiny / "model"), "--data", str(tmp_path / "in"), "--bytes", "--context", "4",
+                 "--tokens-out", str(out)]) == 0
+    rows = data.read([out], None, 4, print)
+    assert bytes(rows.tokens.tolist()).decode() == "one, twothrée" * 2
+    assert rows.begins.tolist() == [0, 8, 14, 22]
+
+
+def test_index_branches_come_back_from_their_file(tmp_path):
+    form = fitted.Fitted(2, np.ones((8, 6), np.float32), np.ones((4, 6), np.float32), None, None,
+                         np.array([0.5, 0.1]), None)
+    rule = {"block_size": 64, "top_k": 8, "forced_first": 1, "forced_local": 2}
+    path = tmp_path / "indexer.safetensors"
+    path.write_bytes(fitted.packed({3: form}, rule, "here"))
+    found = fitted.read(tmp_path)[3]
+    assert fitted.rule(path) == rule and found.norm_q is None and found.theta is None
+    assert np.array_equal(found.frequencies, form.frequencies)
+
+
+REFUSED = [
+    (["--context", 600], "must be at most 512"),
+    (["--context", 512, "--batch", 100], "fewer than --batch = 100"),
+    (["--rows", 3], "must be a multiple of 1 processes times --rows = 3"),
+    (["--attention", "flash"], "there are: msa, dense, oracle"),
+    (["--attention", "dense", "--warmup", 3], "--warmup and --indexer are of --attention msa"),
+    (["--dense-layers", "0,1"], "no layer is left to select"),
+    (["--dense-layers", "7"], "--dense-layers names [7]; layers with attention are [0, 1]"),
+    (["--rope-dim", 6], "--rope-dim is 6, must be even"),
+    (["--warmup", 5000], "--warmup is 5000, must be from 0 to --steps"),
+    (["--lr", 0], "--lr is 0.0, must be above 0"),
+    (["--dtype", "bfloat16"], "--dtype must be float32 on the CPU"),
+    (["--indexer", "/nowhere"], "/nowhere: no such file"),
+    (["--top-k", 1, "--forced-first", 1], "forced_first + forced_local is 2"),
+]
+
+
+@pytest.mark.parametrize("words, why", REFUSED, ids=[why for _, why in REFUSED])
+def test_what_is_wrong_is_named(tiny, tmp_path, capsys, words, why):
+    assert train(tiny, tmp_path / "a", *words) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
+    def refused(why, *words, **of):
+        assert train(tiny, tmp_path / "a", *words, **of) == 2
+        assert why in capsys.readouterr().err
+
+    (tiny / "short.txt").write_text("short")
+    refused("the text has 5 tokens, fewer than --context = 64", text="short.txt")
+    (tiny / "bad.jsonl").write_text('{"text": "a"}\n{"txt": 1}\n')
+    refused('bad.jsonl: line 2 must be an object with a string "text"', text="bad.jsonl")
+    refused("no such file", text="nothing.txt")
+    (tiny / "empty").mkdir(exist_ok=True)
+    refused("holds no file that ends in .txt, .md, .jsonl", text="empty")
+    words = [word for word in command(tiny, tmp_path / "a") if word != "--bytes"]
+    assert main(words) == 2 and "has no tokenizer" in capsys.readouterr().err
+    windows = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES | {"sliding_window": 40}))
+    windows.save_pretrained(tiny / "windows")
+    refused("layers [0, 1] have a sliding window", model="windows")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/mine.txt").write_text("mine")
+    refused("exists, and holds no run of msalab train")
+    (tmp_path / "a/mine.txt").unlink()
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
+    refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup", 0)
+    refused("options lr was 0.01, is 0.5; --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5,
+            "--resume")
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
+
+
+def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp_path, capsys):
+    make_model(num_key_value_heads=4).save_pretrained(tiny / "heads")
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, model="heads") == 0
+    assert "the model has no grouped queries" in capsys.readouterr().err
+    latent = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8,
+                   "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+                   "first_k_dense_replace": 2, "num_experts_per_tok": 2, "head_dim": 8}))
+    latent.save_pretrained(tiny / "latent")
+    assert train(tiny, tmp_path / "b", model="latent") == 2
+    assert "latent attention (MLA)" in capsys.readouterr().err
