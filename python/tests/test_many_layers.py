@@ -136,6 +136,18 @@ def test_the_best_selector_and_the_front_are_in_colour(tmp_path):
         assert labels & {"zeta", "alpha", "eta"} == named
 
 
+def test_a_forced_first_block_is_a_line_of_its_own(tmp_path):
+    made = comparison()
+    made["rows"] += [row | {"setting": f"{row['setting']},first=1", "mass_kept": 0.95}
+                     for row in made["rows"] if row["selector"] == "quest"]
+    figure, _ = mass_kept_versus_budget(read_comparison(write(tmp_path / "c.json", made)), 3)
+    lines = lines_of(figure.axes[0])
+    assert lines["quest:first=1"].get_color() == lines["quest"].get_color()
+    assert lines["quest:first=1"].get_linestyle() != lines["quest"].get_linestyle()
+    for name in ("quest", "quest:first=1"):
+        assert len(lines[name].get_xdata()) == 2
+
+
 def test_what_is_named_has_a_colour_of_its_own(tmp_path):
     made = comparison()
     row = made["rows"][-1]

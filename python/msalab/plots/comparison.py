@@ -35,6 +35,11 @@ def read_comparison(path) -> Comparison:
     if not summary["rows"]:
         raise ResultsError(f"{path}: has no rows")
     phase = summary["options"]["phase"]
+    settings = {(row["selector"], row["setting"]) for row in summary["rows"]}
+    for row in summary["rows"]:  # with the first block and without: two lines
+        budget, _, variant = row["setting"].partition(",")
+        if variant.startswith("first=") and (row["selector"], budget) in settings:
+            row["selector"] += ":" + variant
     table = Comparison.from_rows(
         (*COLUMNS, *INTERVALS, "phase"),
         ([_number(row[name]) for name in COLUMNS] + _interval(row) + [phase]
@@ -67,7 +72,7 @@ def _in_colour(here: Table, front=()) -> list[str]:
     names = _selectors(here)
     best = [name for name in names if "oracle" not in name][:1]
     return [name for name in names
-            if name in (*style.IN_COLOUR, *best, *here["selector"][list(front)].tolist())]
+            if name.partition(style.FORCED)[0] in style.IN_COLOUR or name in (*best, *here["selector"][list(front)].tolist())]
 
 
 def _draw_lines(axes, cost: np.ndarray, here: Table, named: list[str]):

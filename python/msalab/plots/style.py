@@ -25,6 +25,7 @@ PAIR = ("tab:blue", "tab:orange")
 _TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
 _MARKERS = "osD^vPX*"
 _KNOWN = ["index", "mean-key", "window", "random", "quest", "snapkv", "oracle-logit"]
+FORCED = ":first="  # of a selector's name: how many of the oldest blocks it keeps
 IN_COLOUR = ("oracle", *_KNOWN[:6])  # where a picture would have too many lines
 _OF_ITS_OWN = {"mean-key": {"linestyle": (0, (3, 1.5)), "marker": "s", "markersize": 8,
                             "markerfacecolor": "none"}}  # seen where index lies upon it
@@ -63,7 +64,13 @@ def series_style(place: int) -> dict:
 
 
 def selector_style(name: str, among) -> dict:
-    """Line style of a selector; the same in every picture that shows the same ones."""
+    """Line style of a selector; the same in every picture that shows the same ones. With the first
+    block forced ("quest:first=1") it has its selector's colour, hollow on a line of its own."""
+    base, forced, _ = name.partition(FORCED)
+    if forced:
+        plain = {other.partition(FORCED)[0] for other in among}
+        return {**selector_style(base, plain), "linestyle": "-.", "markerfacecolor": "white"}
+    among = {other.partition(FORCED)[0] for other in among}
     if name == "oracle":
         return {"color": REFERENCE, "marker": "x", "linestyle": "--", "zorder": 3}
     order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
