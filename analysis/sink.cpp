@@ -23,9 +23,27 @@ SinkMass::SinkMass(int64_t query_heads, int64_t tokens)
     require(tokens >= 1, "sink tokens are ", tokens, ", must be at least 1");
 }
 
-void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                   View<const float, 2> lse, View<const int32_t, 3> ids) {
-    const std::vector<KeyRange> visible = visible_keys(p);
+Tensor<double, 3> SinkMass::logits(const Problem& p, View<const float, 3> q,
+                                   View<const float, 3> k) const {
+    const std::vector<KeyRange>& visible = visible_keys(p);
+    Tensor<double, 3> logits({p.queries(), p.query_heads, tokens_});
+#pragma omp parallel for
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const KeyRange seen = visible[static_cast<size_t>(i)];
+        for (int64_t h = 0; h < p.query_heads; ++h)
+            for (int64_t j = p.window_start(seen.count); j < std::min(tokens_, seen.count); ++j) {
+                double dot = 0;
+                for (int64_t d = 0; d < p.head_dim; ++d)
+                    dot += double{q(i, h, d)} * double{k(seen.first + j, h / p.group_size(), d)};
+                logits(i, h, j) = p.logit(dot);
+            }
+    }
+    return logits;
+}
+
+void SinkMass::add(const Problem& p, View<const double, 3> logits, View<const float, 2> lse,
+                   View<const int32_t, 3> ids) {
+    const std::vector<KeyRange>& visible = visible_keys(p);
     add_rows(means_, p.queries(), [&](int64_t i, RowValues values) {
         const KeyRange seen = visible[static_cast<size_t>(i)];
         if (seen.count == 0) return;
@@ -37,12 +55,9 @@ void SinkMass::add(const Problem& p, View<const float, 3> q, View<const float, 3
                     const auto kept = selected(ids, i, group);
                     if (!std::binary_search(kept.begin(), kept.end(), j / p.block_size)) continue;
                 }
-                double dot = 0;
-                for (int64_t d = 0; d < p.head_dim; ++d)
-                    dot += double{q(i, h, d)} * double{k(seen.first + j, group, d)};
                 const double probability = std::abs(double{lse(i, h)}) > kLargestLse
                                                ? std::numeric_limits<double>::quiet_NaN()
-                                               : std::exp(p.logit(dot) - double{lse(i, h)});
+                                               : std::exp(logits(i, h, j) - double{lse(i, h)});
                 if (j == 0) first = probability;
                 sum += probability;
             }

@@ -20,10 +20,13 @@ public:
     /// Watches the first `tokens` tokens of each sequence, at least 1.
     SinkMass(int64_t query_heads, int64_t tokens);
 
-    /// A chunk of queries: q [Nq, Hq, dh], k [Nk, Hkv, dh], lse [Nq, Hq] of the measured attention,
-    /// and ids [Nq, Hkv, k] of its support (absent: dense).
-    void add(const Problem&, View<const float, 3> q, View<const float, 3> k,
-             View<const float, 2> lse, View<const int32_t, 3> ids);
+    /// [Nq, Hq, tokens] The logits of a chunk of queries at these tokens, the same for every
+    /// support: q [Nq, Hq, dh], k [Nk, Hkv, dh]. 0 where a query sees no such token.
+    Tensor<double, 3> logits(const Problem&, View<const float, 3> q, View<const float, 3> k) const;
+    /// The chunk, with its logits: lse [Nq, Hq] of the measured attention, ids [Nq, Hkv, k]
+    /// of its support (absent: dense).
+    void add(const Problem&, View<const double, 3> logits, View<const float, 2> lse,
+             View<const int32_t, 3> ids);
 
     State state() const { return state_of(means_); }
     void join(const State& state) { join_means(means_, state); }

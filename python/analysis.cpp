@@ -107,7 +107,8 @@ Doubles sink_mass(const Problem& p, const Operand& q, const Operand& k, const Op
     const Ids ids = topk_idxs ? selection("topk_idxs", *topk_idxs, p) : Ids();
     analysis::SinkMass found(p.query_heads, tokens);
     each_chunk(p, [&](const Problem& part, QueryRange range) {
-        found.add(part, rows(queries, range), keys, rows(sums, range), rows(ids, range));
+        found.add(part, found.logits(part, rows(queries, range), keys), rows(sums, range),
+                  rows(ids, range));
     });
     return found.first_tokens();
 }

@@ -50,11 +50,7 @@ public:
             create<float, 3>("/scores" + at, {rows(), whole.kv_heads, whole.blocks()},
                              {"query,group,block", "1", "block scores"});
         create_outputs(whole, label);
-        return {.key = label,
-                .block_size = o_.block_size,
-                .rule = o_.rule,
-                .used = rule,
-                .selector = label};
+        return measure::choice_of(o_, label);
     }
 
     void dense(const MeasuredChunk& chunk) override {
@@ -185,17 +181,11 @@ void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, co
     const measure::LayerData data(file, part.layer,
                                   layer_elements(worker.backend, part.layer, o.element));
     const Problem whole = data.problem(o.block_size);
-    measure::Task task{.data = data,
-                       .queries = queries,
-                       .part = part.queries,
-                       .backend = worker.backend,
-                       .block_sizes = {o.block_size},
-                       .seed = o.seed,
-                       .sink_tokens = o.sink_tokens,
-                       .chunk = chunk_queries,
-                       .oracle_by_logit = o.oracle_by_logit,
-                       .oracle_without_local = o.oracle_without_local,
-                       .with_scores = true};
+    measure::Task task = measure::task_of(o, o, o.seed, data, queries, worker.backend);
+    task.part = part.queries;
+    task.sink_tokens = o.sink_tokens;
+    task.chunk = chunk_queries;
+    task.with_scores = true;
     measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
     Analysis analysis(o, whole, layer, part.queries, to, tally);
     for (const std::string& selector : o.selectors)

@@ -93,6 +93,12 @@ struct Task {
 /// requested.
 void measure(const Task&, Tally& to, Observer&, Progress&);
 
+/// All queries of a layer at the block size of the options, without choices.
+Task task_of(const SizeOptions&, const OracleOptions&, uint64_t seed, const LayerData&,
+             const LayerQueries&, Backend&);
+/// What a selector picks there by the rule of the options; its key is the selector.
+Choice choice_of(const SizeOptions&, const std::string& selector);
+
 /// Writes /layers/<l> and /queries/<l>/token of a task with one block size.
 void write_layer_of(const Task&, io::UnitWriter&);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "analysis/output_error.h"
+#include "analysis/sink.h"
 #include "core/tolerance.h"
 
 namespace msa::experiments::measure {
@@ -38,16 +39,22 @@ std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlo
     return blocks;
 }
 
+DenseChunk::DenseChunk(const ChunkView& of, int64_t sink_tokens)
+    : attention(of.dense()),
+      first_logits(analysis::SinkMass(of.problem.query_heads, sink_tokens)
+                       .logits(of.problem, of.host_q, of.view().data.k)) {}
+
 MeasuredChunk::MeasuredChunk(const ChunkView& of, const SelectorLayer& layer_of,
                              const LayerQueries& all, QueryRange range_of, double k_norm,
-                             const Attention& dense_of, Mirror<3> mass_of, bool oracle_by_logit)
+                             const DenseChunk& dense_of, Mirror<3> mass_of, bool oracle_by_logit)
     : queries(of),
       layer(layer_of),
       problem(of.problem),
       range(range_of),
       kinds(all.kinds_of(range)),
       blocks(block_rows(of.problem, all.blocks, range)),
-      dense(dense_of),
+      dense(dense_of.attention),
+      first_logits(dense_of.first_logits),
       masses(std::move(mass_of)),
       mass(masses.host()),
       norm(analysis::squared_differences(dense.out, {}, of.problem.kv_heads)),

@@ -45,13 +45,22 @@ struct BlockRows {
 std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks&,
                                   QueryRange range);
 
+/// What does not depend on the block size.
+struct DenseChunk {
+    /// sink_tokens: those whose logits are kept.
+    DenseChunk(const ChunkView&, int64_t sink_tokens);
+
+    Attention attention;
+    Tensor<double, 3> first_logits;  // analysis::SinkMass
+};
+
 /// Some queries with their dense attention, P_b, and the oracle's choices.
 struct MeasuredChunk {
     /// The queries `range_of` of `all`, whole blocks. `of` has them in the backend's space, with
     /// their dense attention and P_b [Nq, Hkv, B]. All arguments must outlive this. k_norm: the
     /// largest norm of the layer's keys.
     MeasuredChunk(const ChunkView& of, const SelectorLayer& layer_of, const LayerQueries& all,
-                  QueryRange range_of, double k_norm, const Attention& dense_of, Mirror<3> mass_of,
+                  QueryRange range_of, double k_norm, const DenseChunk& dense_of, Mirror<3> mass_of,
                   bool oracle_by_logit);
 
     CheckedRows rows() const { return {problem, mass, norm, mass_bound}; }
@@ -66,6 +75,7 @@ struct MeasuredChunk {
     std::span<const analysis::RowKind> kinds;  // [Nq]
     std::vector<BlockRows> blocks;
     const Attention& dense;
+    View<const double, 3> first_logits;  // [Nq, Hq, sink tokens]
     Mirror<3> masses;
     View<const float, 3> mass;  // these on the host
     Tensor<double, 2> norm;

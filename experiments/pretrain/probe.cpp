@@ -71,7 +71,7 @@ private:
         analysis::Entropy entropy(p_.query_heads);
         entropy.add(p_, q_, mean_key.out, mean_key.lse, host_sinks_);
         analysis::SinkMass sink(p_.query_heads, 1);
-        sink.add(p_, q_, k_, mean_key.lse, there);
+        sink.add(p_, sink.logits(p_, q_, k_), mean_key.lse, there);
         metrics_["entropy_" + on] = analysis::average(entropy.nats());
         heads_["sink_mass_" + on] = sink.first_token();
     }

@@ -8,16 +8,10 @@
 #include <vector>
 
 #include "core/io/activations.h"
-#include "experiments/measure/measure.h"
+#include "experiments/measure/queries.h"
 #include "experiments/reuse/options.h"
 
 namespace msa::experiments::reuse {
-
-/// The task of all queries of a layer, without choices.
-measure::Task task_of(const ReuseOptions&, const measure::LayerData&, const measure::LayerQueries&,
-                      Backend&);
-/// A selector's choice by the rule of the options.
-measure::Choice choice_of(const ReuseOptions&, const std::string& selector);
 
 /// The ids of every layer, computed on first use and kept. Measuring a layer needs the ids of all
 /// earlier ones; which worker computes them changes no bit.

@@ -2,6 +2,7 @@
 #include "experiments/reuse/layer.h"
 
 #include "core/select/selector.h"
+#include "experiments/measure/measure.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -17,7 +18,7 @@ void write_prices(const ReuseOptions& o, const io::LayerInfo& layer, const analy
 
 /// The ids of a layer, as a choice of another.
 measure::Choice choice_of_layer(const ReuseOptions& o, int64_t layer, View<const int32_t, 3> ids) {
-    measure::Choice choice = choice_of(o, o.selector);
+    measure::Choice choice = measure::choice_of(o, o.selector);
     choice.key = std::to_string(layer);
     choice.selector.clear();
     choice.ids = [ids](const measure::ChunkView&, QueryRange range) {
@@ -32,7 +33,7 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
                  const io::LayerInfo& layer, const measure::LayerQueries& queries, OwnIds& own,
                  const analysis::Hardware& on, const Worker& worker, io::UnitWriter& to) {
     const measure::LayerData data(file, layer, layer_elements(worker.backend, layer, o.element));
-    measure::Task task = task_of(o, data, queries, worker.backend);
+    measure::Task task = measure::task_of(o, o, o.seed, data, queries, worker.backend);
     std::vector<int64_t> from;
     for (int64_t number : o.layers) {
         if (number > layer.layer) continue;
@@ -41,7 +42,7 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
         task.choices.push_back(choice_of_layer(o, number, own.of(number, worker.backend)));
     }
     task.beside_name = "own_recall";
-    task.choices.push_back(choice_of(o, kFloor));
+    task.choices.push_back(measure::choice_of(o, kFloor));
     const std::string name = std::to_string(layer.layer), group = "/reuse/" + name;
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};
     Progress progress(worker.progress, concat("layer ", name), std::ssize(queries.tokens),

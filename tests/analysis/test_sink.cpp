@@ -40,7 +40,7 @@ TEST(SinkMass, UniformDenseAttentionGivesTheHarmonicMean) {
         three += std::min(1.0, 3.0 / static_cast<double>(i + 1)) / 20;
     }
     SinkMass sink(2, 3);
-    sink.add(p, at.q, at.k, at.lse, {});
+    sink.add(p, sink.logits(p, at.q, at.k), at.lse, {});
     for (size_t h = 0; h < 2; ++h) {
         EXPECT_NEAR(sink.first_token()[h], first, sink_bound(std::log(20)));
         EXPECT_NEAR(sink.first_tokens()[h], three, sink_bound(std::log(20)));
@@ -55,7 +55,7 @@ TEST(SinkMass, OutsideTheSelectedBlocksIsNothingButTheRowCounts) {
     at.set(0, 16);
     at.set(1, 16);
     SinkMass sink(1, 10);  // tokens 8 and 9 lie in block 1
-    sink.add(p, at.q, at.k, at.lse, ids);
+    sink.add(p, sink.logits(p, at.q, at.k), at.lse, ids);
     EXPECT_NEAR(sink.first_token()[0], 1.0 / 16 / 2, sink_bound(std::log(16)));
     EXPECT_NEAR(sink.first_tokens()[0], (8.0 / 16 + 2.0 / 16) / 2, sink_bound(std::log(16)));
 }
@@ -67,9 +67,10 @@ TEST(SinkMass, RowsWithoutAKeyDoNotCountAndNoneIsNaN) {
     at.lse(0, 0) = at.lse(1, 0) = -INFINITY;
     SinkMass sink(1, 1);
     EXPECT_TRUE(std::isnan(sink.first_token()[0]));
-    sink.add(p.with_queries({0, 2}), at.q.view().slice(0, 2), at.k, at.lse.view().slice(0, 2), {});
+    const Tensor<double, 3> logits = sink.logits(p, at.q, at.k);
+    sink.add(p.with_queries({0, 2}), logits.view().slice(0, 2), at.lse.view().slice(0, 2), {});
     EXPECT_TRUE(std::isnan(sink.first_tokens()[0]));
-    sink.add(p.with_queries({2, 3}), at.q.view().slice(2, 1), at.k, at.lse.view().slice(2, 1), {});
+    sink.add(p.with_queries({2, 3}), logits.view().slice(2, 1), at.lse.view().slice(2, 1), {});
     EXPECT_EQ(sink.first_token()[0], 1);
 }
 
@@ -96,10 +97,12 @@ TEST(SinkMass, IsThatOfTheWrittenOutSoftmax) {
         const test::Attention attention =
             ids ? reference.sparse_attention(p, o, ids) : reference.dense_attention(p, o);
         SinkMass whole(6, 11), chunked(6, 11);
-        whole.add(p, o.q, o.k, attention.lse, ids);
+        const Tensor<double, 3> logits = whole.logits(p, o.q, o.k);
+        whole.add(p, logits, attention.lse, ids);
         for (const QueryRange& range : query_tiles(p, 19)) {
             const int64_t first = range.begin, n = range.end - range.begin;
-            chunked.add(p.with_queries(range), o.q.view().slice(first, n), o.k,
+            const Problem part = p.with_queries(range);
+            chunked.add(part, chunked.logits(part, o.q.view().slice(first, n), o.k),
                         attention.lse.view().slice(first, n), ids ? ids.slice(first, n) : ids);
         }
         EXPECT_EQ(chunked.first_token(), whole.first_token());

@@ -132,7 +132,8 @@ TEST(State, OfSinkMass) {
         const Rows& r = rows();
         const Problem p = r.p.with_queries(range);
         SinkMass sink(kHeads, 4);
-        sink.add(p, part(r.o.q, range), r.o.k, part(r.sparse.lse, range), part(r.ids, range));
+        sink.add(p, sink.logits(p, part(r.o.q, range), r.o.k), part(r.sparse.lse, range),
+                 part(r.ids, range));
         return sink;
     });
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// Selectors at work: who picks the ids of the choices of a block size.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/select/selector.h"
+#include "experiments/measure/measure.h"
+
+namespace msa::experiments::measure {
+
+/// The ids [Nq, Hkv, k] of a chunk, at the places of the task's choices.
+using ChoiceIds = std::vector<Tensor<int32_t, 3>>;
+
+class Pickers {
+public:
+    Pickers() = default;
+    /// Of those of the task's choices that a selector picks.
+    Pickers(const Task&, const std::vector<size_t>& choices);
+
+    /// Does one of them have to see every query of a sequence in order?
+    bool in_order() const;
+    bool need_logits() const;
+    /// Before the first chunk of a view of the layer. Adds the seconds to the tally.
+    void prepare(const SelectorLayer&, Tally&) const;
+    /// Picks for a chunk of queries.
+    void pick(const SelectorLayer&, const MeasuredChunk&, Observer&, Tally&, ChoiceIds& to) const;
+    /// Shows those in order a chunk that is not measured.
+    void pass(const SelectorLayer&, const SelectorChunk&, Tally&) const;
+
+private:
+    /// A selector, and the choices of its name.
+    struct Picker {
+        std::unique_ptr<Selector> selector;
+        std::vector<size_t> choices = {};
+        std::vector<SelectionRule> rules = {};  // asked for, distinct
+
+        double& seconds(Tally& to) const { return to.seconds[selector->label()].select; }
+        SelectorLayer asked(SelectorLayer layer) const {
+            layer.rule = rules.front();
+            layer.rules = rules;
+            return layer;
+        }
+    };
+    void pick(const Picker&, SelectorLayer, const SelectorChunk&, const MeasuredChunk*, Observer*,
+              ChoiceIds& to) const;
+
+    const Task* task_ = nullptr;
+    std::vector<Picker> pickers_ = {};
+};
+
+}  // namespace msa::experiments::measure
