@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "experiments/analyze/options.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/metrics.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
@@ -192,14 +193,7 @@ std::string metrics_csv(const io::ResultsReader& results) {
     for (const std::string& layer : results.list("/layers"))
         for (const std::string& selector : results.list("/metrics")) {
             const std::string group = "/metrics/" + selector + "/" + layer;
-            if (!results.has(group)) continue;
-            for (const std::string& metric : results.list(group)) {
-                const std::string dataset = group + "/" + metric;
-                const Tensor<double, 1> values = results.read<double, 1>(dataset);
-                for (int64_t n = 0; n < values.size(); ++n)
-                    lines.add(
-                        {layer, selector, metric, results.text(dataset, "axes"), n, values(n)});
-            }
+            if (results.has(group)) add_metric_values(results, group, {layer, selector}, lines);
         }
     return lines.csv();
 }

@@ -124,14 +124,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
 void complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
-    check_compare_order(results);
+    const std::vector<LayerRows> rows = read_rows(results);
+    check_compare_order(results, rows);
     std::ostringstream tables;
-    print_compare_tables(results, tables);
+    print_compare_tables(results, rows, tables);
     tables << '\n' << elements_text(results.run()) << '\n';
     print_captures(results.run(), tables);
-    write_text(run.out / "metrics.csv", compare_csv(results));
+    write_text(run.out / "metrics.csv", compare_csv(results, rows));
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    write_page(run, "tables.txt", tables.str(), compare_summary(results));
+    write_page(run, "tables.txt", tables.str(), compare_summary(results, rows));
 }
 
 }  // namespace msa::experiments::compare

@@ -2,28 +2,96 @@
 #include "experiments/compare/summary.h"
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
-#include <iomanip>
 #include <nlohmann/json.hpp>
 #include <ostream>
-#include <sstream>
 #include <stdexcept>
 
+#include "analysis/metrics.h"
 #include "analysis/overlap.h"
 #include "core/error.h"
-#include "core/select/token_selector.h"
-#include "experiments/compare/intervals.h"
-#include "experiments/compare/rows.h"
+#include "experiments/compare/options.h"
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/metrics.h"
+#include "experiments/driver/rows.h"
+#include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/driver/sink_note.h"
+#include "experiments/driver/table.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 using nlohmann::ordered_json;
+using Of = const Row&;
 
-ordered_json number(double value) {
-    return !std::isfinite(value) ? ordered_json() : ordered_json(value);
+/// One config a row: in files all sizes and measures, on the page what it read, what it kept and
+/// how sure that is, and what its scores cost.
+Rows rows_of(const std::vector<Row>& rows, bool with_setting) {
+    const auto size = [](const char* name) {
+        return [name](Of row) { return row.sizes.at(name); };
+    };
+    const auto measure = [](const char* name) {
+        return [name](Of row) { return row.measures.at(name); };
+    };
+    const auto on_page = [](const char* name, const char* heading, Form form = {}) {
+        return Column{"", heading, form, analysis::metric(name).definition};
+    };
+    std::vector<ColumnOf<Row>> columns{
+        {{"layer"}, [](Of row) { return int64_t{std::stoll(row.layer)}; }},
+        {{"selector", "selector"}, &Row::selector},
+        {{"setting"}, &Row::setting},
+        {{"family"}, &Row::family},
+        {{"kind"}, &Row::kind},
+        {{"", "budget"}, size("budget")}};
+    for (const char* name : kSizes) columns.push_back({{name}, size(name)});
+    for (const char* name : kMeasures) columns.push_back({{name}, measure(name)});
+    if (with_setting) columns.push_back({{"", "setting"}, &Row::variant});
+    const std::vector<ColumnOf<Row>> page{
+        {on_page("blocks_kept", "blocks\nkept", {.decimals = 2}), measure("blocks_kept")},
+        {on_page("tokens_read", "tokens\nread"), &Row::tokens_text},
+        {on_page("mass_kept", "mass", {.shown = Shown::interval}), &Row::mass},
+        {{"", "beside\nthe best"}, &Row::beside_the_best},
+        {on_page("group_output_error", "error"), measure("group_output_error")},
+        {on_page("index_flops", "index\nkFLOP", {.decimals = 1, .per = 1000}),
+         measure("index_flops")},
+        {on_page("index_bytes", "index\nKiB", {.decimals = 1, .per = 1024}),
+         measure("index_bytes")}};
+    columns.insert(columns.end(), page.begin(), page.end());
+    return {columns, rows};
+}
+
+/// Every selector beside the windows of its budget and of its FLOPs.
+void print_windows(const std::vector<Row>& rows, std::ostream& out) {
+    const auto own = [](const char* measure) {
+        return [measure](Of row) { return row.measures.at(measure); };
+    };
+    const auto window = [&](const char* measure, const char* equal) {
+        return [&rows, measure, wanted = std::string("equal=") + equal](Of row) {
+            const int64_t budget =
+                wanted == "equal=budget" ? row.budget() : row.sizes.at("matched_budget");
+            const auto found = std::ranges::find_if(rows, [&](Of other) {
+                return other.variant() == wanted && other.budget() == budget;
+            });
+            return found == rows.end() ? Value() : Value(found->measures.at(measure));
+        };
+    };
+    const std::vector<ColumnOf<Row>> columns{
+        {{"", "selector"}, &Row::selector},
+        {{"", "budget"}, &Row::budget},
+        {{"", "mass"}, own("mass_kept")},
+        {{"", "mass\nwindow,\nequal\nbudget"}, window("mass_kept", "budget")},
+        {{"", "FLOP-\nmatched\nbudget"}, [](Of row) { return row.sizes.at("matched_budget"); }},
+        {{"", "mass\nwindow,\nequal\nFLOPs"}, window("mass_kept", "FLOPs")},
+        {{"", "error"}, own("group_output_error")},
+        {{"", "error\nwindow,\nequal\nbudget"}, window("group_output_error", "budget")},
+        {{"", "error\nwindow,\nequal\nFLOPs"}, window("group_output_error", "FLOPs")}};
+    std::vector<Row> selectors = rows;
+    std::erase_if(selectors, [](Of row) { return row.sizes.at("matched_budget") == 0; });
+    Rows(columns, selectors).print(out);
+    out << "A window of equal FLOPs that holds more than half of the longest sequence is left "
+           "out.\n";
 }
 
 /// Mean overlap of the blocks that two layers choose for the same queries and groups.
@@ -45,33 +113,12 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
         for (const Tensor<int32_t, 3>& a : ids) {
             ordered_json line = ordered_json::array();
             for (const Tensor<int32_t, 3>& b : ids)
-                line.push_back(number(analysis::mean_overlap(a.view(), b.view())));
+                line.push_back(json_number(analysis::mean_overlap(a.view(), b.view())));
             matrix.push_back(line);
         }
         all.push_back({{"config", key}, {"layers", names}, {"overlap", matrix}});
     }
     return all;
-}
-
-/// Rows of one layer, one entry each.
-void add_rows(const io::ResultsReader& results, const std::vector<Row>& rows, ordered_json& to) {
-    const std::vector<Sure> sure = measure_sureness(results, rows);
-    for (size_t n = 0; n < rows.size(); ++n) {
-        const Row& row = rows[n];
-        ordered_json entry{
-            {"layer", std::stoll(row.layer)}, {"selector", row.selector}, {"setting", row.setting}};
-        for (const char* name : {"family", "kind"}) entry[name] = results.text(row.group(), name);
-        for (const char* name : kRowSizes) entry[name] = row.size(results, name);
-        for (const Measure& measure : kMeasures)
-            entry[measure.name] = number(row.value(results, measure.name));
-        entry["intervals"] = {{"mass_kept", measure::interval_json(sure[n].mass)},
-                              {"group_output_error", measure::interval_json(sure[n].error)}};
-        entry["behind"] = {{"selector", sure[n].best},
-                           {"value", number(sure[n].behind.value)},
-                           {"low", number(sure[n].behind.low)},
-                           {"high", number(sure[n].behind.high)}};
-        to.push_back(entry);
-    }
 }
 
 /// Adds what a unit took to its layer, whose units are done by one worker or by many.
@@ -88,11 +135,52 @@ void add_timing(const ordered_json& unit, ordered_json& layer) {
         }
 }
 
+void print_layer(const io::ResultsReader& results, const LayerRows& of, Ablation ablation,
+                 std::ostream& out) {
+    const std::string& layer = of.layer;
+    const int64_t counted = of.rows.front().sizes.at("rows_counted");
+    const auto size = [&](const char* name) {
+        return static_cast<int64_t>(results.number("/layers/" + layer, name));
+    };
+    print_paragraph(out, concat("layer ", layer, ": ", size("tokens"),
+                                " tokens; averages over the ", counted, " of ", size("queries"),
+                                " queries that see more than ", size("largest_budget"), " keys"));
+    out << '\n';
+    if (counted == 0)
+        out << "No query sees more keys than the largest budget: choose smaller --budgets.\n\n";
+    rows_of(of.rows, ablation != Ablation::none).print(out);
+    if (const measure::DrawnBlocks from(results, "/query_blocks/" + layer); from.can_draw()) {
+        out << '\n';
+        print_paragraph(out, from.text(results.run().seed) +
+                                 " Every config sees the same draws. Best: keeps most mass of its "
+                                 "budget; =: not distinguishable from it, as the interval of the "
+                                 "difference holds 0. Oracles, and selectors that read more than "
+                                 "their budget, are neither.");
+    }
+    if (ablation == Ablation::window) {
+        out << "\n";
+        print_windows(of.rows, out);
+    }
+    if (!of.notes.empty()) out << "\n";
+    for (const std::string& note : of.notes) print_paragraph(out, note);
+    const std::string checks = "/checks/" + layer;
+    const auto count = [&](const char* name) {
+        return static_cast<int64_t>(results.number(checks, name));
+    };
+    out << '\n';
+    print_paragraph(
+        out, concat("checked: no selector keeps more than the best choice of as many blocks, on ",
+                    count("rows"), " rows; all blocks give dense attention, on ",
+                    count("rows_with_all_blocks"), " rows, within a relative ",
+                    number_text(results.number(checks, "largest_difference_from_dense"), 2)));
+    out << '\n';
+}
+
 }  // namespace
 
 std::string compare_definitions() {
     ordered_json definitions;
-    for (const Measure& measure : kMeasures) definitions[measure.name] = measure.definition();
+    for (const char* name : kMeasures) definitions[name] = analysis::metric(name).definition;
     for (const char* name : {"dead_groups", "layer_overlap"})
         definitions[name] = analysis::metric(name).definition;
     definitions["tokens_allowed"] =
@@ -111,56 +199,62 @@ std::string compare_definitions() {
     return definitions.dump();
 }
 
-std::string compare_summary(const io::ResultsReader& results) {
+std::string compare_summary(const io::ResultsReader& results,
+                            const std::vector<LayerRows>& layers) {
     ordered_json checks = ordered_json::array(), rows = ordered_json::array();
     for (const std::string& layer : results.list("/checks")) {
         ordered_json entry{{"layer", std::stoll(layer)}};
         for (const char* name : {"rows", "rows_with_all_blocks", "rows_undefined"})
             entry[name] = static_cast<int64_t>(results.number("/checks/" + layer, name));
         for (const char* name : {"largest_difference_from_dense", "largest_mass_bound"})
-            entry[name] = number(results.number("/checks/" + layer, name));
+            entry[name] = json_number(results.number("/checks/" + layer, name));
         checks.push_back(entry);
     }
     ordered_json notes = ordered_json::object();
-    const std::vector<Row> all = read_rows(results);
-    for (const std::string& layer : layers_of(all)) {
-        const std::vector<Row> some = of_layer(all, layer);
-        add_rows(results, some, rows);
-        notes[layer] = read_notes(results, some);
+    for (const LayerRows& of : layers) {
+        const Rows all = rows_of(of.rows, false);
+        for (size_t n = 0; n < of.rows.size(); ++n) {
+            const Row& row = of.rows[n];
+            rows.push_back(all.json(n));
+            rows.back()["intervals"] = {{"mass_kept", measure::interval_json(row.mass)},
+                                        {"group_output_error", measure::interval_json(row.error)}};
+            rows.back()["behind"] = {{"selector", row.best}};
+            rows.back()["behind"].update(estimate_json(row.behind));
+        }
+        notes[of.layer] = of.notes;
     }
     ordered_json summary = begin_summary("msa-compare-summary", results.run());
     summary.update(ordered_json{{"checks", checks},
                                 {"rows", rows},
                                 {"notes", notes},
-                                {"dropped_sinks", rows_without_sinks(results)},
+                                {"dropped_sinks", rows_without_sinks(layers)},
                                 {"layer_overlap", layer_overlap(results)}});
     return summary.dump(2) + "\n";
 }
 
-std::string compare_csv(const io::ResultsReader& results) {
-    std::ostringstream csv;
-    csv << std::setprecision(9)
-        << "layer,selector,setting,budget,block_size,metric,axis,index,value\n";
-    for (const Row& row : read_rows(results)) {
-        std::ostringstream head;
-        head << row.layer << ',' << row.selector << ",\"" << row.setting << "\"," << row.budget
-             << ',' << row.size(results, "block_size") << ',';
-        for (const std::string& metric : results.list(row.group())) {
-            const std::string dataset = row.group() + "/" + metric;
-            const Tensor<double, 1> values = results.read<double, 1>(dataset);
-            for (int64_t n = 0; n < values.size(); ++n) {
-                csv << head.str() << metric << ',' << results.text(dataset, "axes") << ',' << n
-                    << ',';
-                if (!std::isnan(values(n))) csv << values(n);
-                csv << '\n';
-            }
+std::string compare_csv(const io::ResultsReader& results, const std::vector<LayerRows>& layers) {
+    Rows lines({{"layer"},
+                {"selector"},
+                {"setting"},
+                {"budget"},
+                {"block_size"},
+                {"metric"},
+                {"axis"},
+                {"index"},
+                {"value"}});
+    for (const LayerRows& of : layers)
+        for (const Row& row : of.rows) {
+            const std::vector<Value> name{row.layer, row.selector, row.setting, row.budget(),
+                                          row.sizes.at("block_size")};
+            add_metric_values(results, row.group(), name, lines);
+            for (const char* measure : kMeasures)
+                if (!results.has(row.group() + "/" + measure)) {
+                    std::vector<Value> line = name;
+                    line.insert(line.end(), {measure, "", "", row.measures.at(measure)});
+                    lines.add(line);
+                }
         }
-        for (const Measure& measure : kMeasures)
-            if (!results.has(row.group() + "/" + measure.name))
-                csv << head.str() << measure.name << ",,," << row.value(results, measure.name)
-                    << '\n';
-    }
-    return csv.str();
+    return lines.csv();
 }
 
 std::string compare_timing(const std::filesystem::path& run_json) {
@@ -181,17 +275,34 @@ std::string compare_timing(const std::filesystem::path& run_json) {
     return ordered_json{{"format", "msa-compare-timing"}, {"layers", layers}}.dump(2) + "\n";
 }
 
-void check_compare_order(const io::ResultsReader& results) {
-    for (const Row& row : read_rows(results)) {
-        if (find_token_selector(row.selector)) continue;  // bounded by the blocks it touches
-        const bool uneven = row.size(results, "uneven") != 0;
-        const double rounding = results.number("/checks/" + row.layer, "largest_mass_bound");
-        const double kept = row.value(results, "mass_kept");
-        const double oracle = row.value(results, "oracle_mass");
-        if ((!uneven && kept > oracle + rounding) || kept > 1 + rounding)
-            throw std::logic_error(concat("layer ", row.layer, ": ", row.selector, " at ",
-                                          row.setting, " keeps ", kept, " of the mass, the oracle ",
-                                          oracle));
+void print_compare_tables(const io::ResultsReader& results, const std::vector<LayerRows>& layers,
+                          std::ostream& out) {
+    const auto o = recorded_options<CompareOptions>(results.run().options);
+    print_paragraph(
+        out,
+        concat("budgets in tokens, kept in blocks of ", o.block_size,
+               " unless the table says otherwise; one choice for each ", to_string(o.sharing),
+               "; forced first ", o.forced_first, " and newest ", o.forced_local, " blocks ",
+               o.forced_outside ? "outside" : "inside", " the budget (policies may force more); ",
+               o.decode ? "decode" : "prefill", " phase"));
+    out << '\n';
+    for (const LayerRows& of : layers) print_layer(results, of, o.ablation, out);
+    print_dropped_sinks(rows_without_sinks(layers), out);
+    if (!layers.empty()) rows_of(layers.front().rows, false).print_definitions(out);
+}
+
+void check_compare_order(const io::ResultsReader& results, const std::vector<LayerRows>& layers) {
+    for (const LayerRows& of : layers) {
+        const double rounding = results.number("/checks/" + of.layer, "largest_mass_bound");
+        for (const Row& row : of.rows) {
+            if (row.kind == "tokens") continue;  // bounded by the blocks it touches
+            const bool uneven = results.number(row.group(), "uneven") != 0;
+            const double kept = row.mass_kept(), oracle = row.measures.at("oracle_mass");
+            if ((!uneven && kept > oracle + rounding) || kept > 1 + rounding)
+                throw std::logic_error(concat("layer ", row.layer, ": ", row.selector, " at ",
+                                              row.setting, " keeps ", kept,
+                                              " of the mass, the oracle ", oracle));
+        }
     }
 }
 

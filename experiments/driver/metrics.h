@@ -8,6 +8,7 @@
 #include "analysis/metrics.h"
 #include "analysis/rows.h"
 #include "core/io/results.h"
+#include "experiments/driver/rows.h"
 
 namespace msa::experiments {
 
@@ -34,5 +35,22 @@ private:
     io::UnitWriter& to_;
     std::string group_;
 };
+
+/// The datasets of a group of metrics value by value, rows of metric, axis, index and value behind
+/// `name`.
+inline void add_metric_values(const io::ResultsReader& results, const std::string& group,
+                              const std::vector<Value>& name, Rows& to) {
+    for (const std::string& metric : results.list(group)) {
+        const std::string dataset = group + "/" + metric;
+        const Tensor<double, 1> values = results.read<double, 1>(dataset);
+        for (int64_t n = 0; n < values.size(); ++n) {
+            std::vector<Value> line = name;
+            for (const Value& value :
+                 {Value(metric), Value(results.text(dataset, "axes")), Value(n), Value(values(n))})
+                line.push_back(value);
+            to.add(line);
+        }
+    }
+}
 
 }  // namespace msa::experiments
