@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/bench/captured.h"
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "experiments/driver/options.h"
 #include "experiments/fit/indexer_file.h"
+#include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 
 namespace msa::experiments::bench {
@@ -72,9 +72,7 @@ void Captured::read_indexer() {
         same("d_model", info.model_dim, weights.form().model_dim);
         same("key-value heads", info.kv_heads, weights.form().groups);
     }
-    const auto options = nlohmann::json::parse(results.run().options);
-    block_size_ = options.value("block_size", int64_t{0});
-    top_k_ = options.value("top_k", int64_t{0});
+    fitted_to_ = recorded_options<fit::FitOptions>(results.run().options);
 }
 
 std::vector<std::filesystem::path> Captured::inputs() const {
@@ -89,8 +87,9 @@ void Captured::take_sizes(analysis::LayerSizes& sizes) const {
     sizes.kv_heads = p.kv_heads;
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
-    if (block_size_ > 0) sizes.block_size = block_size_;
-    if (top_k_ > 0) sizes.top_k = top_k_;
+    if (!fitted_to_) return;
+    sizes.block_size = fitted_to_->block_size;
+    sizes.top_k = fitted_to_->rule.top_k;
 }
 
 Problem Captured::problem(int64_t layer, int64_t block_size) const {

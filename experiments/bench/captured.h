@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "analysis/stage_cost.h"
 #include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
+#include "experiments/driver/run_options.h"
 
 namespace msa::experiments::bench {
 
@@ -40,7 +42,7 @@ private:
     std::filesystem::path indexer_;
     std::vector<int64_t> layers_;
     std::map<int64_t, IndexWeights> weights_;  // by layer; empty: the file's own operands
-    int64_t block_size_ = 0, top_k_ = 0;       // of the fit; 0: unknown
+    std::optional<SizeOptions> fitted_to_;     // of the fit
 };
 
 }  // namespace msa::experiments::bench

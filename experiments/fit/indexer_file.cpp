@@ -2,11 +2,11 @@
 #include "experiments/fit/indexer_file.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "core/indexer/gate_kl.h"
 #include "core/indexer/projection.h"
 #include "experiments/fit/data.h"
+#include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 
 namespace msa::experiments::fit {
@@ -29,20 +29,19 @@ std::span<const Field> made_by(const IndexForm& form) {
 }
 
 /// The layer in the new file: the operands of another architecture stay.
-io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const nlohmann::json& options) {
-    if (!options.value("keep_x", false)) info.model_dim = 0;
-    const auto block_size = options.at("block_size").get<int64_t>();
+io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const FitOptions& o) {
+    if (!o.keep_x) info.model_dim = 0;
     if (form.is_gate()) {
         info.gate_dim = form.index_dim;
-        info.gate_block_size = block_size;
+        info.gate_block_size = o.block_size;
     } else if (form.head_weights) {
         info.dsa_heads = form.groups;
         info.dsa_dim = form.index_dim;
     } else {
         info.index_dim = form.index_dim;
     }
-    info.own_block_size = block_size;
-    info.own_top_k = options.at("top_k").get<int64_t>();
+    info.own_block_size = o.block_size;
+    info.own_top_k = o.rule.top_k;
     return info;
 }
 
@@ -125,11 +124,11 @@ void write_indexer_file(const std::filesystem::path& path, const io::Activations
     io::ActivationsInfo info = file.info();
     info.has_tokens = false;
     info.layers.clear();
-    const auto options = nlohmann::json::parse(results.run().options);
+    const auto o = recorded_options<FitOptions>(results.run().options);
     std::string made;
     for (int64_t layer : layers) {
         const IndexForm form = read_weights(results, layer).form();
-        info.layers.push_back(new_layer(file.layer(layer), form, options));
+        info.layers.push_back(new_layer(file.layer(layer), form, o));
         made = form.is_gate()      ? "gate_q and gate_k"
                : form.head_weights ? "dsa_q, dsa_k and dsa_w"
                                    : "index_q and index_k";

@@ -8,7 +8,6 @@
 #include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
-#include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -16,15 +15,12 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Rows without numbers, as the options of the run say.
-std::vector<Row> rows_asked(const ordered_json& o) {
-    const auto names = [&](const char* key) { return o[key].get<std::vector<std::string>>(); };
-    const std::vector<std::string> formats = names("formats");
+std::vector<Row> rows_asked(const PrecisionOptions& o) {
     std::vector<Row> rows;
-    for (const Precision& precision : precisions(formats, names("scales"), names("rotations"))) {
+    for (const Precision& precision : precisions(o.formats, o.scales, o.rotations)) {
         Row row;
         row.precision = precision;
-        row.asked =
-            std::find(formats.begin(), formats.end(), to_string(precision.format)) != formats.end();
+        row.asked = std::ranges::find(o.formats, to_string(precision.format)) != o.formats.end();
         rows.push_back(std::move(row));
     }
     return rows;
@@ -143,17 +139,16 @@ std::string Part::target_text() const {
 
 Findings make_findings(const io::ResultsReader& results) {
     Findings findings;
-    const ordered_json o = ordered_json::parse(results.run().options);
+    findings.asked = recorded_options<PrecisionOptions>(results.run().options);
+    const PrecisionOptions& o = findings.asked;
     findings.seed = results.run().seed;
-    findings.keep = o["keep"];
-    findings.error = o["error"];
     Part index{.name = "index",
                .words = "index operands",
                .measures = {"precision_recall", "block_recall", "mass_kept", "mass_share",
                             "recall_share", "output_error"},
                .layers = {},
                .rows = rows_asked(o),
-               .bound = findings.keep,
+               .bound = o.keep,
                .at_least = true,
                .targeted = {3, 4},
                .recommended = {}};
@@ -162,7 +157,7 @@ Findings make_findings(const io::ResultsReader& results) {
                       .measures = {"dense_error", "mass_kept", "mass_share"},
                       .layers = {},
                       .rows = rows_asked(o),
-                      .bound = findings.error,
+                      .bound = o.error,
                       .at_least = false,
                       .targeted = {0},
                       .recommended = {}};

@@ -10,6 +10,7 @@
 #include "core/io/results.h"
 #include "core/number/quantize.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
 
@@ -49,8 +50,8 @@ struct Part {
 };
 
 struct Findings {
+    PrecisionOptions asked;
     uint64_t seed = 0;
-    double keep = 0, error = 0;
     std::optional<Part> index;  // of the layers with an Index Branch
     Part cache;
     // At full precision, see driver/sink_note.h.

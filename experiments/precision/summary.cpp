@@ -167,14 +167,15 @@ std::string precision_definitions() {
 
 std::string precision_summary(const Findings& findings, const io::RunRecord& run) {
     ordered_json json = begin_summary("msa-precision-summary", run);
-    json.update(ordered_json{{"target", {{"keep", findings.keep}, {"error", findings.error}}},
-                             {"seed", findings.seed},
-                             {"draws", kDraws},
-                             {"queries", findings.queries},
-                             {"blocks_of_queries", findings.blocks},
-                             {"sequences", findings.sequences},
-                             {"index", findings.index ? json_of(*findings.index) : ordered_json()},
-                             {"cache", json_of(findings.cache)}});
+    json.update(
+        ordered_json{{"target", {{"keep", findings.asked.keep}, {"error", findings.asked.error}}},
+                     {"seed", findings.seed},
+                     {"draws", kDraws},
+                     {"queries", findings.queries},
+                     {"blocks_of_queries", findings.blocks},
+                     {"sequences", findings.sequences},
+                     {"index", findings.index ? json_of(*findings.index) : ordered_json()},
+                     {"cache", json_of(findings.cache)}});
     json["dropped_sinks"] = findings.dropped_sinks;
     return json.dump(2) + "\n";
 }
