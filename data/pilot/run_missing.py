@@ -160,7 +160,7 @@ def work(queue, device, options, texts):
         run.folder.mkdir(parents=True, exist_ok=True)
         words = without(run.words, options.words) + options.words
         command = [options.program, *texts, *words, "--seed", str(run.seed), "--out", run.folder,
-                   "--device", str(device), "--resume"]
+                   "--devices", str(device), "--resume"]
         began, log = time.time(), run.folder / "log.txt"
         with open(log, "ab") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file)

@@ -74,9 +74,6 @@ void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
 void add_backend(OptionTable& table, ComputeOptions& o) {
     table.text("backend", "NAME", o.backend,
                "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80, cuda-sm86");
-    table.count("device", "N", o.backend_options.device, "number of the GPU that cuda uses")
-        .between(0, 1023)
-        .unrecorded();
     table
         .count("threads", "N", o.backend_options.threads,
                "CPU threads; 0: OMP_NUM_THREADS, else all")
@@ -85,12 +82,13 @@ void add_backend(OptionTable& table, ComputeOptions& o) {
 }
 
 void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help) {
-    OptionRow& row =
-        table.numbers("devices", "N,...", o.devices, help).between(0, 1023).unrecorded();
+    OptionRow& row = table.numbers("devices", "N,...", o.devices, help)
+                         .between(0, 1023)
+                         .unrecorded()
+                         .shown_as("0");
     row.check = [&o, bounds = row.check] {
         bounds();
         if (o.devices.empty()) return;
-        require(o.backend_options.device == 0, "--device and --devices exclude each other");
         const int ranks = o.devices.size() > 1 ? Ranks::world().size() : 1;
         require(ranks == 1, "--devices names ", o.devices.size(), " GPUs, and there are ", ranks,
                 " ranks: one of the two spreads a run");
@@ -238,6 +236,9 @@ void add_oracle(OptionTable& table, OracleOptions& o) {
                  "how I* ranks blocks: mass (probability) or max-logit");
     table.choice("oracle-local", "WHETHER", o.oracle_without_local, {"included", "excluded"},
                  "the query's own block in I*: included or excluded");
+    add_all_rows(table, o);
+}
+void add_all_rows(OptionTable& table, OracleOptions& o) {
     table.flag("all-rows", o.all_rows, "count queries whose visible blocks all fit into k, too");
 }
 

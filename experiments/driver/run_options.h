@@ -49,9 +49,9 @@ struct ComputeOptions {
 
     int count_devices() const { return devices.empty() ? 1 : static_cast<int>(devices.size()); }
 };
-/// --backend, --device, --threads.
+/// --backend, --threads.
 void add_backend(OptionTable&, ComputeOptions&);
-/// --devices, with a help text; the first of them becomes that of --device. InputError for several
+/// --devices, with a help text; the first of them is the backend's. InputError for several
 /// devices with several ranks.
 void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
 /// The same for a run over units (driver/run.h).
@@ -104,6 +104,8 @@ struct OracleOptions {
 };
 /// --oracle, --oracle-local, --all-rows.
 void add_oracle(OptionTable&, OracleOptions&);
+/// --all-rows alone.
+void add_all_rows(OptionTable&, OracleOptions&);
 
 /// The measured queries: packed tokens, positions in every sequence, or those that a fit held out;
 /// default: all.

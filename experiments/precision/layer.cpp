@@ -59,7 +59,7 @@ private:
     void add(const std::string& name, const MeasuredChunk& chunk, const Attended& stored) {
         const Tensor<int32_t, 3>& oracle_ids = chunk.oracle(o_.rule);
         sums_.add(chunk.blocks, [&](const BlockRows& of) {
-            analysis::Recall recall(of.problem.kv_heads, {o_.oracle_without_local});
+            analysis::Recall recall(of.problem.kv_heads, {});
             recall.add(of.problem, of.of(chunk.kinds), of.of(stored.oracle_ids), of.of(oracle_ids),
                        of.of(chunk.mass));
             const auto error = [&](const Tensor<float, 3>& out, const Tensor<float, 3>& full) {
@@ -93,9 +93,8 @@ private:
         if (precision.rotated)
             for (Tensor<float, 3>* out : {&of.dense, &of.sparse})
                 if (out->data() != nullptr) rotate(*out);
-        const Mass mass(backend_, p, {q.view(), k.view(), sinks_}, o_.oracle_by_logit);
-        of.oracle_ids =
-            pick(backend_, p, o_.rule, (o_.oracle_by_logit ? mass.max_logit : mass.mass).view());
+        const Mass mass(backend_, p, {q.view(), k.view(), sinks_}, false);
+        of.oracle_ids = pick(backend_, p, o_.rule, mass.mass.view());
         return of;
     }
 
@@ -171,15 +170,7 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     const Problem whole = data.problem(o.block_size);
     const bool has_index = layer.has(io::Field::index_q);
     Backend& backend = worker.backend;
-    measure::Task task{.data = data,
-                       .queries = queries,
-                       .part = {0, std::ssize(queries.tokens)},
-                       .backend = backend,
-                       .block_sizes = {o.block_size},
-                       .seed = o.seed,
-                       .of_heads = 3,
-                       .oracle_by_logit = o.oracle_by_logit,
-                       .oracle_without_local = o.oracle_without_local};
+    measure::Task task = measure::task_of(o, o, o.seed, data, queries, backend);
     const Tensor<float, 3> index_q = data.index_q(queries.tokens);
     if (has_index) {
         task.beside = 0;

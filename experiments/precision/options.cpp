@@ -72,7 +72,7 @@ OptionTable option_table(PrecisionOptions& o) {
               "of the channels of each head, before they are stored");
     table.numbers("layers", "L,...", o.layers, "layers; default: all of the file");
     add_sizes(table, o);
-    add_oracle(table, o);
+    add_all_rows(table, o);
     add_queries(table, o);
     table.seed(o.seed, "of sampling and of the bootstrap");
     add_backend(table, o);

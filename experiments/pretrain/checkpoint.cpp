@@ -74,10 +74,9 @@ void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model
 }
 
 /// What the text of a step hangs on.
-constexpr const char* kOfText[] = {"context", "sequences",  "short_documents", "begin",
-                                   "bos",     "held_out",   "tasks",           "exercises",
-                                   "pairs",   "questions",  "key_length",      "value_length",
-                                   "hops",    "copy_length"};
+constexpr const char* kOfText[] = {"context",  "sequences", "short_documents", "begin", "bos",
+                                   "held_out", "tasks",     "exercises",       "pairs", "questions",
+                                   "hops"};
 
 /// A finished run of fewer than `steps` steps, whose steps read what this run's would.
 void require_trunk(const io::ResultsReader& from, const io::RunRecord& own, int64_t steps) {

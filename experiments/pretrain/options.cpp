@@ -78,8 +78,6 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
                  "cut the gradient of the KL loss from the index projections into the backbone: on "
                  "(eq:msa-detach) or off; the teacher is always detached");
-    table.choice("detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
-                 "cut that of the language model's loss too, which comes through the value head");
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
                  "keys that the KL loss compares after the warm-up: those of the selected blocks, "
                  "or all visible ones");
@@ -97,8 +95,6 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     table.real("lr", "RATE", t.lr, "learning rate of AdamW at its highest").at_least(0);
     table.count("lr-warmup", "STEPS", t.lr_warmup, "first steps, in which it rises linearly")
         .at_least(0);
-    table.real("lr-floor", "SHARE", t.lr_floor, "share of it that its cosine ends at")
-        .between(0, 1);
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
     table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
@@ -153,13 +149,7 @@ void add_text(OptionTable& table, PretrainOptions& o) {
     table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking")
         .between(1, kMostSize);
     table.count("questions", "N", o.task.questions, "of recall").between(1, kMostSize);
-    table.count("key-length", "BYTES", o.task.key_length, "of an exercise's keys")
-        .between(1, kMostSize);
-    table.count("value-length", "BYTES", o.task.value_length, "of its values")
-        .between(1, kMostSize);
     table.count("hops", "N", o.task.hops, "references of tracking").between(1, kMostSize);
-    table.count("copy-length", "BYTES", o.task.copy_length, "of the run to copy")
-        .between(1, kMostSize);
 }
 
 void add_measuring(OptionTable& table, PretrainOptions& o) {
@@ -186,8 +176,6 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
         .counts("eval-lengths", "TOKENS,...", o.eval_lengths,
                 "lengths of exercises; default: the context")
         .at_least(2);
-    table.count("eval-depths", "N", o.eval_depths, "parts of depth that are told apart")
-        .between(1, kMostSequences);
     table
         .count("capture", "SEQUENCES", o.capture,
                "held-out sequences whose activations the trained model writes to "
@@ -252,7 +240,6 @@ train::ModelConfig PretrainOptions::model() const {
                   .kl_weight = kl_weight,
                   .value_head = signals != Signals::kl,
                   .detach = !no_detach,
-                  .detach_lm = detach_lm,
                   .kl_full_support = kl_full_support};
     return config;
 }
@@ -280,7 +267,6 @@ EvaluationOptions PretrainOptions::evaluation() const {
                         .sequences = eval_sequences,
                         .task = task,
                         .lengths = eval_lengths,
-                        .depths = eval_depths,
                         .exercises = eval_exercises,
                         .batch_tokens = sequences * context,
                         .seed = kEvaluationSeed};

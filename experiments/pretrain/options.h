@@ -34,7 +34,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     int64_t context = 0, sequences = 0;
     Signals signals = Signals::kl;
     double kl_weight = 1;
-    bool no_detach = false, detach_lm = false, kl_full_support = false, sink = false;
+    bool no_detach = false, kl_full_support = false, sink = false;
 
     train::TrainingOptions training;
     int64_t until = 0;  // 0: steps
@@ -47,7 +47,7 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     TaskOptions task;
 
     int64_t log_every = 10, probe_every = 0, evaluate_every = 0, checkpoint_every = 0;
-    int64_t eval_sequences = 0, eval_exercises = 0, eval_depths = 5;
+    int64_t eval_sequences = 0, eval_exercises = 0;
     std::vector<int64_t> eval_lengths;  // empty: the context
     int64_t capture = 0;                // held-out sequences
 

@@ -63,7 +63,7 @@ std::vector<std::string> command_line(const SweepRun& run, const Sweep& sweep,
     all.insert(all.end(), sweep.words.begin(), sweep.words.end());
     drop_options(all, {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--shard", "I/N",
                        "--together", "--resume", "--json"});
-    if (!o.together) drop_options(all, {"--devices", "N", "--device", "N", "--threads", "N"});
+    if (!o.together) drop_options(all, {"--devices", "N", "--threads", "N"});
     drop_options(all, of_arm);
     for (std::string word : of_arm) {
         replace_all(word, "{seed}", std::to_string(run.seed));
@@ -147,7 +147,7 @@ Sweep read_sweep(const fs::path& file) {
 
 std::vector<std::string> SweepRun::words_on(const BackendOptions& worker) const {
     std::vector<std::string> all = words;
-    all.insert(all.end(), {"--device", std::to_string(worker.device)});
+    all.insert(all.end(), {"--devices", std::to_string(worker.device)});
     if (!given(words, "threads"))
         all.insert(all.end(), {"--threads", std::to_string(worker.threads)});
     return all;

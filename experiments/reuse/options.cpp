@@ -52,7 +52,7 @@ OptionTable option_table(ReuseOptions& o) {
                "whose ids are shared: one of " + join(list_pointwise_selectors()) +
                    options_help(list_pointwise_selectors()));
     add_sizes(table, o);
-    add_oracle(table, o);
+    add_all_rows(table, o);
     add_queries(table, o);
     table.seed(o.seed, "of sampling, of the bootstrap and of random");
     add_pricing(table, o);

@@ -236,9 +236,6 @@ TEST_F(FitWorkers, RefusalsNameTheValueAndTheRule) {
     EXPECT_NE(refusal(together("0,1,2", {"--train", "7:9"}))
                   .find("--train has 2 queries, must have one for each of the 3 workers"),
               std::string::npos);
-    EXPECT_NE(refusal({"--devices", "0,1", "--device", "1"})
-                  .find("--device and --devices exclude each other"),
-              std::string::npos);
 }
 
 TEST_F(FitWorkers, ADivergingFitEndsAllAndKeepsTheLastGoodWeights) {

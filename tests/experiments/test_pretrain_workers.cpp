@@ -94,9 +94,6 @@ TEST_F(PretrainWorkers, RefusalsNameTheValueAndTheRule) {
               std::string::npos);
     EXPECT_NE(refusal({"--devices", "0,0"}).find("--devices is '0,0', it names one twice"),
               std::string::npos);
-    EXPECT_NE(refusal({"--devices", "0,1", "--device", "1"})
-                  .find("--device and --devices exclude each other"),
-              std::string::npos);
     EXPECT_NE(refusal({"--devices", "0,2000"}).find("--devices is 2000, must be from 0 to 1023"),
               std::string::npos);
     EXPECT_FALSE(std::filesystem::exists(path("refused")));

@@ -18,8 +18,7 @@ from .results import ResultsError, blamed, open_text
 
 HEADER = ["step", "group", "name", "part", "value"]
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
-          "questions", "key_length", "value_length", "hops", "copy_length", "eval_sequences",
-          "eval_exercises", "eval_depths")  # what two arms must share to be compared
+          "questions", "hops", "eval_sequences", "eval_exercises")  # what two arms must share
 EMERGED = 0.5  # exact match of recall from which copying is said to have emerged
 STALLED = 4 * math.log(2)  # nats a byte, half of what guessing pays: above, a run has not learned
 ON_TOKEN = 0.1  # probability from which a head is said to give its mass to one place
