@@ -171,7 +171,7 @@ TEST_F(PretrainSweep, AWorkersGpuAndThreadsAreThoseOfItsRuns) {
             all[n].words_on({.threads = 2, .device = 6}), none);
         EXPECT_EQ(o->backend_options.device, 6);
         EXPECT_EQ(o->backend_options.threads, threads);
-        EXPECT_TRUE(o->devices.empty());
+        EXPECT_EQ(o->devices, std::vector<int64_t>{6});
     }
 }
 
