@@ -76,13 +76,12 @@ void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info
 void note_forced_budgets(const CompareOptions& o, const Problem& sizes, std::ostream& err) {
     if (o.ablation == Ablation::forced) return;  // its table says what is forced
     const std::string selector = "oracle";
-    for (const Plan& plan : make_plans(o, {selector}, sizes))
-        for (const Config& config : plan.configs)
-            if (config.selector == selector &&
-                config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
-                err << "note: a budget of " << config.budget << " is " << config.rule.top_k
-                    << (config.rule.top_k == 1 ? " block of " : " blocks of ") << plan.block_size
-                    << ", forced: no selector of blocks has one to choose\n";
+    for (const Config& config : make_plan(o, {selector}, sizes).configs)
+        if (config.selector == selector &&
+            config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
+            err << "note: a budget of " << config.budget << " is " << config.rule.top_k
+                << (config.rule.top_k == 1 ? " block of " : " blocks of ") << config.block_size
+                << ", forced: no selector of blocks has one to choose\n";
 }
 
 }  // namespace

@@ -54,23 +54,22 @@ analysis::State reading_of(const measure::BlockRows& of, std::span<const analysi
 }
 
 /// Attributes of a config's group of metrics.
-void write_about(const Config& config, int64_t block_size, const analysis::Cost& index,
-                 const std::string& group, io::UnitWriter& to) {
+void write_about(const Config& config, const analysis::Cost& index, const std::string& group,
+                 io::UnitWriter& to) {
     const std::unique_ptr<Policy> policy = make_policy(config.selector);
     to.attribute(group, "selector", config.selector);
     to.attribute(group, "setting", config.setting);
     to.attribute(group, "rule", policy->rule_in_full());
     to.attribute(group, "family", std::string(to_string(policy->family())));
-    to.attribute(group, "kind",
-                 std::string(find_token_selector(config.selector) ? "tokens" : "blocks"));
+    to.attribute(group, "kind", std::string(config.of_tokens ? "tokens" : "blocks"));
     for (const auto& [name, value] : {std::pair{"budget", config.budget},
-                                      {"block_size", block_size},
+                                      {"block_size", config.block_size},
                                       {"top_k", config.used.top_k},
                                       {"forced_first", config.used.forced_first},
                                       {"forced_local", config.used.forced_local},
                                       {"uneven", int64_t{config.uneven}},
                                       {"matched_budget", config.matched_budget},
-                                      {"tokens_allowed", config.rule.top_k * block_size}})
+                                      {"tokens_allowed", config.rule.top_k * config.block_size}})
         to.attribute(group, name, value);
     to.attribute(group, "index_flops", index.flops);
     to.attribute(group, "index_bytes", index.bytes);
@@ -87,41 +86,30 @@ analysis::Cost index_cost(const Config& config, const Problem& phase, int64_t pr
     return cost;
 }
 
-/// The configs of all plans of a layer, and what msa-compare measures of them beside the common
+/// The configs of a layer, and what msa-compare measures of them beside the common
 /// sums.
 class Comparison : public measure::Observer {
 public:
     Comparison(measure::Task& task, measure::Tally& tally, std::optional<StoredIds>& stored)
         : task_(task), tally_(tally), stored_(stored), tokens_(tally) {}
 
-    void add(const Plan& plan, io::UnitWriter& to) {
-        const Problem sizes = task_.data.problem(plan.block_size);
+    void add(const Config& config, int64_t largest_budget, io::UnitWriter& to) {
+        const Problem sizes = task_.data.problem(config.block_size);
         const Problem phase = phase_queries(sizes, task_.prompt);
-        task_.block_sizes.push_back(plan.block_size);
-        int64_t uneven = 0;
-        for (const Config& config : plan.configs) {
-            write_about(config, plan.block_size,
-                        index_cost(config, phase, task_.prompt, task_.data.views),
-                        concat("/metrics/", config.key(), "/", task_.data.info.layer), to);
-            if (find_token_selector(config.selector) != nullptr) {
-                tokens_.add(config, mean_tokens(phase, config.rule.top_k, plan.largest_budget),
-                            plan.block_size);
-                about_.of_tokens.push_back(config.key());
-                continue;
-            }
-            uneven += int64_t{config.uneven};
-            configs_.push_back(config);
-            distances_.emplace_back(sizes.blocks());
-            about_.blocks[config.key()] = sizes.blocks();
-            task_.choices.push_back({.key = config.key(),
-                                     .block_size = plan.block_size,
-                                     .rule = config.rule,
-                                     .used = config.used,
-                                     .selector = config.selector});
-            if (stored_) stored_->create(config, sizes.kv_heads);
+        write_about(config, index_cost(config, phase, task_.prompt, task_.data.views),
+                    concat("/metrics/", config.key, "/", task_.data.info.layer), to);
+        task_.block_sizes.push_back(config.block_size);
+        if (config.of_tokens) {
+            tokens_.add(config, mean_tokens(phase, config.rule.top_k, largest_budget));
+            about_.of_tokens.push_back(config.key);
+            ++task_.of_heads;
+            return;
         }
-        task_.of_blocks = std::max(task_.of_blocks, 8 + uneven);
-        task_.of_heads = 6 + tokens_.count();
+        task_.choices.push_back(config);
+        task_.of_blocks += int64_t{config.uneven};
+        distances_.emplace_back(sizes.blocks());
+        about_.blocks[config.key] = sizes.blocks();
+        if (stored_) stored_->create(config, sizes.kv_heads);
     }
 
     void begin(const SelectorLayer& layer) override { tokens_.begin(layer); }
@@ -136,7 +124,7 @@ public:
             return measure::States{{key + "/overlap", overlap.state()},
                                    {key + "/reading", reading_of(of, kinds, of.of(ids))}};
         });
-        if (stored_) stored_->write(configs_[n], chunk.range, ids);
+        if (stored_) stored_->write(task_.choices[n], chunk.range, ids);
     }
     void done(const MeasuredChunk& chunk) override { tokens_.measure(chunk); }
 
@@ -147,7 +135,7 @@ public:
         about_.views = task_.data.views;
         tally_.about = nlohmann::json(about_).dump();
         for (size_t n = 0; n < distances_.size(); ++n)
-            tally_.totals[configs_[n].key() + "/distances"] = distances_[n].state();
+            tally_.totals[task_.choices[n].key + "/distances"] = distances_[n].state();
     }
 
 private:
@@ -156,7 +144,6 @@ private:
     std::optional<StoredIds>& stored_;
     TokenConfigs tokens_;
     LayerAbout about_;
-    std::vector<Config> configs_;  // of the task's choices
     std::vector<analysis::Distances> distances_;
 };
 
@@ -199,7 +186,7 @@ measure::LayerQueries compared_queries(const CompareOptions& o, const io::Activa
         sampled_queries(o, file.info().cu_seqlens, layer.layer, o.seed, o.prompt);
     require(!tokens.empty(), "--prompt is ", o.prompt, ", no sequence is longer");
     const Problem whole = io::layer_problem(file.info(), layer, o.block_size);
-    const int64_t beyond = make_plans(o, selectors, whole).front().largest_budget;
+    const int64_t beyond = make_plan(o, selectors, whole).largest_budget;
     const Problem p = whole.with_query_rows(tokens);
     return {p, std::move(tokens), analysis::rows_beyond(p, beyond)};
 }
@@ -217,7 +204,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
         before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views,
                        backend);
     const Problem sizes = data.problem(o.block_size);
-    const std::vector<Plan> plans = make_plans(o, selectors, sizes);
+    const Plan plan = make_plan(o, selectors, sizes);
     const std::vector<int64_t> counted = queries.counted();
     std::optional<StoredIds> stored;
     if (o.sharing != Sharing::head) stored.emplace(to, name, queries.tokens, part.queries, o.seed);
@@ -228,6 +215,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
         .backend = backend,
         .block_sizes = {},
         .seed = o.seed,
+        .of_blocks = 8,
         .joined = true,
         .one_choice = o.sharing == Sharing::layer,
         .prompt = o.prompt,
@@ -237,7 +225,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
         }};
     measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
     Comparison comparison(task, tally, stored);
-    for (const Plan& plan : plans) comparison.add(plan, to);
+    for (const Config& config : plan.configs) comparison.add(config, plan.largest_budget, to);
     Progress progress(worker.progress, part.name(), (part.queries.end - part.queries.begin) * views,
                       "queries");
     measure::measure(task, tally, comparison, progress);
@@ -248,7 +236,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     write_layer(to, layer, whole,
                 {{"tokens", whole.keys()},
                  {"queries", std::ssize(queries.tokens)},
-                 {"largest_budget", plans.front().largest_budget}});
+                 {"largest_budget", plan.largest_budget}});
     if (stored) stored->write_queries();
     if (previous != nullptr && std::ranges::find(selectors, "previous-layer") != selectors.end())
         to.attribute("/layers/" + name, "previous_layer", previous->layer);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
@@ -29,56 +30,54 @@ std::vector<int64_t> budgets(const CompareOptions& o, const Problem& p) {
     return tokens;
 }
 
-/// A config labelled with `setting`, or by what ran where that is empty: "256,first=1,local=2".
+/// A config of blocks as large as those of `p`, labelled with `setting`, or by what ran where that
+/// is empty: "256,first=1,local=2".
 Config make_config(const CompareOptions& o, const std::string& selector, const Problem& p,
                    int64_t tokens, const SelectionRule& rule, std::string setting) {
-    Config config{selector, std::move(setting), tokens, rule, rule};
-    if (find_token_selector(selector) == nullptr) {
-        config.used = make_selector(selector)->adjust(rule, o.prompt);
-        config.uneven = config.used.top_k == kUneven;
-        if (config.uneven)
-            config.used.top_k =
-                std::max(p.blocks(), config.used.forced_local + config.used.forced_first);
-        if (config.setting.empty())
-            config.setting = concat(tokens, ",first=", config.used.forced_first,
-                                    ",local=", config.used.forced_local);
+    Config config;
+    config.selector = selector;
+    config.block_size = p.block_size;
+    config.rule = config.used = rule;
+    config.budget = tokens;
+    config.of_tokens = find_token_selector(selector) != nullptr;
+    if (!config.of_tokens) {
+        SelectionRule& used = config.used = make_selector(selector)->adjust(rule, o.prompt);
+        config.uneven = used.top_k == kUneven;
+        if (config.uneven) used.top_k = std::max(p.blocks(), used.forced_local + used.forced_first);
+        if (setting.empty())
+            setting = concat(tokens, ",first=", used.forced_first, ",local=", used.forced_local);
     }
-    if (config.setting.empty()) config.setting = std::to_string(tokens);
+    config.setting = setting.empty() ? std::to_string(tokens) : std::move(setting);
+    config.key = selector + "@" + config.setting;
     return config;
 }
 
-Plan with_block_size(const CompareOptions& o, const std::vector<std::string>& selectors, Problem p,
-                     int64_t block_size, const std::string& suffix) {
+using Configs = std::vector<Config>;
+
+void add_plain(const CompareOptions& o, const std::vector<std::string>& selectors, Problem p,
+               int64_t block_size, const std::string& suffix, Configs& to) {
     p.block_size = block_size;
-    Plan plan{.block_size = block_size};
     for (const std::string& selector : selectors)
         for (int64_t tokens : budgets(o, p))
-            plan.configs.push_back(make_config(o, selector, p, tokens,
-                                               rule_of(o, tokens, block_size),
-                                               std::to_string(tokens) + suffix));
-    return plan;
+            to.push_back(make_config(o, selector, p, tokens, rule_of(o, tokens, block_size),
+                                     std::to_string(tokens) + suffix));
 }
 
 /// No forced block but the local one, the first block, the newest ones, both
 /// (tab:forced-sink-local), where they fit. Policies that force blocks themselves run as often as
 /// that makes a difference, and every policy of tokens once.
-Plan forced_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
-                 const Problem& p) {
-    Plan plan{.block_size = o.block_size};
-    const auto add = [&](Config config) {
-        const auto same = [&](const Config& other) { return other.key() == config.key(); };
-        if (std::none_of(plan.configs.begin(), plan.configs.end(), same))
-            plan.configs.push_back(std::move(config));
-    };
+void add_forced(const CompareOptions& o, const std::vector<std::string>& selectors,
+                const Problem& p, Configs& to) {
     for (const std::string& selector : selectors)
         for (int64_t tokens : budgets(o, p))
             for (const int64_t first : {int64_t{0}, int64_t{1}})
                 for (const int64_t local : {int64_t{1}, kForcedLocal}) {
                     const SelectionRule rule{ceil_div(tokens, o.block_size), local, first};
                     if (first + local > rule.top_k) continue;
-                    add(make_config(o, selector, p, tokens, rule, ""));
+                    Config config = make_config(o, selector, p, tokens, rule, "");
+                    if (std::ranges::find(to, config.key, &Config::key) == to.end())
+                        to.push_back(std::move(config));
                 }
-    return plan;
 }
 
 /// Tokens that a query could attend to beyond its budget for the FLOPs of the selector's scores.
@@ -91,32 +90,27 @@ int64_t tokens_for_scores(const std::string& selector, const Problem& phase, int
 
 /// Every selector, the window of its budget (the paper's comparison, app:prelim-swa), and as a
 /// config of its own the window of its FLOPs.
-Plan window_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
-                 const Problem& p) {
-    Plan plan{.block_size = o.block_size};
+void add_windows(const CompareOptions& o, const std::vector<std::string>& selectors,
+                 const Problem& p, Configs& to) {
     const Problem phase = phase_queries(p, o.prompt);
-    std::vector<int64_t> matched;
+    std::set<int64_t> matched;
+    const auto add = [&](const std::string& selector, int64_t tokens, const std::string& equal) {
+        to.push_back(make_config(o, selector, p, tokens, rule_of(o, tokens, p.block_size),
+                                 std::to_string(tokens) + equal));
+    };
     for (const std::string& selector : selectors) {
         if (selector == kWindow) continue;
         for (int64_t tokens : budgets(o, p)) {
-            matched.push_back(
+            add(selector, tokens, "");
+            to.back().matched_budget =
                 p.block_size *
-                ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt), p.block_size));
-            plan.configs.push_back(make_config(
-                o, selector, p, tokens, rule_of(o, tokens, p.block_size), std::to_string(tokens)));
-            plan.configs.back().matched_budget = matched.back();
+                ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt), p.block_size);
+            matched.insert(to.back().matched_budget);
         }
     }
-    std::sort(matched.begin(), matched.end());
-    matched.erase(std::unique(matched.begin(), matched.end()), matched.end());
-    const auto add = [&](int64_t tokens, const char* equal) {
-        plan.configs.push_back(make_config(o, kWindow, p, tokens, rule_of(o, tokens, p.block_size),
-                                           concat(tokens, ",equal=", equal)));
-    };
-    for (int64_t tokens : budgets(o, p)) add(tokens, "budget");
+    for (int64_t tokens : budgets(o, p)) add(kWindow, tokens, ",equal=budget");
     for (int64_t tokens : matched)
-        if (tokens <= p.batch.longest_keys() / 2) add(tokens, "FLOPs");
-    return plan;
+        if (tokens <= p.batch.longest_keys() / 2) add(kWindow, tokens, ",equal=FLOPs");
 }
 
 }  // namespace
@@ -141,23 +135,21 @@ int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
     return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
 }
 
-std::vector<Plan> make_plans(const CompareOptions& o, const std::vector<std::string>& selectors,
-                             const Problem& p) {
-    std::vector<Plan> plans;
+Plan make_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
+               const Problem& p) {
+    Plan plan;
     switch (o.ablation) {
-        case Ablation::none: plans = {with_block_size(o, selectors, p, o.block_size, "")}; break;
-        case Ablation::forced: plans = {forced_plan(o, selectors, p)}; break;
-        case Ablation::window: plans = {window_plan(o, selectors, p)}; break;
+        case Ablation::none: add_plain(o, selectors, p, o.block_size, "", plan.configs); break;
+        case Ablation::forced: add_forced(o, selectors, p, plan.configs); break;
+        case Ablation::window: add_windows(o, selectors, p, plan.configs); break;
         case Ablation::block_size:
             for (int64_t size : kBlockSizes)
-                plans.push_back(with_block_size(o, selectors, p, size, concat(",block=", size)));
+                add_plain(o, selectors, p, size, concat(",block=", size), plan.configs);
     }
-    int64_t largest = 0;
-    for (const Plan& plan : plans)
-        for (const Config& config : plan.configs) largest = std::max(largest, config.budget);
     const int64_t forced = o.forced_outside ? o.forced_local + o.forced_first : 0;
-    for (Plan& plan : plans) plan.largest_budget = largest + forced * o.block_size;
-    return plans;
+    for (const Config& config : plan.configs)
+        plan.largest_budget = std::max(plan.largest_budget, config.budget + forced * o.block_size);
+    return plan;
 }
 
 }  // namespace msa::experiments::compare

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The configs that msa-compare measures, grouped by block size.
+// The configs that msa-compare measures.
 #pragma once
 
 #include <cstdint>
@@ -9,29 +9,26 @@
 #include "core/problem.h"
 #include "core/selection.h"
 #include "experiments/compare/options.h"
+#include "experiments/measure/measure.h"
 
 namespace msa::experiments::compare {
 
-/// One policy at one setting.
-struct Config {
-    std::string selector;
-    std::string setting;         // "1024", "1024,block=32": the budget, and what an ablation varies
+/// One policy at one setting: of blocks a choice, of tokens what stands in its place. The key is
+/// "quest@1024,block=32": `used` has no more slots than there are blocks.
+struct Config : measure::Choice {
+    std::string setting = {};    // "1024,block=32": the budget, and what an ablation varies
     int64_t budget = 0;          // tokens
-    SelectionRule rule;          // asked for
-    SelectionRule used;          // the policy's own rule; no more slots than there are blocks
+    bool of_tokens = false;      // it keeps single tokens
     bool uneven = false;         // it spends the budget unevenly
     int64_t matched_budget = 0;  // window ablation: tokens of the window with the same FLOPs; it
                                  // is a config if it is at most half the context
-    std::string key() const { return selector + "@" + setting; }
 };
 
-/// Configs that share a block size, and with it the oracle.
 struct Plan {
-    int64_t block_size = 0;
-    /// The largest budget of all plans of the layer in tokens, including forced blocks outside it.
-    /// Means count only rows that see more keys; on the others it is dense attention.
-    int64_t largest_budget = 0;
     std::vector<Config> configs = {};
+    /// In tokens, including forced blocks outside it. Means count only rows that see more keys; on
+    /// the others it is dense attention.
+    int64_t largest_budget = 0;
 };
 
 /// The queries of the phase, on which costs are counted: all tokens, or those after the prompt.
@@ -42,10 +39,10 @@ Problem phase_queries(const Problem& whole, int64_t prompt);
 /// than `beyond` keys. Rounded down.
 int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond);
 
-/// The plans of a layer; `whole` has all tokens as queries. A window of equal FLOPs larger than
-/// half the longest sequence is left out, since too few rows would see more keys. InputError if the
+/// The plan of a layer; `whole` has all tokens as queries. A window of equal FLOPs larger than half
+/// the longest sequence is left out, since too few rows would see more keys. InputError if the
 /// forced blocks do not fit into a budget.
-std::vector<Plan> make_plans(const CompareOptions&, const std::vector<std::string>& selectors,
-                             const Problem& whole);
+Plan make_plan(const CompareOptions&, const std::vector<std::string>& selectors,
+               const Problem& whole);
 
 }  // namespace msa::experiments::compare

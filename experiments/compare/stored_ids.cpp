@@ -29,17 +29,18 @@ void StoredIds::write_queries() const {
                           {"query", "token", "packed token index of each query in /select"});
 }
 
-std::string StoredIds::dataset(const Config& config) const {
-    return "/select/" + config.key() + "/" + layer_ + "/ids";
+std::string StoredIds::dataset(const measure::Choice& choice) const {
+    return "/select/" + choice.key + "/" + layer_ + "/ids";
 }
 
-void StoredIds::create(const Config& config, int64_t groups) const {
-    to_.create<int32_t, 3>(dataset(config), {std::ssize(numbers_), groups, config.used.top_k},
+void StoredIds::create(const measure::Choice& choice, int64_t groups) const {
+    to_.create<int32_t, 3>(dataset(choice), {std::ssize(numbers_), groups, choice.used.top_k},
                            {"query,group,slot", "block of the sequence",
-                            make_selector(config.selector)->rule_in_full()});
+                            make_selector(choice.selector)->rule_in_full()});
 }
 
-void StoredIds::write(const Config& config, QueryRange range, View<const int32_t, 3> ids) const {
+void StoredIds::write(const measure::Choice& choice, QueryRange range,
+                      View<const int32_t, 3> ids) const {
     const auto begin = std::lower_bound(numbers_.begin(), numbers_.end(), range.begin);
     const auto end = std::lower_bound(begin, numbers_.end(), range.end);
     if (begin == end) return;
@@ -47,7 +48,7 @@ void StoredIds::write(const Config& config, QueryRange range, View<const int32_t
     for (auto row = begin; row != end; ++row)
         std::copy_n(ids[*row - range.begin].data(), ids.extent(1) * ids.extent(2),
                     rows.view()[row - begin].data());
-    to_.write_rows<int32_t, 3>(dataset(config), begin - numbers_.begin(), rows);
+    to_.write_rows<int32_t, 3>(dataset(choice), begin - numbers_.begin(), rows);
 }
 
 }  // namespace msa::experiments::compare

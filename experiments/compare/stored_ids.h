@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/io/results.h"
-#include "experiments/compare/plan.h"
+#include "experiments/measure/measure.h"
 
 namespace msa::experiments::compare {
 
@@ -22,12 +22,12 @@ public:
     /// /queries/<l>/token.
     void write_queries() const;
     /// Creates /select/<c>/<l>/ids, to be filled.
-    void create(const Config&, int64_t groups) const;
+    void create(const measure::Choice&, int64_t groups) const;
     /// Stores the sampled ones among the ids [n, Hkv, k] of the compared queries `range`.
-    void write(const Config&, QueryRange range, View<const int32_t, 3> ids) const;
+    void write(const measure::Choice&, QueryRange range, View<const int32_t, 3> ids) const;
 
 private:
-    std::string dataset(const Config& config) const;
+    std::string dataset(const measure::Choice& choice) const;
 
     io::UnitWriter& to_;
     std::string layer_;

@@ -50,19 +50,20 @@ SelectorLayer with_rule(SelectorLayer layer, const SelectionRule& rule) {
 
 }  // namespace
 
-void TokenConfigs::add(const Config& config, int64_t tokens, int64_t block_size) {
+void TokenConfigs::add(const Config& config, int64_t tokens) {
     const auto same = std::ranges::find_if(configs_, [&](const Kept& other) {
-        return other.config.selector == config.selector && other.block_size == block_size;
+        return other.config.selector == config.selector &&
+               other.config.block_size == config.block_size;
     });
     configs_.push_back(
-        {config, tokens, block_size,
+        {config, tokens,
          same != configs_.end() ? same->selector : find_token_selector(config.selector)});
 }
 
 void TokenConfigs::begin(const SelectorLayer& layer) {
     const TokenSelector* last = nullptr;
     for (const Kept& of : configs_) {
-        if (of.block_size != layer.problem.block_size || of.selector.get() == last) continue;
+        if (of.config.block_size != layer.problem.block_size || of.selector.get() == last) continue;
         last = of.selector.get();
         const Stopwatch watch(seconds(of, &Seconds::select));
         of.selector->prepare(with_rule(layer, of.config.rule));
@@ -92,7 +93,7 @@ std::vector<KeptTokens> TokenConfigs::choose(const MeasuredChunk& chunk,
 void TokenConfigs::measure(const MeasuredChunk& chunk) {
     std::vector<Kept*> here;
     for (Kept& of : configs_)
-        if (of.block_size == chunk.problem.block_size) here.push_back(&of);
+        if (of.config.block_size == chunk.problem.block_size) here.push_back(&of);
     if (here.empty()) return;
     const std::vector<KeptTokens> kept = choose(chunk, here);
     double together = 0;  // seconds of all of them, where they share their work
@@ -111,7 +112,7 @@ void TokenConfigs::measure(const MeasuredChunk& chunk) {
 
 void TokenConfigs::add(const MeasuredChunk& chunk, const Kept& of, const KeptTokens& kept,
                        const TokenAttention& attention) {
-    const std::string key = of.config.key();
+    const std::string key = of.config.key;
     const Tensor<double, 2>& mass = attention.mass;
     const Tensor<double, 2> differences = analysis::squared_differences(
         attention.out, host_view(chunk.dense.out), chunk.problem.kv_heads);

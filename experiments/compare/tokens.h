@@ -20,8 +20,8 @@ class TokenConfigs {
 public:
     explicit TokenConfigs(measure::Tally& tally) : tally_(tally) {}
 
-    /// `tokens`: how many a query keeps. `block_size`: that of the plan.
-    void add(const Config& config, int64_t tokens, int64_t block_size);
+    /// `tokens`: how many a query keeps.
+    void add(const Config& config, int64_t tokens);
     int64_t count() const { return std::ssize(configs_); }
 
     /// Called before the chunks of a view of the layer at a block size.
@@ -32,7 +32,7 @@ public:
 private:
     struct Kept {  // of one config
         Config config;
-        int64_t tokens, block_size;
+        int64_t tokens;
         std::shared_ptr<TokenSelector> selector;  // of all configs of its name at the block size
     };
     double& seconds(const Kept& of, double measure::Tally::Seconds::*what) {

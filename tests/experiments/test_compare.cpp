@@ -131,6 +131,7 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
     const std::string csv = file_text(path("out/metrics.csv"));
     for (const char* metric : {"blocks_kept", "tokens_read"})
         EXPECT_NE(csv.find(metric), std::string::npos) << metric;
+    EXPECT_EQ(csv.find("nan"), csv.npos) << "what a selector does not have is empty";
 }
 
 TEST_F(Compare, CostsAreThePhasesWhicheverQueriesAreSampled) {
