@@ -8,19 +8,21 @@
 # the same machine. WORDS go to every `msalab train`. In the environment:
 #   MODEL   folder or FILE.gguf (default: results/smollm2)
 #   CORPUS  archive of what `./msalab corpus` writes, unpacked into results/corpus unless that is there
-#   SEEDS, ARMS, STEPS, WARMUP, CONTEXT, BATCH, ROWS: see below
+#   SEEDS, ARMS, STEPS, WARMUP, CONTEXT, BATCH, ROWS, PROCESSES, DEVICE, SEQUENCES, LENGTHS, EXERCISES: see below
 # --smoke: a model of the same shape with random weights, each arm for a few steps: does it run, how fast?
 # msalab must be importable with the cuda backend (PYTHONPATH=build/release/python).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-began=$SECONDS smoke=0
+began=$SECONDS smoke=0 tries=0
 if [[ $1 == --smoke ]]; then smoke=1 && shift; fi
 out=$1 work=results/conversion records=data/conversion/records
 mkdir -p "$out" "$work"
 read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra arms <<<"${ARMS:-dense msa-512 window-512 fitted msa-1024 window-1024}"
 steps=${STEPS:-800} warmup=${WARMUP:-80} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-2}
-processes=${PROCESSES:-1}
+processes=${PROCESSES:-1} device=${DEVICE:-cuda} sequences=${SEQUENCES:-24} lengths=${LENGTHS:-2048,4096,8192}
+dtype=bfloat16
+[[ $device != cpu ]] || dtype=float32
 export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 
 # What tells an arm from the others; blocks of 64 tokens.
@@ -47,7 +49,7 @@ evaluation_of() {
 train() { # OUT WORDS...
     local launch=(python3 -m msalab.training)
     ((processes == 1)) || launch=(torchrun --standalone --nproc-per-node "$processes" -m msalab.training)
-    "${launch[@]}" "$model" --out "$1" --device cuda --context "$context" --batch "$batch" --rows "$rows" \
+    "${launch[@]}" "$model" --out "$1" --device "$device" --context "$context" --batch "$batch" --rows "$rows" \
         --block-size 64 --save-every 200 --resume "${@:2}"
 }
 
@@ -65,15 +67,23 @@ transformers.LlamaForCausalLM(transformers.LlamaConfig(
 CODE
     cat docs/*.md core/*.cpp core/*/*.cpp >"$work/smoke.txt"
     steps=6 warmup=3
-    for arm in dense msa-512 window-512; do
-        for rows in 1 4; do
-            read -ra own <<<"$(words_of "$arm")"
-            train "$out/$arm-$rows" --data "$work/smoke.txt" --bytes --log-every 1 --probe-every 6 --overwrite \
-                --deterministic "${own[@]}" 2>&1 | tail -n 3 || echo "$arm with $rows rows FAILED"
-            mv "$out/$arm-$rows/curves.csv" "$out/smoke-$arm-$rows.csv"
-            grep -E ',(loss|tokens_per_second),' "$out/smoke-$arm-$rows.csv" | sed "s/^/$arm, $rows rows: /"
-            rm -r "${out:?}/$arm-$rows"
-        done
+    smoke() { # NAME WORDS...
+        train "$work/$1" --data "$work/smoke.txt" --bytes --log-every 1 --probe-every 0 "${@:2}"
+    }
+    for each in dense:4 window-512:4 msa-512:4 msa-512:1; do
+        arm=${each%:*} rows=${each#*:} name=smoke-$arm-${each#*:}
+        read -ra own <<<"$(words_of "$arm")"
+        smoke "$name" --overwrite "${own[@]}" 2>&1 | tail -n 1 || echo "$name FAILED"
+        cp "$work/$name/curves.csv" "$out/$name.csv"
+        grep -E ',(loss|tokens_per_second),' "$out/$name.csv" | sed "s/^/$name: /"
+    done
+    steps=3 warmup=1
+    read -ra own <<<"$(words_of msa-512)"
+    smoke whole --overwrite --deterministic "${own[@]}" 2>&1 | tail -n 1
+    rm -rf "$work/parts"
+    until smoke parts --deterministic --seconds 0 "${own[@]}" 2>&1 | tail -n 1; do ((++tries < 5)) || break; done
+    for file in model.safetensors indexer.safetensors; do
+        cmp "$work"/{whole,parts}/model/$file && echo "$file: resumed bit for bit"
     done
     exit
 fi
@@ -112,8 +122,8 @@ for seed in "${seeds[@]}"; do
         read -ra own <<<"$(evaluation_of "$arm" "$run")"
         left=$((seconds - (SECONDS - began)))
         timeout -s INT "$((left > 10 ? left : 10))" python3 -m msalab evaluate "$run/model" --text "$work/held_out.txt" \
-            --context "$context" --sequences "${SEQUENCES:-24}" --block-size 64 --tasks needle,multi_key,recall \
-            --lengths 2048,4096,8192 --exercises 16 --device cuda --dtype bfloat16 --out "$run/evaluation" --resume \
+            --context "$context" --sequences "$sequences" --block-size 64 --tasks needle,multi_key,recall \
+            --lengths "$lengths" --exercises "${EXERCISES:-16}" --device "$device" --dtype $dtype --out "$run/evaluation" --resume \
             "${own[@]}" >"$run/evaluation.txt" 2>&1 || { tail -n 1 "$run/evaluation.txt" && continue; }
         cp "$run/evaluation/summary.json" "$run/evaluation.json"
         cp "$run/evaluation/results.h5" "$run/evaluation.h5"

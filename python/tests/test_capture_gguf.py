@@ -157,3 +157,17 @@ def test_what_cannot_be_read_is_said(tmp_path, tokens, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr("msalab.capture.gguf.find_spec", lambda name: None)
     refused("needs the package gguf, which is not installed: pip install gguf", "plain.gguf")
+
+
+def test_it_is_trained_into_a_folder(tmp_path):
+    """Of four bits. The warm-up changes nothing: the folder has the weights that were read, in bfloat16."""
+    train = pytest.importorskip("msalab.training.__main__", reason="the module is not built").main
+    transformers = pytest.importorskip("transformers")
+    path, text = tmp_path / "small.gguf", tmp_path / "text.txt"
+    write_gguf(path, small_llama(), kind=gguf.GGMLQuantizationType.Q4_1)
+    text.write_text("a few words of a text " * 20)
+    assert train([str(path), "--data", str(text), "--bytes", "--out", str(tmp_path / "out"), "--context", "32",
+                  "--batch", "1", "--block-size", "8", "--top-k", "2", "--steps", "2", "--warmup", "2"]) == 0
+    read, made = (transformers.AutoModelForCausalLM.from_pretrained(place, dtype="bfloat16", **how).state_dict()
+                  for place, how in ((tmp_path, {"gguf_file": "small.gguf"}), (tmp_path / "out/model", {})))
+    assert read.keys() == made.keys() and all(torch.equal(read[name], made[name]) for name in read)

@@ -27,6 +27,7 @@ from msalab.plots.pilot_records import read_points  # noqa: E402
 from msalab.training import attention as attentions  # noqa: E402
 from msalab.training import data  # noqa: E402
 from msalab.training.__main__ import main  # noqa: E402
+from msalab.training.run import alone_in  # noqa: E402
 
 torch.set_num_threads(1)
 CONTEXT, BLOCK, TOP_K, ALL = 64, 8, 3, 8  # ALL: blocks of a row
@@ -317,6 +318,17 @@ def test_index_branches_come_back_from_their_file(tmp_path):
     assert np.array_equal(found.frequencies, form.frequencies)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):
+    how = ["--steps", 3, "--warmup", 1, "--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
+    assert train(tiny, tmp_path / "cpu", *how) == 0
+    for dtype, bound in (("float32", 1e-4), ("bfloat16", 2e-2)):
+        assert train(tiny, tmp_path / dtype, *how, "--device", "cuda", "--dtype", dtype) == 0
+        for name, part in (("loss", ""), ("kl_loss", "0"), ("gradient_norm", "")):
+            cpu, gpu = (values_of(tmp_path / run, name, part) for run in ("cpu", dtype))
+            assert gpu == pytest.approx(cpu, rel=bound if name == "loss" else 10 * bound), (dtype, name)
+
+
 REFUSED = [
     (["--context", 600], "must be at most 512"),
     (["--context", 512, "--batch", 100], "fewer than --batch = 100"),
@@ -357,7 +369,8 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     windows = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES | {"sliding_window": 40}))
     windows.save_pretrained(tiny / "windows")
     refused("layers [0, 1] have a sliding window", model="windows")
-    (tmp_path / "a").mkdir()
+    with alone_in(tmp_path / "a"):
+        refused("another run is writing there")
     (tmp_path / "a/mine.txt").write_text("mine")
     refused("exists, and holds no run of msalab train")
     (tmp_path / "a/mine.txt").unlink()

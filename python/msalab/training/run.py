@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import signal
 import time
 from argparse import Namespace
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,9 @@ import transformers
 
 from .. import indexer as indexers
 from ..capture.fitted import file_of
-from ..capture.layer import require
+from ..capture.gguf import place_of
+from ..capture.layer import CaptureError, require
+from ..capture.transformers_model import own_dtype
 from ..evaluation import text
 from ..evaluation.files import same_or_refused, sha256, write_json
 from ..evaluation.run import load, model_sums, software, version
@@ -136,8 +140,7 @@ def open_folder(out: Path, record: dict, options):
         same_or_refused(str(path), json.loads(path.read_text()), json.loads(json.dumps(record)),
                         "; --overwrite begins anew")
         return
-    require(not out.exists() or not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
-    out.mkdir(parents=True, exist_ok=True)
+    require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
     write_json(path, record)
 
 
@@ -173,7 +176,9 @@ class Training:
 
     def _load(self):
         options = self.options
-        model = load(Namespace(model=options.model, revision=options.revision, dtype="auto", device="cpu"))
+        dtype = own_dtype("auto", place_of(options.model)[1])
+        model = _storable(load(Namespace(model=options.model, revision=options.revision, dtype=dtype,
+                                         device="cpu")))
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
         require(options.context <= most, f"--context is {options.context}, must be at most {most}, the "
                 "positions of the model")
@@ -259,8 +264,8 @@ class Training:
         mine = rows[group.rank * each:(group.rank + 1) * each]
         is_probed = options.probe_every and (step % options.probe_every == 0 or step + 1 == options.steps)
         for micro in range(self.micros):
-            torch.manual_seed((options.seed * options.steps + step) * len(rows) + mine[0])  # of dropout
             some = mine[micro * options.rows:(micro + 1) * options.rows]
+            torch.manual_seed(hash((options.seed, step, some[0])))  # of dropout
             loss, probe = self._backward(some, targets, bool(is_probed) and micro == group.rank == 0)
             nats += loss
             probes += probe
@@ -305,6 +310,31 @@ class Training:
         return DIVERGED
 
 
+def _storable(model):
+    """A model that was read of quantised weights refuses to be saved; a new one with its weights does not."""
+    if not hasattr(model.config, "quantization_config"):
+        return model
+    del model.config.quantization_config
+    made = type(model)(model.config).to(model.dtype)
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+@contextmanager
+def alone_in(out: Path):
+    """CaptureError while another run writes there."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaptureError(f"{out}: another run is writing there") from None
+        yield
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def stop_asked():
     """A function that says whether SIGTERM or SIGINT has come."""
@@ -328,7 +358,7 @@ def run(options, note) -> int:
     transformers.logging.disable_progress_bar()
     group = Group(options.device)
     try:
-        with stop_asked() as wants_stop:
+        with stop_asked() as wants_stop, alone_in(Path(options.out)) if group.rank == 0 else nullcontext():
             quiet = note if group.rank == 0 else lambda _: None
             return Training(options, group, quiet).run(wants_stop)
     finally:
