@@ -116,7 +116,7 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
                 for top_k in (4, 8)]
     chosen = settings[1] | {"dense_layers": [layer + 1], "cost": settings[1]["cost"] | {
         "share_of_dense": 0.58}}
-    return {"format": "msa-advise-summary", "program": "msa-advise",
+    return {"format": "msa-advise-summary", "program": "msa-advise", "is_extrapolated": True,
             "options": {"phase": "prefill", "context": 131072, "hardware": "h100"},
             "definitions": {"mass_kept": "what mass_kept means"}, "target": {"keep": 0.7},
             "recommended": chosen if reached else None, "nearest": None if reached else chosen,
@@ -180,7 +180,7 @@ def sharing(reached: bool = True) -> dict:
     losses = {(0, 0): 0, (0, 1): 0.02, (1, 1): 0, (0, 2): 0.4, (1, 2): 0.3, (2, 2): 0}
     front = [pattern("best of 1", [0], 0.14), pattern("best of 2", [0, 2], 0.01),
              pattern("best of 3", [0, 1, 2], 0)]
-    return {"format": "msa-reuse-summary", "program": "msa-reuse",
+    return {"format": "msa-reuse-summary", "program": "msa-reuse", "is_extrapolated": False,
             "options": {"phase": "prefill", "context": 131072, "hardware": "h100",
                         "selector": "index"},
             "definitions": {"mass_lost": "what mass_lost means"}, "target": {"lose": 0.05},

@@ -17,6 +17,7 @@ def write(tmp_path, content):
 
 def test_the_picture_holds_every_setting_and_rings_the_recommended_one(tmp_path):
     advice = read_advice(write(tmp_path, make_cost.advice()))
+    assert advice.where == "prefill of 131072 tokens on h100, EXTRAPOLATED"
     figure, table = cost_front(advice)
     np.testing.assert_array_equal(table["chosen"], [False, True, False, False, False, False])
     np.testing.assert_array_equal(table["on_front"], [True, True, False, False, False, False])

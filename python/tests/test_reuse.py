@@ -39,6 +39,7 @@ def test_every_pair_and_the_means_are_drawn_and_written(tmp_path):
 
 def test_the_rings_are_the_patterns_within_the_target(tmp_path):
     sharing = read_sharing(write(tmp_path, make_cost.sharing()))
+    assert sharing.where == "prefill of 131072 tokens on h100"
     figure, table = sharing_patterns(sharing)
     axes, = figure.axes
     rings = [(line.get_label(), line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines

@@ -59,7 +59,8 @@ protected:
 TEST_F(AnalyzeMetrics, OfDenseAttention) {
     const Attention dense = reference_.dense_attention(problem_, mean_keys());
     analysis::SinkMass sink(4, 3);
-    sink.add(problem_, sink.logits(problem_, o_.q, o_.k), dense.lse, {});
+    sink.add(problem_, sink.logits(problem_, o_.q, o_.k), dense.lse, {},
+             analysis::row_kinds(problem_, 4, false));
     expect("dense", "sink_mass", sink.first_token());
     expect("dense", "sink_mass_first_tokens", sink.first_tokens());
     analysis::Entropy entropy(4);
@@ -82,7 +83,7 @@ TEST_F(AnalyzeMetrics, OfSelections) {
         const auto ids = results_->read<int32_t, 3>("/select/" + selector + "/3/ids");
         const Attention sparse = reference_.sparse_attention(problem_, mean_keys(), ids);
         analysis::SinkMass sink(4, 1);
-        sink.add(problem_, sink.logits(problem_, o_.q, o_.k), sparse.lse, ids);
+        sink.add(problem_, sink.logits(problem_, o_.q, o_.k), sparse.lse, ids, kinds);
         expect(selector, "sink_mass_sparse", sink.first_token());
         analysis::Entropy entropy(4);
         entropy.add(problem_, o_.q, sparse.out, sparse.lse);

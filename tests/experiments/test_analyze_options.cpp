@@ -53,7 +53,7 @@ const Refusal kRefusals[] = {
     {{"--block-size", "1K"}, "--block-size is 1024, must be from 8 to 256"},
     {{"--forced-local", "0"}, "forced_local is 0, must be at least 1"},
     {{"--forced-first", "16"}, "forced_local + forced_first is 17, must not exceed top_k = 16"},
-    {{"--forced-first", "-1"}, "forced_first is -1"},
+    {{"--forced-first", "-1"}, "--forced-first is -1, must be at least 0"},
     {{"--layers", "7"}, "a.h5: has no layer 7; there are: 0, 3"},
     {{"--layers", "0,3,0"}, "--layers is '0,3,0', it names one twice"},
     {{"--layers", "0,"}, "--layers is '0,', it has an empty item"},

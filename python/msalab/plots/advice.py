@@ -68,7 +68,8 @@ def read_advice(path) -> Advice:
             tuple(shown["dense_layers"]))
     return Advice(settings, layers, chosen, summary["recommended"] is not None, plan,
                   f"{target[0]} {target[1]:g}",
-                  f"{options['phase']} of {options['context']} tokens on {options['hardware']}",
+                  f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
+                  + (", EXTRAPOLATED" if summary["is_extrapolated"] else ""),
                   summary["dense"]["seconds"],
                   {name: str(text) for name, text in summary["definitions"].items()})
 

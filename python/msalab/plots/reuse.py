@@ -76,7 +76,8 @@ def read_sharing(path) -> Sharing:
     return Sharing(pairs, distances, patterns, chosen,
                    own - _number(summary["references"]["random_mass_kept"]),
                    f"{name} {value:g}", str(options["selector"]),
-                   f"{options['phase']} of {options['context']} tokens on {options['hardware']}",
+                   f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
+                   + (", EXTRAPOLATED" if summary["is_extrapolated"] else ""),
                    {name: str(text) for name, text in summary["definitions"].items()})
 
 
