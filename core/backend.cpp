@@ -104,6 +104,7 @@ public:
         operand("index_q", in.index_q, "[Nq, Hkv, didx]", index_q_shape());
         operand("index_k", in.index_k, "[Nk, didx]", index_k_shape());
         same_element("index_k", in.index_k.element(), in.index_q.element());
+        check_index_scales(p_, in.scales, in.index_q.element(), backend_.space());
     }
     void per_block(const char* name, const View<const float, 3>& view) const {
         operand(name, view, "[Nq, Hkv, B]", Shape<3>{p_.queries(), p_.kv_heads, p_.blocks()});
@@ -195,6 +196,8 @@ void Backend::index_select(const Problem& p, const SelectionRule& rule, const In
     check.index(in);
     check.ids(ids, rule.top_k);
     if (lse) check.index_lse("lse", lse);
+    require(!lse || in.index_q.element() != Element::int8,
+            "lse is present, but the operands are int8, which index_kl does not take");
     check_support(p, IndexSelectRequest{.element = in.index_q.element(), .top_k = rule.top_k});
     do_index_select(p, rule, in, ids, lse);
 }

@@ -159,7 +159,7 @@ public:
 
     /// The two above fused: the same ids, without scores in memory. lse [Nq, Hkv], where present:
     /// natural log of the sum of exp(index_scale * index_q . index_k) over the visible tokens of
-    /// the row's blocks, for index_kl; no block: -inf.
+    /// the row's blocks, for index_kl; no block: -inf. int8 operands give no lse.
     void index_select(const Problem&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids,
                       View<float, 2> lse = {});
 

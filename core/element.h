@@ -10,7 +10,7 @@ namespace msa {
 enum class Space : uint8_t { host, device };
 
 /// Element types that operands may be stored in.
-enum class Element : uint8_t { f32, f64, f16, bf16, e4m3, i32 };
+enum class Element : uint8_t { f32, f64, f16, bf16, e4m3, int8, i32 };
 
 const char* to_string(Space);
 const char* to_string(Element);

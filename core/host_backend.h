@@ -14,7 +14,8 @@ public:
     void finish() override {}
 
 protected:
-    /// Operands are f32; those of sparse_attention may be e4m3, whose results are f32 too.
+    /// Operands are f32; those of sparse_attention may be e4m3, whose results are f32 too,
+    /// and those of index_scores and index_select int8.
     static Support takes_elements(const Request&);
 };
 
@@ -28,6 +29,21 @@ public:
 private:
     Tensor<float, 3> q_, k_, v_;
     AttentionInput floats_;
+};
+
+/// The operands of index_scores and index_select as floats: in place, or the whole numbers of int8
+/// with the scales beside them.
+class FloatIndex {
+public:
+    explicit FloatIndex(const IndexInput&);
+    View<const float, 3> q() const { return floats_.index_q.as<const float>(); }
+    View<const float, 2> k() const { return floats_.index_k.as<const float>(); }
+    const OperandScales& scales() const { return floats_.scales; }
+
+private:
+    Tensor<float, 3> q_;
+    Tensor<float, 2> k_;
+    IndexInput floats_;
 };
 
 }  // namespace msa

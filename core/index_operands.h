@@ -6,14 +6,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/number/operand_scales.h"
 #include "core/request.h"
 #include "core/tensor.h"
 
 namespace msa {
 
 struct IndexInput {
-    In<3> index_q;  // [Nq, Hkv, didx], one head per group
-    In<2> index_k;  // [Nk, didx], one head shared by all groups
+    In<3> index_q;              // [Nq, Hkv, didx], one head per group
+    In<2> index_k;              // [Nk, didx], one head shared by all groups
+    OperandScales scales = {};  // of int8, which index_scores and index_select alone take
 };
 
 /// If a row's heads have less probability than this outside their sinks, on average, a float lse is

@@ -16,6 +16,7 @@ const char* to_string(Element element) {
         case Element::f16: return "f16";
         case Element::bf16: return "bf16";
         case Element::e4m3: return "e4m3";
+        case Element::int8: return "int8";
         case Element::i32: return "i32";
     }
     return "?";
@@ -28,7 +29,8 @@ int64_t element_bytes(Element element) {
         case Element::i32: return 4;
         case Element::f16:
         case Element::bf16: return 2;
-        case Element::e4m3: return 1;
+        case Element::e4m3:
+        case Element::int8: return 1;
     }
     return 0;
 }

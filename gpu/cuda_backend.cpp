@@ -61,12 +61,16 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem& p, const Request& request) const override {
-        const bool narrow = std::holds_alternative<IndexScoresRequest>(request) ||
-                            std::holds_alternative<IndexSelectRequest>(request) ||
-                            std::holds_alternative<SparseAttentionRequest>(request);
+        const bool index = std::holds_alternative<IndexScoresRequest>(request) ||
+                           std::holds_alternative<IndexSelectRequest>(request);
+        const bool narrow = index || std::holds_alternative<SparseAttentionRequest>(request);
         const Element element = operand_element(request);
-        if (element != Element::f32 && !is_half(element) && !(narrow && element == Element::e4m3))
-            return Support::no(concat("it takes f32, f16", narrow ? ", bf16 and e4m3" : " and bf16",
+        if (element != Element::f32 && !is_half(element) && !(narrow && element == Element::e4m3) &&
+            !(index && element == Element::int8))
+            return Support::no(concat("it takes f32, f16",
+                                      index    ? ", bf16, e4m3 and int8"
+                                      : narrow ? ", bf16 and e4m3"
+                                               : " and bf16",
                                       ", not ", to_string(element)));
         const auto* grad = std::get_if<SparseAttentionGradRequest>(&request);
         if (grad != nullptr && is_tuned_alone(*grad))

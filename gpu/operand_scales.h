@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales of e4m3 operands (core/number/operand_scales.h) for kernels.
+// Scales of 8-bit operands (core/number/operand_scales.h) for kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,8 @@ struct DeviceScales {
     __device__ float at(int64_t i) const { return data == nullptr ? 1.0F : data[i * step]; }
 };
 
-/// Scales of attention's operands. `blocks` are those of all sequences, in order.
+/// Scales of the operands of attention or of the Index Branch. `blocks` are those of all sequences,
+/// in order.
 struct AttentionScales {
     DeviceScales q, k, v;
     const SequenceBlock* blocks = nullptr;

@@ -34,7 +34,7 @@ CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>
     const CUtensorMapDataType type = element == Element::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                      : element == Element::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    MSA_CHECK(is_half(element) || element == Element::e4m3);
+    MSA_CHECK(is_half(element) || element_bytes(element) == 1);
     const size_t rank = extents.size();
     std::array<cuuint64_t, 3> sizes{}, strides{};
     std::array<cuuint32_t, 3> boxes{}, steps{1, 1, 1};

@@ -128,9 +128,14 @@ void define_problem(nb::module_& m) {
                                     .window = window,
                                     .softcap = softcap};
              })
-        .def_prop_ro("blocks", [](const Problem& p) {
+        .def_prop_ro("blocks",
+                     [](const Problem& p) {
+                         p.validate(kMinScoredBlockSize);
+                         return p.blocks();
+                     })
+        .def_prop_ro("all_blocks", [](const Problem& p) {
             p.validate(kMinScoredBlockSize);
-            return p.blocks();
+            return block_starts(p).back();
         });
 }
 
@@ -215,13 +220,13 @@ void define_backend(nb::module_& m) {
         .def(
             "index_scores",
             [](Runner& r, const Problem& p, const Operand& index_q, const Operand& index_k,
-               const Operand& scores) {
+               const Maybe& q_scales, const Maybe& k_scales, const Operand& scores) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_scores(p, views.index(index_q, index_k),
+                    b.index_scores(p, views.index(index_q, index_k, q_scales, k_scales),
                                    views.typed<float, 3>("scores", scores));
                 });
             },
-            Free(), any, any, any, any)
+            Free(), any, any, any, any, any, any)
         .def(
             "select_blocks",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
@@ -237,14 +242,15 @@ void define_backend(nb::module_& m) {
             "index_select",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
                int64_t forced_first, const Operand& index_q, const Operand& index_k,
-               const Operand& ids, const Maybe& lse) {
+               const Maybe& q_scales, const Maybe& k_scales, const Operand& ids, const Maybe& lse) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_select(
-                        p, {top_k, forced_local, forced_first}, views.index(index_q, index_k),
-                        views.typed<int32_t, 3>("ids", ids), views.maybe<float, 2>("lse", lse));
+                    b.index_select(p, {top_k, forced_local, forced_first},
+                                   views.index(index_q, index_k, q_scales, k_scales),
+                                   views.typed<int32_t, 3>("ids", ids),
+                                   views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any)
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
@@ -267,7 +273,7 @@ void define_backend(nb::module_& m) {
                const Maybe& d_index_k) {
                 r.run([&](Backend& b, const Views& views) {
                     b.index_kl(p,
-                               {.index = views.index(index_q, index_k),
+                               {.index = views.index(index_q, index_k, {}, {}),
                                 .q = views.in<3>("q", q),
                                 .k = views.in<3>("k", k),
                                 .ids = views.maybe<const int32_t, 3>("topk_idxs", ids),
@@ -281,6 +287,20 @@ void define_backend(nb::module_& m) {
                 });
             },
             Free(), any, any, any, any, any, any, any, any, any, any, any, any, any);
+}
+
+/// Arrays on the host: values and scales of `operand` [tokens, heads, didx]; keys: index_k's.
+void store_int8(const Problem& p, const Operand& operand, bool keys, const Operand& values,
+                const Operand& scales) {
+    const Views views(kOnHost);
+    const auto from = views.typed<const float, 3>(keys ? "index_k" : "index_q", operand);
+    const auto unit = keys ? OperandScale::block : OperandScale::row;
+    const ScaledOperand<Int8> stored = store_scaled<Int8>(p, from, unit);
+    const View<Int8, 3> to = views.typed<Int8, 3>("values", values);
+    const View<float, 2> of = views.typed<float, 2>("scales", scales);
+    MSA_CHECK(to.size() == stored.values.size() && of.size() == stored.scales.size());
+    std::copy_n(stored.values.data(), to.size(), to.data());
+    std::copy_n(stored.scales.data(), of.size(), of.data());
 }
 
 }  // namespace
@@ -301,6 +321,7 @@ NB_MODULE(_msalab, m) {
     });
     m.def("make_torch_backend", make_torch_backend);
     m.def("use_torch", use_torch);
+    m.def("store_int8", store_int8, Free());
     m.def("backends", [] {
         nb::dict found;
         for (const BackendInfo& info : list_backends())

@@ -22,6 +22,7 @@ std::optional<Element> element_of(nb::dlpack::dtype type) {
     if (is(Code::Float, 16)) return Element::f16;
     if (is(Code::Bfloat, 16)) return Element::bf16;
     if (is(Code::Int, 32)) return Element::i32;
+    if (is(Code::Int, 8)) return Element::int8;
     return std::nullopt;
 }
 
@@ -72,8 +73,8 @@ struct Torch {
           parameter(torch.attr("nn").attr("Parameter")) {
         for (const auto& [name, element] :
              {std::pair("float32", Element::f32), std::pair("bfloat16", Element::bf16),
-              std::pair("int32", Element::i32), std::pair("float16", Element::f16),
-              std::pair("float64", Element::f64)})
+              std::pair("int32", Element::i32), std::pair("int8", Element::int8),
+              std::pair("float16", Element::f16), std::pair("float64", Element::f64)})
             elements.emplace_back(torch.attr(name), element);
         const auto name = [](const char* text) {
             return nb::steal<nb::object>(PyUnicode_InternFromString(text));

@@ -42,6 +42,8 @@ template <>
 inline constexpr const char* kName<double> = "float64";
 template <>
 inline constexpr const char* kName<int32_t> = "int32";
+template <>
+inline constexpr const char* kName<Int8> = "int8";
 
 /// "cuda:1", as PyTorch calls it.
 inline std::string device_name(int device) {
@@ -97,8 +99,13 @@ public:
         return {out<3>("d_q", d_q), out<3>("d_k", d_k), out<3>("d_v", d_v),
                 maybe<float, 1>("d_sinks", d_sinks)};
     }
-    IndexInput index(const Operand& index_q, const Operand& index_k) const {
-        return {in<3>("index_q", index_q), in<2>("index_k", index_k)};
+    IndexInput index(const Operand& index_q, const Operand& index_k, const Maybe& q_scales,
+                     const Maybe& k_scales) const {
+        return {in<3>("index_q", index_q),
+                in<2>("index_k", index_k),
+                {maybe<const float, 2>("q_scales", q_scales),
+                 maybe<const float, 2>("k_scales", k_scales),
+                 {}}};
     }
 
 private:

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/cpu/tile_loop.h"
+#include "core/number/operand_scales.h"
 
 namespace msa::cpu {
 
@@ -19,10 +20,9 @@ constexpr int64_t block_step(int64_t block_size) {
 /// Products are scaled after the maximum: products that are exact and equal, like those of small
 /// integers, then give equal scores, and so the same ids, on every backend.
 template <typename Taker>
-void for_each_block_score(const Problem& p, View<const float, 2> index_k, const RowTile& tile,
-                          const Scratch& scratch, Taker taker) {
+void for_each_block_score(const Problem& p, View<const float, 2> index_k, const ScoreScales& scales,
+                          const RowTile& tile, const Scratch& scratch, Taker taker) {
     const float* keys = index_k.data() + tile.seen(0).first * p.index_dim;
-    const auto scale = static_cast<float>(p.index_scale());
     for_each_strip(
         tile, keys, p.index_dim, block_step(p.block_size), scratch, [](int64_t, int64_t) {},
         [&](const LogitStrip& strip) {
@@ -30,13 +30,17 @@ void for_each_block_score(const Problem& p, View<const float, 2> index_k, const 
             for (int64_t r = 0; r < strip.rows; ++r) {
                 const float* const products = strip.row(r);
                 const int64_t seen = strip.seen[static_cast<size_t>(r)];
-                const auto take = taker(strip.first_row + r);
+                const int64_t row = strip.first_row + r;
+                const auto take = taker(row);
+                const ScoreScales::Row own = scales.row(tile.query(row), tile.head(row));
                 if (p.block_size == 1) {
-                    for (int64_t j = 0; j < seen; ++j) take(first_block + j, scale * products[j]);
+                    for (int64_t j = 0, b = first_block; j < seen; ++j, ++b)
+                        take(b, own.score(b, products[j]));
                     continue;
                 }
                 for (int64_t j = 0, b = first_block; j < seen; j += p.block_size, ++b)
-                    take(b, scale * max_or_nan(products + j, std::min(p.block_size, seen - j)));
+                    take(b,
+                         own.score(b, max_or_nan(products + j, std::min(p.block_size, seen - j))));
             }
         });
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string_view>
 
+#include "core/host_backend.h"
 #include "core/registry.h"
 
 namespace msa {
@@ -21,13 +22,11 @@ namespace cpu {
 
 void dense_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
                      View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads);
-void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
-                  View<float, 3> scores, int threads);
+void index_scores(const Problem&, const FloatIndex&, View<float, 3> scores, int threads);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids, int threads);
-void index_select(const Problem&, const SelectionRule&, View<const float, 3> index_q,
-                  View<const float, 2> index_k, View<int32_t, 3> ids, View<float, 2> lse,
-                  int threads);
+void index_select(const Problem&, const SelectionRule&, const FloatIndex&, View<int32_t, 3> ids,
+                  View<float, 2> lse, int threads);
 void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                               View<const float, 3> v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads);

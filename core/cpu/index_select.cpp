@@ -9,23 +9,23 @@
 
 namespace msa::cpu {
 
-void index_select(const Problem& p, const SelectionRule& rule, View<const float, 3> index_q,
-                  View<const float, 2> index_k, View<int32_t, 3> ids, View<float, 2> lse,
-                  int threads) {
+void index_select(const Problem& p, const SelectionRule& rule, const FloatIndex& in,
+                  View<int32_t, 3> ids, View<float, 2> lse, int threads) {
+    const ScoreScales scales(p, in.scales());
     const TileLoop loop = score_loop(p, threads);
     std::vector<TopBlocks> all;
     for (int64_t row = 0; row < threads * loop.tile_rows(); ++row) all.emplace_back(rule);
-    for_each_tile(p, index_q, loop, [&](const RowTile& tile, const Scratch& scratch) {
+    for_each_tile(p, in.q(), loop, [&](const RowTile& tile, const Scratch& scratch) {
         TopBlocks* tops = all.data() + scratch.thread * loop.tile_rows();
         for (int64_t row = 0; row < tile.size(); ++row)
             tops[row].start(visible_blocks(tile.seen(row).count, p.block_size));
-        for_each_block_score(p, index_k, tile, scratch, [&](int64_t row) {
+        for_each_block_score(p, in.k(), scales, tile, scratch, [&](int64_t row) {
             return [&top = tops[row]](int64_t b, float score) { top.offer(b, score); };
         });
         for (int64_t row = 0; row < tile.size(); ++row)
             tops[row].finish(ids[tile.query(row)][tile.head(row)]);
     });
-    if (lse) index_lse(p, index_q, index_k, ids, lse, threads);
+    if (lse) index_lse(p, in.q(), in.k(), ids, lse, threads);
 }
 
 }  // namespace msa::cpu

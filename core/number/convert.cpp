@@ -6,6 +6,7 @@
 
 #include "core/number/e4m3.h"
 #include "core/number/half.h"
+#include "core/number/int8.h"
 
 namespace msa {
 namespace {
@@ -18,6 +19,7 @@ void as_type(Element element, const With& with) {
         case Element::f16: return with(f16{});
         case Element::bf16: return with(bf16{});
         case Element::e4m3: return with(e4m3{});
+        case Element::int8: return with(Int8{});
         default: MSA_CHECK(false && "no element of operands");
     }
 }
@@ -27,8 +29,8 @@ void as_type(Element element, const With& with) {
 double largest_value(Element element) {
     double largest = 0;
     as_type(element, [&]<typename T>(T) {
-        if constexpr (std::is_same_v<T, e4m3>)
-            largest = e4m3::kLargest;
+        if constexpr (std::is_same_v<T, e4m3> || std::is_same_v<T, Int8>)
+            largest = T::kLargest;
         else
             largest = double{static_cast<float>(std::numeric_limits<T>::max())};
     });

@@ -10,26 +10,28 @@
 
 namespace msa {
 
-/// The largest finite value of f32, f16, bf16 or e4m3.
+/// The largest finite value of f32, f16, bf16, e4m3 or int8.
 double largest_value(Element);
 
-/// Unit roundoff of a value stored in f32, f16, bf16 or e4m3.
+/// Unit roundoff of a value stored in f32, f16, bf16 or e4m3; 0 of int8, whose steps are equal.
 constexpr double storage_roundoff(Element element) {
     switch (element) {
         case Element::f16: return 0x1p-11;
         case Element::bf16: return 0x1p-8;
         case Element::e4m3: return 0x1p-4;
+        case Element::int8: return 0;
         default: return 0x1p-24;
     }
 }
 
-/// Half of the smallest positive value of f32, f16, bf16 or e4m3. It bounds the absolute rounding
-/// error near 0; elsewhere storage_roundoff bounds the relative one.
+/// Half of the smallest positive value of f32, f16, bf16, e4m3 or int8. It bounds the absolute
+/// rounding error near 0; elsewhere storage_roundoff bounds the relative one.
 constexpr double storage_floor(Element element) {
     switch (element) {
         case Element::f16: return 0x1p-25;
         case Element::bf16: return 0x1p-134;
         case Element::e4m3: return 0x1p-10;
+        case Element::int8: return 0.5;
         default: return 0x1p-150;
     }
 }
@@ -39,9 +41,9 @@ constexpr double stored_bound(Element element, double size) {
     return storage_roundoff(element) * size + storage_floor(element);
 }
 
-/// The nearest values of `element` (f32, f16, bf16 or e4m3), ties to even, into
-/// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 takes
-/// its largest value. NaN stays NaN.
+/// The nearest values of `element` (f32, f16, bf16, e4m3 or int8), ties to even, into
+/// values.size() * element_bytes(element) bytes. f16 beyond its range becomes infinite; e4m3 and
+/// int8 take their largest value. NaN stays NaN, but for int8, which has none: 0.
 void encode(std::span<const float> values, Element element, void* to);
 
 /// Exactly the values stored at `from`.

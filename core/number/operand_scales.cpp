@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/threads.h"
@@ -11,16 +13,18 @@ namespace msa {
 namespace {
 
 void check_one(const char* name, const View<const float, 2>& scales, const char* axes,
-               Shape<2> whole, Space space) {
+               Shape<2> whole, Space space, bool may_be_nan = false) {
     if (!scales) return;
     require(scales.shape() == whole || scales.shape() == Shape<2>{1, 1}, name, " has shape ",
             to_string(scales.shape()), ", must be [1, 1] or ", axes, " = ", to_string(whole));
     require(scales.space() == space, name, " is in ", to_string(scales.space()),
             " memory, the operands are in ", to_string(space), " memory");
     if (space != Space::host) return;
-    for (int64_t i = 0; i < scales.size(); ++i)
-        require(scales.data()[i] >= kLeastScale && scales.data()[i] <= kMostScale, name,  // no NaN
-                " has ", scales.data()[i], " at ", i, ", must be from 2^-40 to 2^40");
+    for (int64_t i = 0; i < scales.size(); ++i) {
+        const float one = scales.data()[i];
+        require((one >= kLeastScale && one <= kMostScale) || (may_be_nan && std::isnan(one)), name,
+                " has ", one, " at ", i, ", must be from 2^-40 to 2^40");
+    }
 }
 
 /// Row of the scales that token t has.
@@ -41,6 +45,31 @@ void check_scales(const Problem& p, const OperandScales& scales, Element operand
     check_one("scales of v", scales.v, axes, blocks, space);
 }
 
+void check_index_scales(const Problem& p, const OperandScales& scales, Element operands,
+                        Space space) {
+    if (!scales) return;
+    require(operands == Element::int8, "scales are given, but index_q is ", to_string(operands),
+            ", must be int8");
+    require(!scales.v, "scales of v are given, but the Index Branch has no values");
+    check_one("scales of index_q", scales.q, "[Nq, Hkv]", {p.queries(), p.kv_heads}, space, true);
+    check_one("scales of index_k", scales.k, "[blocks of all sequences, 1]",
+              {block_starts(p).back(), 1}, space, true);
+}
+
+ScoreScales::ScoreScales(const Problem& p, const OperandScales& scales)
+    : scale_(static_cast<float>(p.index_scale())), scales_(scales) {
+    if (scales.k.size() <= 1) return;
+    first_block_ = block_starts(p);
+    sequence_ = query_sequences(p);
+}
+
+ScoreScales::Row ScoreScales::row(int64_t query, int64_t group) const {
+    const float scale = scale_ * scale_at(scales_.q, query, group);
+    if (first_block_.empty()) return {scale, scales_.k.data(), 0};
+    const int64_t sequence = sequence_[static_cast<size_t>(query)];
+    return {scale, scales_.k.data() + first_block_[static_cast<size_t>(sequence)], 1};
+}
+
 std::vector<int64_t> key_blocks(const Problem& p) {
     const std::vector<int64_t> starts = block_starts(p);
     const std::vector<int64_t>& keys = p.batch.cu_seqlens_k();
@@ -51,7 +80,8 @@ std::vector<int64_t> key_blocks(const Problem& p) {
     return blocks;
 }
 
-ScaledOperand store_scaled(const Problem& p, View<const float, 3> operand, OperandScale unit) {
+template <typename T>
+ScaledOperand<T> store_scaled(const Problem& p, View<const float, 3> operand, OperandScale unit) {
     const int64_t tokens = operand.extent(0), heads = operand.extent(1), width = operand.extent(2);
     std::vector<int64_t> blocks;
     if (unit == OperandScale::block) blocks = key_blocks(p);
@@ -59,7 +89,7 @@ ScaledOperand store_scaled(const Problem& p, View<const float, 3> operand, Opera
     const bool alone = unit == OperandScale::tensor;
     Shape<2> shape{1, 1};
     if (!alone) shape = {blocks.empty() ? tokens : block_starts(p).back(), heads};
-    ScaledOperand stored{Tensor<e4m3, 3>(operand.shape()), Tensor<float, 2>(shape)};
+    ScaledOperand<T> stored{Tensor<T, 3>(operand.shape()), Tensor<float, 2>(shape)};
     const auto scale = [&](int64_t t, int64_t h) -> float& {
         return alone ? stored.scales(0, 0) : stored.scales(scale_row(blocks, t), h);
     };
@@ -69,22 +99,30 @@ ScaledOperand store_scaled(const Problem& p, View<const float, 3> operand, Opera
                 body(operand.data() + (t * heads + h) * width, scale(t, h),
                      stored.values.data() + (t * heads + h) * width);
     };
-    for_each([&](const float* row, float& largest, const e4m3*) {
-        for (int64_t d = 0; d < width; ++d)
-            if (std::isfinite(row[d])) largest = std::max(largest, std::fabs(row[d]));
+    constexpr bool kScaleOfNan = std::is_same_v<T, Int8>;
+    for_each([&](const float* row, float& largest, const T*) {
+        for (int64_t d = 0; d < width; ++d) {
+            if (std::isfinite(row[d]) && !std::isnan(largest))
+                largest = std::max(largest, std::fabs(row[d]));
+            if (kScaleOfNan && std::isnan(row[d]))
+                largest = std::numeric_limits<float>::quiet_NaN();
+        }
     });
     for (int64_t i = 0; i < stored.scales.size(); ++i) {
         float& one = stored.scales.data()[i];
-        one = std::clamp(one / e4m3::kLargest, kLeastScale, kMostScale);
+        if (!std::isnan(one)) one = std::clamp(one / T::kLargest, kLeastScale, kMostScale);
     }
-    for_each([&](const float* row, float one, e4m3* to) {
-        for (int64_t d = 0; d < width; ++d) to[d] = e4m3(row[d] / one);
+    for_each([&](const float* row, float one, T* to) {
+        for (int64_t d = 0; d < width; ++d) to[d] = T(row[d] / one);
     });
     return stored;
 }
+template ScaledOperand<e4m3> store_scaled(const Problem&, View<const float, 3>, OperandScale);
+template ScaledOperand<Int8> store_scaled(const Problem&, View<const float, 3>, OperandScale);
 
-Tensor<float, 3> read_scaled(const Problem& p, View<const e4m3, 3> values,
-                             View<const float, 2> scales, bool keys, int threads) {
+template <typename T>
+Tensor<float, 3> read_scaled(const Problem& p, View<const T, 3> values, View<const float, 2> scales,
+                             bool keys, int threads) {
     const int64_t heads = values.extent(1), width = values.extent(2);
     std::vector<int64_t> blocks;
     if (keys) blocks = key_blocks(p);
@@ -98,5 +136,9 @@ Tensor<float, 3> read_scaled(const Problem& p, View<const e4m3, 3> values,
         }
     return read;
 }
+template Tensor<float, 3> read_scaled(const Problem&, View<const e4m3, 3>, View<const float, 2>,
+                                      bool, int);
+template Tensor<float, 3> read_scaled(const Problem&, View<const Int8, 3>, View<const float, 2>,
+                                      bool, int);
 
 }  // namespace msa

@@ -9,6 +9,7 @@
 #include "core/number/convert.h"
 #include "core/number/e4m3.h"
 #include "core/number/half.h"
+#include "core/number/int8.h"
 #include "core/number/small_float.h"
 
 namespace msa {
@@ -30,7 +31,7 @@ constexpr Row kRows[kNumberFormats] = {
     {"f16", 16, 0, Element::f16},
     {"e4m3", 8, 0, Element::e4m3},
     {"e5m2", 8, kE5m2.largest, {}},
-    {"int8", 8, 127, {}},
+    {"int8", 8, Int8::kLargest, {}},
     {"int4", 4, 7, {}},
     {"fp4", 4, kE2m1.largest, {}},
 };
@@ -52,7 +53,7 @@ float nearest(NumberFormat format, float value) {
         case NumberFormat::float8_e4m3: return as<e4m3>(value);
         case NumberFormat::float8_e5m2: return small(kE5m2);
         case NumberFormat::mxfp4: return small(kE2m1);
-        case NumberFormat::int8:
+        case NumberFormat::int8: return as<Int8>(value);
         case NumberFormat::int4: return std::nearbyint(value);
         default: return value;
     }

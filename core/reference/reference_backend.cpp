@@ -93,8 +93,11 @@ protected:
         reference::dense_attention(p, main_branch(in), to.out.as<float>(), to.lse);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        reference::index_scores(p, in.index_q.as<const float>(), in.index_k.as<const float>(),
-                                scores);
+        const FloatIndex floats(in);
+        if (in.index_q.element() == Element::int8)
+            reference::index_scores(p, floats.q(), floats.k(), floats.scales(), scores);
+        else
+            reference::index_scores(p, floats.q(), floats.k(), scores);
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {

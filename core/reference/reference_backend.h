@@ -25,6 +25,9 @@ struct MainBranch {
 void dense_attention(const Problem&, const MainBranch&, View<float, 3> out, View<float, 2> lse);
 void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
                   View<float, 3> scores);
+/// Of int8 operands, whose whole numbers are given.
+void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+                  const OperandScales&, View<float, 3> scores);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids);
 void sparse_attention(const Problem&, const MainBranch&, View<const int32_t, 3> ids,

@@ -51,9 +51,35 @@ void scale_row(Backend& backend, const Tensor<float, 2>& scales, int64_t at, Vie
             for (int64_t d = 0; d < rows.extent(2); ++d) rows(t, h, d) *= own(0, h);
 }
 
-/// Of index scores that are rounded to float.
+/// Scales of int8 operands of one query and the keys of its sequence, on the host.
+struct IndexScales {
+    Tensor<float, 2> q, k;
+
+    IndexScales(Backend& backend, const Problem& p, const IndexOperands& index, int64_t query,
+                KeyRange seen) {
+        if (index.q_scales.size() == 0) return;
+        const std::vector<int64_t>& keys = p.batch.cu_seqlens_k();
+        const auto sequence = std::lower_bound(keys.begin(), keys.end(), seen.first) - keys.begin();
+        const int64_t first = block_starts(p)[static_cast<size_t>(sequence)];
+        q = backend.download(index.q_scales.view().slice(query, 1));
+        k = backend.download(
+            index.k_scales.view().slice(first, ceil_div(seen.count, p.block_size)));
+    }
+};
+
+/// What the reference makes of one query.
+void reference_scores(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
+                      const IndexScales& scales, View<float, 3> to) {
+    if (scales.q.size() > 0)
+        reference::index_scores(p, index_q, index_k, {scales.q, scales.k, {}}, to);
+    else
+        reference::index_scores(p, index_q, index_k, to);
+}
+
+/// Of index scores that are rounded to float; those of int8 are exact.
 double score_bound(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
                    Element element) {
+    if (element == Element::int8) return 0;
     const double scale = p.index_scale();
     const double q = largest_norm<3>(index_q), k = largest_norm<2>(index_k);
     const double logit = element == Element::e4m3 ? e4m3_logit_bound(scale, q, k, p.index_dim)
@@ -112,6 +138,7 @@ int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
         Problem problem;
         Tensor<float, 3> index_q;
         Tensor<float, 2> index_k;
+        IndexScales scales;
         Tensor<int32_t, 3> ids;
         Tensor<float, 3> scores;
     };
@@ -122,6 +149,7 @@ int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
         Row row{one_query(seen.count),
                 fetch(backend_, index.q, i, 1),
                 fetch(backend_, index.k, seen.first, seen.count),
+                IndexScales(backend_, case_.problem, index, i, seen),
                 backend_.download(layer.ids.view().slice(i, 1)),
                 {}};
         row.scores = Tensor<float, 3>({1, row.problem.kv_heads, row.problem.blocks()});
@@ -130,7 +158,7 @@ int64_t Checker::index_select(const Layer& layer, const IndexOperands& index) {
 #pragma omp parallel for schedule(dynamic)
     for (int64_t n = 0; n < std::ssize(rows); ++n) {
         Row& row = rows[static_cast<size_t>(n)];
-        reference::index_scores(row.problem, row.index_q, row.index_k, row.scores);
+        reference_scores(row.problem, row.index_q, row.index_k, row.scales, row.scores);
     }
     for (size_t n = 0; n < rows.size(); ++n) {
         const Row& row = rows[n];
@@ -152,7 +180,8 @@ void Checker::index_scores(const IndexOperands& index, int64_t query, View<const
     const Tensor<float, 3> index_q = fetch(backend_, index.q, query, 1);
     const Tensor<float, 2> index_k = fetch(backend_, index.k, seen.first, seen.count);
     Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
-    reference::index_scores(p, index_q, index_k, want);
+    reference_scores(p, index_q, index_k, IndexScales(backend_, case_.problem, index, query, seen),
+                     want);
     const double bound = score_bound(p, index_q, index_k, index.q.element());
     for (int64_t r = 0; r < p.kv_heads; ++r) {
         const std::string fault =

@@ -7,6 +7,7 @@
 
 #include "core/number/convert.h"
 #include "core/random.h"
+#include "core/registry.h"
 #include "experiments/driver/pattern.h"
 
 namespace msa::experiments::bench {
@@ -88,6 +89,10 @@ void fill_scales(Backend& backend, const Case& c, Layer& layer, uint64_t seed) {
 int64_t scale_count(const Problem& p) {
     return p.queries() * p.query_heads + 2 * block_starts(p).back() * p.kv_heads;
 }
+/// Likewise of int8 index operands.
+int64_t index_scale_count(const Problem& p) {
+    return p.queries() * p.kv_heads + block_starts(p).back();
+}
 
 /// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
 Pattern pattern_of(const Case& c, uint64_t seed) {
@@ -134,6 +139,29 @@ void fill_from(Backend& backend, const std::vector<Stored<Rank>>& to, const Sour
 }
 
 template <int Rank>
+View<const float, 3> floats_of(const Stored<Rank>& host) {
+    const int64_t width = host.shape()[Rank - 1], rows = element_count(host.shape()) / width;
+    return {reinterpret_cast<const float*>(host.data()),
+            {host.shape()[0], rows / std::max<int64_t>(1, host.shape()[0]), width},
+            Space::host};
+}
+
+template <int Rank>
+void upload_scaled(Backend& backend, const ScaledOperand<Int8>& from, const Stored<Rank>& to,
+                   Tensor<float, 2>& scales) {
+    MSA_CHECK(from.scales.size() == scales.size());
+    backend.copy(to.data(), backend.space(), from.values.data(), Space::host, to.bytes());
+    backend.copy(scales.data(), backend.space(), from.scales.data(), Space::host,
+                 scales.size() * int64_t{sizeof(float)});
+}
+
+void copy_scales(Backend& backend, const Tensor<float, 2>& from, Tensor<float, 2>& to) {
+    if (from.size() > 0)
+        backend.copy(to.data(), backend.space(), from.data(), backend.space(),
+                     from.size() * int64_t{sizeof(float)});
+}
+
+template <int Rank>
 void copy_stored(Backend& backend, const Stored<Rank>& from, const Stored<Rank>& to) {
     backend.copy(to.data(), backend.space(), from.data(), backend.space(), from.bytes());
 }
@@ -150,7 +178,8 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     int64_t bytes = 0;
     if (parts.index) {
         for (Element element : o.index_elements)
-            bytes += element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim;
+            bytes += element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
+                     (element == Element::int8 ? int64_t{sizeof(float)} * index_scale_count(p) : 0);
         bytes += int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
     }
     if (parts.attention)
@@ -194,9 +223,15 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         layer.d_v = {backend, keys, o.sizes.element};
     }
     if (parts.index) {
-        for (Element element : o.index_elements)
+        for (Element element : o.index_elements) {
             layer.index.push_back({{backend, {p.queries(), p.kv_heads, p.index_dim}, element},
-                                   {backend, {p.keys(), p.index_dim}, element}});
+                                   {backend, {p.keys(), p.index_dim}, element},
+                                   {},
+                                   {}});
+            if (element != Element::int8) continue;
+            layer.index.back().q_scales = backend.make<float, 2>({p.queries(), p.kv_heads});
+            layer.index.back().k_scales = backend.make<float, 2>({block_starts(p).back(), 1});
+        }
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
     if (parts.index_gradient) {
@@ -225,12 +260,38 @@ void fill_gradient(Backend& backend, Layer& layer, uint64_t seed) {
     fill_noise(backend, layer.d_out, seed, Stream::d_out, true);
 }
 
+namespace {
+
+void fill_int8(Backend& backend, const Case& c, IndexOperands& to, const std::string& selection,
+               uint64_t seed) {
+    const std::unique_ptr<Backend> host = make_backend("reference");
+    Layer floats;
+    floats.index.push_back(
+        {{*host, to.q.shape(), Element::f32}, {*host, to.k.shape(), Element::f32}, {}, {}});
+    fill_index(*host, c, floats, selection, seed);
+    const auto store = [&](View<const float, 3> values, OperandScale unit) {
+        return store_scaled<Int8>(c.problem, values, unit);
+    };
+    const IndexOperands& from = floats.index.front();
+    upload_scaled(backend, store(floats_of(from.q), OperandScale::row), to.q, to.q_scales);
+    upload_scaled(backend, store(floats_of(from.k), OperandScale::block), to.k, to.k_scales);
+}
+
+}  // namespace
+
 void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
                 uint64_t seed) {
+    std::vector<const IndexOperands*> unscaled;
+    for (IndexOperands& index : layer.index)
+        if (index.q.element() == Element::int8)
+            fill_int8(backend, c, index, selection, seed);
+        else
+            unscaled.push_back(&index);
+    if (unscaled.empty()) return;
     if (selection == "random") {
-        for (const IndexOperands& index : layer.index) {
-            fill_noise(backend, index.q, seed, Stream::index_q);
-            fill_noise(backend, index.k, seed, Stream::index_k);
+        for (const IndexOperands* index : unscaled) {
+            fill_noise(backend, index->q, seed, Stream::index_q);
+            fill_noise(backend, index->k, seed, Stream::index_k);
         }
         return;
     }
@@ -238,9 +299,9 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
     const Source source = c.captured ? c.captured : planted(c, seed);
     std::vector<Stored<3>> index_q;
     std::vector<Stored<2>> index_k;
-    for (const IndexOperands& index : layer.index) {
-        index_q.push_back(index.q);
-        index_k.push_back(index.k);
+    for (const IndexOperands* index : unscaled) {
+        index_q.push_back(index->q);
+        index_k.push_back(index->k);
     }
     fill_from(backend, index_k, source, io::Field::index_k, {0, p.keys()}, 0);
     for (size_t s = 1; s < p.batch.cu_seqlens_q().size(); ++s) {  // queries are the last tokens
@@ -257,15 +318,15 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         copy_stored(backend, from.k, to.k);
         copy_stored(backend, from.v, to.v);
         for (auto scales : {&Layer::q_scales, &Layer::k_scales, &Layer::v_scales})
-            if (const Tensor<float, 2>& have = from.*scales; have.size() > 0)
-                backend.copy((to.*scales).data(), backend.space(), have.data(), backend.space(),
-                             have.size() * int64_t{sizeof(float)});
+            copy_scales(backend, from.*scales, to.*scales);
     }
     if (parts.gradient) copy_stored(backend, from.d_out, to.d_out);
     if (parts.index) {
         for (size_t n = 0; n < from.index.size(); ++n) {
             copy_stored(backend, from.index[n].q, to.index[n].q);
             copy_stored(backend, from.index[n].k, to.index[n].k);
+            copy_scales(backend, from.index[n].q_scales, to.index[n].q_scales);
+            copy_scales(backend, from.index[n].k_scales, to.index[n].k_scales);
         }
         backend.copy(to.ids.data(), backend.space(), from.ids.data(), backend.space(),
                      from.ids.size() * int64_t{sizeof(int32_t)});

@@ -49,6 +49,16 @@ private:
 struct IndexOperands {
     Stored<3> q;
     Stored<2> k;
+    Tensor<float, 2> q_scales, k_scales;  // of int8: of rows, and of blocks
+
+    IndexInput input() const { return {q, k, {q_scales, k_scales, {}}}; }
+    /// Of the queries [first, first + count).
+    IndexInput input(int64_t first, int64_t count) const {
+        IndexInput part = input();
+        part.index_q = q.slice(first, count);
+        if (part.scales) part.scales.q = part.scales.q.slice(first, count);
+        return part;
+    }
 };
 
 /// One layer: operands and results of its stages. Those that the stages do not need are absent.
@@ -87,7 +97,7 @@ void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
 /// Fills d_out with noise of unit variance, likewise.
 void fill_gradient(Backend&, Layer&, uint64_t seed);
 /// Fills the operands of index_select, with the same values in every element: as captured for
-/// "fitted", noise for "random", planted for "structured".
+/// "fitted", noise for "random", planted for "structured". int8 operands are quantised with scales.
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
 /// Copies the operands to another layer.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);

@@ -126,9 +126,10 @@ OptionTable option_table(BenchOptions& o, Words& w) {
                   "of operands and outputs: bf16, f16, f32, or e4m3 with a scale for each row of q "
                   "and each block of k and v (sparse_attention and layer alone; its outputs are "
                   "bf16, on the cpu f32); default: bf16 on cuda, else f32");
-    table.names("index-element", "TYPE,...", w.index_elements, any_name,
-                "of index_q and index_k: bf16, f16, f32, e4m3; default: as --element, on cuda e4m3 "
-                "too");
+    table.names(
+        "index-element", "TYPE,...", w.index_elements, any_name,
+        "of index_q and index_k: bf16, f16, f32, e4m3, or int8 with a scale for each row of "
+        "index_q and each block of index_k; default: as --element, on cuda e4m3 too");
     table.numbers("devices", "N,...", o.devices,
                   "GPUs that answer one layer together, beside the first one alone, or as many "
                   "ranks of the cpu: cases square and decode of one token, structured");
@@ -202,7 +203,8 @@ void read_sizes(const Words& w, BenchOptions& o) {
     o.index_elements.clear();
     for (const std::string& name : w.index_elements)
         o.index_elements.push_back(*element_option(
-            "index-element", name, {Element::bf16, Element::f16, Element::f32, Element::e4m3}));
+            "index-element", name,
+            {Element::bf16, Element::f16, Element::f32, Element::e4m3, Element::int8}));
 }
 
 }  // namespace
@@ -250,6 +252,8 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     read_sizes(w, o);
     require(o.devices.empty() || o.sizes.element != Element::e4m3,
             "--element is 'e4m3', must be bf16, f16 or f32 with --devices");
+    require(o.devices.empty() || o.index_elements.front() != Element::int8,
+            "--index-element is 'int8', must be bf16, f16, f32 or e4m3 with --devices");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     for (const std::string& input : {w.input, w.indexer})

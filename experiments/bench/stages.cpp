@@ -153,7 +153,7 @@ void CaseRun::index_scores(Measurement& m, size_t element) {
         m, check_.score_queries(),
         [&](Layer& layer, const Problem& p, QueryRange range, View<float, 3> to) {
             const IndexOperands& in = layer.index[element];
-            backend_.index_scores(p, {in.q.slice(range.begin, p.queries()), in.k}, to);
+            backend_.index_scores(p, in.input(range.begin, p.queries()), to);
         },
         [&](int64_t query, View<const float, 2> row) { check_.index_scores(index, query, row); });
 }
@@ -181,8 +181,7 @@ double CaseRun::union_of_8(View<const int32_t, 3> ids) const {
 }
 
 void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse) {
-    const IndexOperands& index = layer.index[element];
-    backend_.index_select(p_, {.top_k = case_.top_k}, {index.q, index.k}, layer.ids, lse);
+    backend_.index_select(p_, {.top_k = case_.top_k}, layer.index[element].input(), layer.ids, lse);
 }
 
 void CaseRun::attend(Layer& layer, LoopOrder order) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Operands are float, f16 or bf16 in memory, those of the Index Branch and of sparse_attention also
-// e4m3, and float in arithmetic.
+// e4m3, those of scores also int8, and float in arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,6 +18,7 @@ __device__ inline float load(const float* from) { return *from; }
 __device__ inline float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
 __device__ inline float load(const __half* from) { return __half2float(*from); }
 __device__ inline float load(const __nv_fp8_e4m3* from) { return static_cast<float>(*from); }
+__device__ inline float load(const int8_t* from) { return static_cast<float>(*from); }
 
 /// An operand, f32, f16 or bf16, whose element is known at run time.
 struct Operand {
@@ -75,6 +76,15 @@ void by_index_element(Element element, Body body) {
         body.template operator()<__nv_fp8_e4m3>();
     else
         by_element(element, body);
+}
+
+/// The same of f32, f16, bf16, e4m3 or int8.
+template <typename Body>
+void by_score_element(Element element, Body body) {
+    if (element == Element::int8)
+        body.template operator()<int8_t>();
+    else
+        by_index_element(element, body);
 }
 
 }  // namespace msa::cuda

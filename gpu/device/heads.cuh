@@ -38,7 +38,7 @@ struct Heads {
     float scale;
     float cap = 0;                // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
     int64_t window = kNoWindow;   // as in Problem
-    AttentionScales scales = {};  // of e4m3
+    AttentionScales scales = {};  // of e4m3; of int8, whose scores get them
 
     __device__ float logit(float product) const {
         const float plain = scale * product;
@@ -104,6 +104,17 @@ Heads<T> index_heads(const Problem& p, const IndexInput& in) {
             0,
             static_cast<int>(p.index_dim),
             static_cast<float>(p.index_scale())};
+}
+
+/// Of scores, whose operands may have scales; `layout` as that of sparse_heads.
+template <typename T>
+Heads<T> score_heads(const Problem& p, const Layout* layout, const IndexInput& in) {
+    Heads<T> all = index_heads<T>(p, in);
+    if (!in.scales) return all;
+    const Tensor<SequenceBlock, 1>& blocks = layout->key_blocks();
+    all.scales = {
+        DeviceScales(in.scales.q), DeviceScales(in.scales.k), {}, blocks.data(), blocks.size()};
+    return all;
 }
 
 /// Fills the block's rows with the queries of row_of(0...).

@@ -19,17 +19,27 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
+/// What scaled_score() takes of operands that have no scales of their own.
+struct OneScale {
+    float scale;
+    __device__ float of_row(int) const { return scale; }
+    __device__ float of_block(int) const { return 1; }
+};
+
 /// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
 /// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
-template <int Places, typename S>
-__device__ void offer_scores(S& shared, const DeviceRule& rule, float scale, int place, int first,
-                             int begin, int end) {
+/// `scales` give those of any place of the warp's and of any id.
+template <int Places, typename S, typename Scales>
+__device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
+                             int first, int begin, int end) {
     const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
     const bool counts = block >= begin && id >= rule.forced_first;
+    const float of_block = scales.of_block(id);
     float score[Places];
 #pragma unroll
     for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
-        const float scaled = scale * shared.scores.at(place + n, block & (kWarp - 1));
+        const float scaled = scaled_score(scales.of_row(place + n), of_block,
+                                          shared.scores.at(place + n, block & (kWarp - 1)));
         score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
     }
     shared.lists.offer(place, score, id);

@@ -38,10 +38,11 @@ using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM
 constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
 constexpr int kSwizzle = 128;                              // bytes of a row in one box
 
-/// Keys and rows of Dim channels of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.
+/// Keys and rows of Dim channels of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t.
 template <int Dim, typename T>
 struct ScoreShape {
     using Value = T;
+    using Sum = std::conditional_t<std::is_same_v<T, int8_t>, int32_t, float>;
     static constexpr int kDim = Dim, kBytes = sizeof(T);
     static constexpr int kRowBytes = Dim * kBytes;
     static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
@@ -123,7 +124,7 @@ struct RowOperand {
 
 /// Starts sum = rows x keys of one tile.
 template <typename Shape>
-__device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, const char* tile) {
+__device__ void multiply(auto(&sum)[kSums], const RowOperand<Shape>& rows, const char* tile) {
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s) {
@@ -139,7 +140,7 @@ __device__ void multiply(float (&sum)[kSums], const RowOperand<Shape>& rows, con
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
-    float sum0[kSums], sum1[kSums];
+    typename Shape::Sum sum0[kSums], sum1[kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
         const char* const tile = tiles + at.stage * Shape::kTileBytes;
@@ -156,7 +157,7 @@ __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const cha
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
-    float sum[kSums];
+    typename Shape::Sum sum[kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
         ring.full[at.stage].wait(at.parity);
@@ -175,15 +176,15 @@ __device__ inline float max_or_nan(float a, float b) {
 }
 /// Largest of the first or second row of this thread's accumulators in the columns of the tile's
 /// n-th block, over the four threads that share it. NaN wins.
-template <int BlockSize>
-__device__ float row_max(const float (&sum)[kSums], int side, int n) {
+template <int BlockSize, typename Sum>
+__device__ Sum row_max(const Sum (&sum)[kSums], int side, int n) {
     const int first = n * (BlockSize / 8), last = first + BlockSize / 8;
-    float m[2] = {sum[4 * first + 2 * side], sum[4 * first + 2 * side + 1]};
+    Sum m[2] = {sum[4 * first + 2 * side], sum[4 * first + 2 * side + 1]};
 #pragma unroll
     for (int j = first + 1; j < last; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i) m[i] = max_or_nan(m[i], sum[4 * j + 2 * side + i]);
-    float best = max_or_nan(m[0], m[1]);
+    Sum best = max_or_nan(m[0], m[1]);
     best = max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 1));
     return max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 2));
 }

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "gpu/device/wgmma.cuh"
+#include "gpu/device/wgmma_s8.cuh"
 
 namespace msa::cuda::sm90 {
 
@@ -134,6 +135,12 @@ __device__ inline void multiply_in(float (&d)[N], const A& a, uint64_t b, bool a
         multiply_f16<Transposed>(d, a, b, add);
     else
         multiply_bf16<Transposed>(d, a, b, add);
+}
+/// Of int8_t: A in registers, N = 128.
+template <typename T>
+__device__ inline void multiply_in(int32_t (&d)[64], const uint32_t* a, uint64_t b, bool add) {
+    static_assert(std::is_same_v<T, int8_t>);
+    multiply_s8(d, a, b, add);
 }
 
 }  // namespace msa::cuda::sm90

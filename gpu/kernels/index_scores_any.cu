@@ -24,6 +24,7 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
     stage_rows(in, row_of, rows);
     TileRow row[kRowsPerWarp];
     for (int r = 0; r < kRowsPerWarp; ++r) row[r] = row_of(first_row + r);
+    const int64_t first_block = in.scales.block_of(span.first);
     for (int64_t b = 0; b < blocks; ++b) {
         float best[kRowsPerWarp];
         for (float& score : best) score = -INFINITY;
@@ -38,12 +39,17 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
 #pragma unroll
             for (int r = 0; r < kRowsPerWarp; ++r)
                 if (lane_id() < keys_before(min(end, row[r].end), first))
-                    best[r] = max_or_nan(best[r], in.scale * dots[r]);
+                    best[r] = max_or_nan(best[r], dots[r]);
         }
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
-            const float score = warp_max_or_nan(best[r]);
-            if (row[r].query >= 0 && lane_id() == 0) scores[in.number(row[r]) * blocks + b] = score;
+            const float largest = warp_max_or_nan(best[r]);
+            if (row[r].query < 0 || lane_id() != 0) continue;
+            const int64_t number = in.number(row[r]);
+            scores[number * blocks + b] =
+                largest == -INFINITY ? largest
+                                     : scaled_score(in.scale * in.scales.q.at(number),
+                                                    in.scales.k.at(first_block + b), largest);
         }
     }
 }
@@ -55,10 +61,10 @@ void index_scores_any(const Call& call, const IndexInput& in, View<float, 3> sco
     const HeadTiling tiling = tile_heads(p.kv_heads, p.queries());
     const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
     const dim3 grid(static_cast<unsigned>(tiles.size()), 1, static_cast<unsigned>(tiling.parts));
-    by_index_element(in.index_q.element(), [&]<typename T>() {
+    by_score_element(in.index_q.element(), [&]<typename T>() {
         launch_attend(call, index_scores_kernel<T>, grid, tiling.warps(), p.index_dim,
-                      index_heads<T>(p, in), tiling, tiles.data(), call.visible, p.block_size,
-                      scores.extent(2), scores.data());
+                      score_heads<T>(p, call.layout, in), tiling, tiles.data(), call.visible,
+                      p.block_size, scores.extent(2), scores.data());
     });
     check_launch("index_scores_any");
 }

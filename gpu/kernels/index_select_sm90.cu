@@ -56,6 +56,29 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
+/// Scales of int8 operands, of the rows and blocks of a tile.
+template <typename Rows>
+struct TileScales {
+    const IndexSelectArgs& args;
+    const QueryTile& tile;
+    int rows, blocks;
+    __device__ float of_row(int place) const {
+        const int row = min(row_at<Rows>(place), rows - 1);
+        return args.scale * args.q_scales.at(tile.query * args.groups + row);
+    }
+    __device__ float of_block(int id) const {
+        return args.k_scales.at(int64_t{tile.first_block} + max(0, min(id, blocks - 1)));
+    }
+};
+template <typename Shape, typename Rows>
+__device__ auto tile_scales(const IndexSelectArgs& args, const QueryTile& tile, int rows,
+                            int blocks) {
+    if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
+        return TileScales<Rows>{args, tile, rows, blocks};
+    else
+        return OneScale{args.scale};
+}
+
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
@@ -115,6 +138,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     const Turns turns(warpgroup, Rows::kConsumers);
+    const auto scales = tile_scales<Shape, Rows>(args, tile, rows, blocks);
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);
@@ -122,17 +146,17 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
         for (int place = first + begin_turn * Turns::kRows;
              place < stop && row_at<Rows>(place) < rows; place += kAtOnce)
-            offer_scores<kAtOnce>(shared, rule, args.scale, place, first_tile * kBlocksPerTile,
+            offer_scores<kAtOnce>(shared, rule, scales, place, first_tile * kBlocksPerTile,
                                   turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile,
                                   end * kBlocksPerTile);
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
-            [&](int half, int t, const float(&sum)[kSums]) {
+            [&](int half, int t, const typename Shape::Sum(&sum)[kSums]) {
                 const int column = t % Turns::kTiles * kBlocksPerTile;
 #pragma unroll
                 for (int side = 0; side < 2; ++side) {
-                    float best[kBlocksPerTile];
+                    typename Shape::Sum best[kBlocksPerTile];
 #pragma unroll
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         best[b] = row_max<BlockSize>(sum, side, b);
@@ -140,7 +164,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                     for (int b = 0; b < kBlocksPerTile; ++b)
                         if (lane % 4 == side)
                             shared.scores.at(warp_place + half * kHalfRows + lane / 4 + 8 * side,
-                                             column + b) = best[b];
+                                             column + b) = static_cast<float>(best[b]);
                 }
                 if (t == count - 1 || turns.due(t + 1)) merge(half, t + 1, t == count - 1);
             });

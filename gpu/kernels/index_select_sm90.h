@@ -10,6 +10,7 @@
 #include "core/problem.h"
 #include "gpu/kernels/device_rule.h"
 #include "gpu/kernels/rank_exchange.h"
+#include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
 namespace msa::cuda {
@@ -34,14 +35,15 @@ struct IndexSelectArgs {
     int groups;                        // Hkv
     int block_size;                    // 32, 64 or 128
     float scale;                       // above 0
+    DeviceScales q_scales, k_scales;   // of int8: of rows (query, group), and of all blocks
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int splits;         // parts of the key axis, to fill the chip with few queries; <= 512
     uint64_t* partial;  // [Nq, Hkv, splits * 33], where splits > 1
     int32_t* ids;       // [Nq, Hkv, k]
 };
 
-/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3. With an exchange, a message has
-/// kept_keys(k) words, and `splits` must be above 1.
+/// Operands of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t. With an exchange, a message
+/// has kept_keys(k) words, and `splits` must be above 1.
 template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
                                      const CandidateExchange* = nullptr);

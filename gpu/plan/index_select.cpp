@@ -72,6 +72,8 @@ struct IndexPlan {
         to.groups = narrow(p.kv_heads);
         to.block_size = narrow(p.block_size);
         to.scale = static_cast<float>(p.index_scale());
+        to.q_scales = DeviceScales(in.scales.q);
+        to.k_scales = DeviceScales(in.scales.k);
         to.rule = DeviceRule(rule);
         to.splits = narrow(splits);
         to.partial = reinterpret_cast<uint64_t*>(partial.data());
@@ -85,8 +87,9 @@ struct IndexPlan {
 Support takes_index_select_sm90(const Device& device, const Problem& p,
                                 const IndexSelectRequest& request, bool aligned) {
     if (!device.is_hopper()) return not_hopper();
-    if (!is_half(request.element) && request.element != Element::e4m3)
-        return not_element(request.element, "bf16, f16 or e4m3");
+    if (!is_half(request.element) && request.element != Element::e4m3 &&
+        request.element != Element::int8)
+        return not_element(request.element, "bf16, f16, e4m3 or int8");
     return takes_sizes(p, request, aligned);
 }
 
@@ -129,7 +132,7 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };
-    check(by_half_or_e4m3(element, launch), "index_select_sm90");
+    check(by_half_or_narrow(element, launch), "index_select_sm90");
 }
 
 }  // namespace msa::cuda

@@ -86,7 +86,8 @@ class _Tensors(_Host):
         import torch
         _msalab.use_torch(torch)
         self.torch = torch
-        self.dtypes = {name: getattr(torch, name) for name in ("float32", "float64", "int32")}
+        self.dtypes = {name: getattr(torch, name)
+                       for name in ("float32", "float64", "int32", "int8")}
         self.on_gpu = {}  # backends by device and stream; tensors from elsewhere find none
         if torch.cuda.is_available():
             self.current = torch._C._cuda_getDevice
@@ -348,19 +349,52 @@ def _empty_gradients(kind, q, k, v, sinks):
             None if sinks is None else kind.empty_like(sinks))
 
 
-def index_scores(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
-                 cu_seqlens_k=None, layout=None, backend="auto"):
+def store_int8(index_q, index_k, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None,
+               layout=None):
+    """float32 index_q and index_k on the CPU as int8: (index_q, index_k, scales), which index_scores
+    and index_select take.
+
+    scales is a pair of float32: [Nq, Hkv], one of each row of index_q, and [blocks of all sequences,
+    1], one of each block of keys. A scale is the largest finite magnitude that shares it over 127;
+    where a value is NaN, the scale is. The rules are those of core/number/operand_scales.h.
+    """
+    kind = _kind(index_q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
+                 block_size=block_size)
+    scales = (kind.empty(index_q, index_q.shape[:2], "float32"),
+              kind.empty(index_k, (p.all_blocks, 1), "float32"))
+    stored = kind.empty_like(index_q, "int8"), kind.empty_like(index_k, "int8")
+    _msalab.store_int8(p, index_q, False, stored[0], scales[0])
+    _msalab.store_int8(p, index_k[:, None], True, stored[1][:, None], scales[1])
+    return *stored, scales
+
+
+def _pair(scales):
+    """Scales of index_q and index_k."""
+    if scales is None:
+        return None, None
+    try:
+        of_q, of_k = scales
+    except (TypeError, ValueError):
+        raise InputError("scales must be a pair, of index_q and of index_k") from None
+    return of_q, of_k
+
+
+def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None,
+                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """Scores of the Index Branch by block (eq:msa-index-score), [Nq, Hkv, B] float32.
 
     index_q [Nq, Hkv, didx], one head per group; index_k [Nk, didx], one head for all groups. A
     score is the maximum over the block's visible tokens of index_scale * index_q . index_k; without
-    a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent.
+    a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent. scales: of
+    int8 operands, as store_int8 gives them.
     """
     kind = _kind(index_q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
                  block_size=block_size, index_scale=index_scale)
     scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
-    kind.operation(index_q, backend, "index_scores")(p, index_q, index_k, scores)
+    call = kind.operation(index_q, backend, "index_scores")
+    call(p, index_q, index_k, *_pair(scales), scores)
     return scores
 
 
@@ -401,29 +435,30 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
+def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
                  block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                  cu_seqlens_k=None, layout=None, backend="auto"):
     """index_scores and select_blocks in one: the same ids, without scores in memory.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
-    without a block -inf.
+    without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse.
     """
-    found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
-                    index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout, backend)
+    found = _select(index_q, index_k, *_pair(scales), topk, force_begin_blocks, force_end_blocks,
+                    block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout,
+                    backend)
     return found if return_index_lse else found[0]
 
 
-def _select(index_q, index_k, topk, first, local, block_size, scale, with_lse, cu_q, cu_k,
-            layout=None, backend="auto"):
+def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale, with_lse,
+            cu_q, cu_k, layout=None, backend="auto"):
     kind = _kind(index_q)
     p = _problem(layout, cu_q, cu_k, None, None, index_q, index_k, block_size, None, scale)
     rows = index_q.shape[:2]
     ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
-    call(p, topk, *_forced(local, first, topk), index_q, index_k, ids, lse)
+    call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse)
     return ids, lse
 
 

@@ -279,7 +279,8 @@ def _compute_select(index_q, *others):
     return ids, index_q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fake_select(index_q, index_k, topk, first, local, block_size, scale, with_lse, *_):
+def _fake_select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale,
+                 with_lse, *_):
     return (index_q.new_empty((*index_q.shape[:2], topk), dtype=torch.int32),
             index_q.new_empty(index_q.shape[:2] if with_lse else 0, dtype=torch.float32))
 
@@ -290,10 +291,10 @@ def _save_constant(ctx, inputs, output):
 
 _select = _Operator(
     "index_select",
-    "(Tensor index_q, Tensor index_k, SymInt topk, SymInt force_begin_blocks, "
-    "SymInt force_end_blocks, SymInt block_size, float? index_scale, bool with_lse, "
-    "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    2, _compute_select, _fake_select, _save_constant, direct=operations._select)
+    "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt topk, "
+    "SymInt force_begin_blocks, SymInt force_end_blocks, SymInt block_size, float? index_scale, "
+    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    4, _compute_select, _fake_select, _save_constant, direct=operations._select)
 
 
 def _blocks(keys, block_size, cu_q, cu_k):
@@ -303,17 +304,18 @@ def _blocks(keys, block_size, cu_q, cu_k):
     return max((-((begin - end) // block_size) for begin, end in zip(ends[:-1], ends[1:])), default=0)
 
 
-def _compute_scores(index_q, index_k, block_size, scale, cu_q, cu_k):
-    return operations.index_scores(index_q, index_k, block_size=block_size, index_scale=scale,
+def _compute_scores(index_q, index_k, q_scales, k_scales, block_size, scale, cu_q, cu_k):
+    return operations.index_scores(index_q, index_k, scales=(q_scales, k_scales),
+                                   block_size=block_size, index_scale=scale,
                                       cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
 _scores = _Operator(
     "index_scores",
-    "(Tensor index_q, Tensor index_k, SymInt block_size, float? index_scale, SymInt[]? cu_q, "
-    "SymInt[]? cu_k) -> Tensor",
-    2, _compute_scores,
-    lambda index_q, index_k, block_size, scale, cu_q, cu_k: index_q.new_empty(
+    "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt block_size, "
+    "float? index_scale, SymInt[]? cu_q, SymInt[]? cu_k) -> Tensor",
+    4, _compute_scores,
+    lambda index_q, index_k, q_scales, k_scales, block_size, scale, cu_q, cu_k: index_q.new_empty(
         (*index_q.shape[:2], _blocks(len(index_k), block_size, cu_q, cu_k)), dtype=torch.float32),
     _save_constant)
 
@@ -392,10 +394,11 @@ def sparse_decode_attention(q, k, v, topk_idxs, *, cu_seqlens_k=None, **options)
 
 
 @_like(operations.index_scores)
-def index_scores(index_q, index_k, *, block_size=128, index_scale=None, cu_seqlens_q=None,
+def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None, cu_seqlens_q=None,
                  cu_seqlens_k=None):
     """msalab.index_scores on tensors; scores have no gradient."""
-    return _scores(index_q, index_k, block_size, index_scale, cu_seqlens_q, cu_seqlens_k)
+    return _scores(index_q, index_k, *operations._pair(scales), block_size, index_scale,
+                   cu_seqlens_q, cu_seqlens_k)
 
 
 @_like(operations.select_blocks)
@@ -416,12 +419,13 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
 
 
 @_like(operations.index_select)
-def index_select(index_q, index_k, topk, *, force_begin_blocks=0, force_end_blocks=1,
+def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
                  block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
                  cu_seqlens_k=None):
     """msalab.index_select on tensors; neither ids nor their lse have a gradient."""
-    found = _select(index_q, index_k, topk, force_begin_blocks, force_end_blocks, block_size,
-                    index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k)
+    found = _select(index_q, index_k, *operations._pair(scales), topk, force_begin_blocks,
+                    force_end_blocks, block_size, index_scale, return_index_lse, cu_seqlens_q,
+                    cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 

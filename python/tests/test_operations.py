@@ -64,6 +64,35 @@ def ids(data):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_int8_operands_are_exact(data, backend):
+    index_q, index_k, scales = msalab.store_int8(data["index_q"], data["index_k"], block_size=BK,
+                                                 **PACKED)
+    assert index_q.dtype == index_k.dtype == np.int8
+    one, blocks = np.float32(DIDX ** -0.5), np.full((CU_Q[-1], HKV, 6), -np.inf, np.float32)
+    first_block = np.cumsum([0] + [-(-(b - a) // BK) for a, b in zip(CU_K, CU_K[1:])])
+    assert scales[1].shape == (first_block[-1], 1)
+    np.testing.assert_array_equal(scales[0], np.abs(data["index_q"]).max(-1) / np.float32(127))
+    for i, first, count in rows():
+        of_blocks = scales[1][first_block[CU_K.index(first)]:, 0]
+        for g in range(HKV):
+            products = index_k[first:first + count].astype(int) @ index_q[i, g].astype(int)
+            for b in range(-(-count // BK)):
+                largest = np.float32(products[b * BK:(b + 1) * BK].max())
+                blocks[i, g, b] = one * scales[0][i, g] * (of_blocks[b] * largest)
+    options = dict(scales=scales, block_size=BK, backend=backend, **PACKED)
+    found = msalab.index_scores(index_q, index_k, **options)
+    np.testing.assert_array_equal(found, blocks)
+    near(found, msalab.index_scores(index_q * scales[0][..., None], index_k.astype(np.float32) * (
+        np.concatenate([scales[1][first_block[s]:first_block[s + 1]].repeat(BK, 0)[:b - a]
+                        for s, (a, b) in enumerate(zip(CU_K, CU_K[1:]))])), block_size=BK, **PACKED))
+    np.testing.assert_array_equal(
+        msalab.index_select(index_q, index_k, K, **options),
+        msalab.select_blocks(found, K, block_size=BK, backend=backend, **PACKED))
+    with pytest.raises(msalab.InputError, match="scales must be a pair"):
+        msalab.index_scores(index_q, index_k, **{**options, "scales": scales[0]})
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_dense_attention_is_the_equation(data, backend, with_sinks):
     sinks = data["sinks"] if with_sinks else None
@@ -205,7 +234,7 @@ def test_bad_input_is_named_with_value_and_rule(data, ids):
     refused("q is not contiguous", dense, np.asfortranarray(q), k, v, **PACKED)
     refused("topk_idxs is int64, must be int32", sparse, q, k, v, ids.astype(np.int64),
             block_size=BK, **PACKED)
-    refused("q is int8, which no operation takes", dense, q.astype(np.int8), k, v, **PACKED)
+    refused("q is int16, which no operation takes", dense, q.astype(np.int16), k, v, **PACKED)
     refused(r"cu_seqlens_q\[1\]|cu_seqlens_q", dense, q, k, v, cu_seqlens_q=[0, 40, 29],
             cu_seqlens_k=[0, 20, 66])
     refused("cu_seqlens_q holds .*, must be integers", dense, q, k, v, cu_seqlens_q=[0, 2.5])

@@ -303,6 +303,21 @@ def test_tensors_are_read_where_they_lie(data):
         assert torch.equal(m.dense_attention(q[20:], k[20:], v[20:]), expected)
 
 
+def test_int8_operands_with_scales(data):
+    index_q, index_k = data["index_q"].detach(), data["index_k"].detach()
+    *stored, scales = msalab.store_int8(index_q, index_k, block_size=BK, cu_seqlens_q=CU)
+    assert [tensor.dtype for tensor in stored] == [torch.int8] * 2
+    options = dict(scales=scales, block_size=BK, cu_seqlens_q=CU)
+    of_numpy = dict(options, scales=[tensor.numpy() for tensor in scales])
+    arrays = [tensor.numpy() for tensor in stored]
+    expected = torch.from_numpy(msalab.index_scores(*arrays, **of_numpy))
+    assert torch.equal(m.index_scores(*stored, **options), expected)
+    ids = torch.from_numpy(msalab.index_select(*arrays, K, **of_numpy))
+    assert torch.equal(m.index_select(*stored, K, **options), ids)
+    torch.library.opcheck(torch.ops.msalab.index_select.default, (
+        *stored, *scales, K, 0, 1, BK, None, False, CU, None))
+
+
 def test_bad_input_is_named(data):
     q, k, v = (data[name] for name in "qkv")
     with pytest.raises(ValueError, match="q is not contiguous"):

@@ -94,8 +94,12 @@ TEST_F(Cuda, OtherElementsAreRefusedWithAReason) {
               Request(SparseAttentionRequest{.element = element, .top_k = 1})})
             EXPECT_EQ(why_not(request), "") << operation_name(request);
     }
+    EXPECT_EQ(why_not(IndexScoresRequest{Element::int8}), "");
+    EXPECT_EQ(why_not(IndexSelectRequest{.element = Element::int8, .top_k = 1}), "");
     EXPECT_EQ(why_not(IndexScoresRequest{Element::f64}),
-              "it takes f32, f16, bf16 and e4m3, not f64");
+              "it takes f32, f16, bf16, e4m3 and int8, not f64");
+    EXPECT_EQ(why_not(SparseAttentionRequest{.element = Element::int8, .top_k = 1}),
+              "it takes f32, f16, bf16 and e4m3, not int8");
 }
 
 TEST_F(Cuda, OrdersThatAreMissingAreRefusedWithAReason) {

@@ -165,7 +165,7 @@ TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
     for (const Element element : {Element::bf16, Element::f16})
         EXPECT_EQ(why_not(element), (std::pair<std::string, std::string>()));
     EXPECT_EQ(why_not(Element::f32).first,
-              "an operand or output is f32, must be bf16, f16 or e4m3");
+              "an operand or output is f32, must be bf16, f16, e4m3 or int8");
     EXPECT_EQ(why_not(Element::f32).second, "an operand or output is f32, must be bf16 or f16");
 }
 

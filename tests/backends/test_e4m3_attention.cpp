@@ -149,19 +149,19 @@ TEST(E4m3Scales, ShareTheLargestMagnitudeOfTheirUnit) {
     k(10, 0, 2) = std::nanf("");
     k(12, 0, 3) = 33;
     k(12, 0, 4) = 56;
-    const ScaledOperand blocks = store_scaled(p, k, OperandScale::block);
+    const ScaledOperand blocks = store_scaled<e4m3>(p, k, OperandScale::block);
     ASSERT_EQ(blocks.scales.shape(), (Shape<2>{3, 1}));
     EXPECT_EQ(blocks.scales(0, 0), 2.0F);
     EXPECT_EQ(blocks.scales(1, 0), kLeastScale);
     EXPECT_EQ(blocks.scales(2, 0), 0.125F);
-    const Tensor<float, 3> read = read_scaled(p, blocks.values, blocks.scales, true);
+    const Tensor<float, 3> read = read_scaled(p, blocks.values.view(), blocks.scales.view(), true);
     EXPECT_EQ(read(3, 0, 5), -896);
     EXPECT_EQ(read(7, 0, 1), 2);
     EXPECT_EQ(read(12, 0, 3), 32);  // 264 lies between 256 and 288, nearer to the former
     EXPECT_EQ(read(12, 0, 4), 56);
     EXPECT_TRUE(std::isnan(read(10, 0, 2)));
-    EXPECT_EQ(store_scaled(p, k, OperandScale::tensor).scales(0, 0), 2.0F);
-    const ScaledOperand rows = store_scaled(p, k, OperandScale::row);
+    EXPECT_EQ(store_scaled<e4m3>(p, k, OperandScale::tensor).scales(0, 0), 2.0F);
+    const ScaledOperand rows = store_scaled<e4m3>(p, k, OperandScale::row);
     ASSERT_EQ(rows.scales.shape(), (Shape<2>{13, 1}));
     EXPECT_EQ(rows.scales(7, 0), 2 / 448.0F);
     EXPECT_EQ(rows.scales(0, 0), kLeastScale);  // zeros

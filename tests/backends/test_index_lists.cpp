@@ -7,6 +7,7 @@
 
 #include "tests/support/compare.h"
 #include "tests/support/runner.h"
+#include "tests/support/scaled.h"
 #include "tests/support/truth.h"
 #include "tests/support/uploaded.h"
 
@@ -92,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(All, IndexLists,
                                                           "gaps", "rare", "random")),
                          list_name);
 
-/// The selection of a subject, and of its e4m3 kernels, is the reference's.
+/// The selection of a subject, and of its e4m3 and int8 kernels, is the reference's.
 void expect_reference_selection(const Subject& subject, Runner& runner, const Problem& p,
                                 const SelectionRule& rule, const Operands& o) {
     const Tensor<int32_t, 3> want = reference().index_select(p, rule, o);
@@ -104,6 +105,11 @@ void expect_reference_selection(const Subject& subject, Runner& runner, const Pr
     Tensor<int32_t, 3> ids = backend.make<int32_t, 3>(want.shape());
     backend.index_select(p, rule, {index_q, index_k}, ids);
     EXPECT_TRUE(identical(backend.download(ids.view()), want)) << "e4m3";
+    const ScaledIndex scaled = store_index(p, o);
+    Runner truth = reference();
+    EXPECT_TRUE(identical(index_select(backend, p, rule, scaled),
+                          index_select(truth.backend(), p, rule, scaled)))
+        << "int8";
 }
 
 TEST_P(IndexLists, AreTheReferenceSelection) {

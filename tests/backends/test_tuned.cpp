@@ -11,6 +11,7 @@
 #include "core/number/e4m3.h"
 #include "core/tolerance.h"
 #include "tests/support/compare.h"
+#include "tests/support/scaled.h"
 #include "tests/support/truth.h"
 #include "tests/support/uploaded.h"
 
@@ -195,6 +196,28 @@ TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
     EXPECT_TRUE(selection_follows(p, GetParam().rule, reference().index_scores(p, o),
                                   index_select(o, Element::e4m3), bound));
     EXPECT_EQ(backend_->answered_by(), kernel);
+}
+
+TEST_P(Tuned, IndexOfInt8IsTheReferencesBitForBit) {
+    const Problem& p = problem();
+    ScaledIndex o = store_index(p, operands_);
+    Runner truth = reference();
+    for (const bool spoilt : {false, true}) {
+        SCOPED_TRACE(spoilt ? "with NaN" : "without NaN");
+        if (spoilt) {  // of some rows and blocks
+            for (int64_t i = 0; i < o.q.scales.size(); i += 7) o.q.scales.data()[i] = std::nanf("");
+            for (int64_t b = 0; b < o.k.scales.size(); b += 3) o.k.scales.data()[b] = std::nanf("");
+        }
+        EXPECT_TRUE(identical(index_scores(*backend_, p, o), index_scores(truth.backend(), p, o)));
+        const Tensor<int32_t, 3> got = test::index_select(*backend_, p, GetParam().rule, o);
+        const std::string kernel = backend_->answered_by();
+        EXPECT_TRUE(identical(got, test::index_select(truth.backend(), p, GetParam().rule, o)))
+            << kernel;
+        index_select(operands_);
+        EXPECT_EQ(kernel.starts_with("index_select_sm90"),
+                  backend_->answered_by().starts_with("index_select_sm90"))
+            << kernel;
+    }
 }
 
 TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {

@@ -186,5 +186,23 @@ TEST_F(BenchCaptured, Refusals) {
     refused({"--cases", "captured"}, "--cases is 'captured', must be one of: square");
 }
 
+/// Scales are those of the blocks of all sequences; the check of int8 has no tolerance.
+TEST_F(BenchCaptured, IndexOperandsInInt8HaveScales) {
+    const Words stages{"--index-element", "int8", "--stages", "index_select,index_scores,layer"};
+    Words captured{"--input", file_, "--indexer", fit(file_)};
+    Words made{"--tokens",     "32", "--batch",    "2",  "--query-heads", "4",
+               "--kv-heads",   "2",  "--head-dim", "16", "--index-dim",   "16",
+               "--block-size", "8",  "--top-k",    "2",  "--cases",       "square,pack"};
+    for (Words* args : {&captured, &made}) {
+        args->insert(args->end(), stages.begin(), stages.end());
+        std::map<std::string, int> checked;
+        for (const json& m : record_of(*args)["measurements"]) {
+            EXPECT_EQ(m["index_element"], "int8") << m;
+            if (m.value("checked_rows", 0) > 0) ++checked[m["stage"].get<std::string>()];
+        }
+        EXPECT_EQ(checked.size(), 3U);
+    }
+}
+
 }  // namespace
 }  // namespace msa::test
