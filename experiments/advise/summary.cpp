@@ -74,8 +74,10 @@ std::string loss_text(const AdviseOptions& asked) {
         return "The error is that of the attention's output in each layer, not of the model's: "
                "msalab evaluate finds what the model loses under a setting.";
     return "Mass kept is not what the model loses: a layer that stays dense here may be sparse at "
-           "little loss, and mass says nothing of values and of heads that write little. Small gaps "
-           "hide large losses, too: on SmolLM2-135M 0.05 less mass than the oracle cost 3.5 times its "
+           "little loss, and mass says nothing of values and of heads that write little. Small "
+           "gaps "
+           "hide large losses, too: on SmolLM2-135M 0.05 less mass than the oracle cost 3.5 times "
+           "its "
            "loss (docs/smollm2.md). --error weighs keys by what they change in the output; msalab "
            "evaluate finds what the model loses.";
 }
