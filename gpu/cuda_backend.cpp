@@ -194,7 +194,7 @@ protected:
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         answer(p, WriteSet(scores), [&](const Call& call) -> std::string {
-            index_scores_any(call, in, scores);
+            index_scores_any(call, call.layout, in, scores);
             return "index_scores_any";
         });
     }

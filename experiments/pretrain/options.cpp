@@ -78,6 +78,8 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
                  "cut the gradient of the KL loss from the index projections into the backbone: on "
                  "(eq:msa-detach) or off; the teacher is always detached");
+    table.choice("detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
+                 "cut that of the language model's loss too, which comes through the value head");
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
                  "keys that the KL loss compares after the warm-up: those of the selected blocks, "
                  "or all visible ones");
@@ -240,6 +242,7 @@ train::ModelConfig PretrainOptions::model() const {
                   .kl_weight = kl_weight,
                   .value_head = signals != Signals::kl,
                   .detach = !no_detach,
+                  .detach_lm = detach_lm,
                   .kl_full_support = kl_full_support};
     return config;
 }

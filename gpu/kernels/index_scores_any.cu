@@ -56,14 +56,15 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
 
 }  // namespace
 
-void index_scores_any(const Call& call, const IndexInput& in, View<float, 3> scores) {
+void index_scores_any(const Call& call, const Layout* layout, const IndexInput& in,
+                      View<float, 3> scores) {
     const Problem& p = call.problem;
     const HeadTiling tiling = tile_heads(p.kv_heads, p.queries());
     const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
     const dim3 grid(static_cast<unsigned>(tiles.size()), 1, static_cast<unsigned>(tiling.parts));
     by_score_element(in.index_q.element(), [&]<typename T>() {
         launch_attend(call, index_scores_kernel<T>, grid, tiling.warps(), p.index_dim,
-                      score_heads<T>(p, call.layout, in), tiling, tiles.data(), call.visible,
+                      score_heads<T>(p, layout, in), tiling, tiles.data(), call.visible,
                       p.block_size, scores.extent(2), scores.data());
     });
     check_launch("index_scores_any");

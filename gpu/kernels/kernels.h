@@ -35,7 +35,8 @@ void sparse_attention_grad_repair_any(const Call&, const AttentionInput&,
                                       const AttentionGradient&, const float* delta,
                                       const GradMarks&);
 
-void index_scores_any(const Call&, const IndexInput&, View<float, 3> scores);
+/// `layout` is that of the whole problem, of which the call may have a part of the queries.
+void index_scores_any(const Call&, const Layout* layout, const IndexInput&, View<float, 3> scores);
 void select_blocks_any(const Call&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
 void index_select_any(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);

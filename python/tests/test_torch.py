@@ -203,13 +203,13 @@ def test_operators_pass_pytorchs_own_checks(data):
                      "mean", 9, 5.0, BK, CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
                      None, "mean", None, None, BK, CU, CU)),
-            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, False, CU, CU)),
-            (m._scores, (index_q, index_k, BK, None, CU, CU)),
+            (m._select, (index_q.detach(), index_k.detach(), None, None, K, 0, 1, BK, None, False, CU, CU)),
+            (m._scores, (index_q, index_k, None, None, BK, None, CU, CU)),
             (m._topk, (m.msa_proxy_score(index_q, index_k, block_size=BK).detach(), K, 1, 1, BK,
                        None, None)),
             (m._mass, (q, k, sinks, *plain, BK, True, CU, CU)),
             (m._mass, (q, k, None, *plain, BK, False, None, CU)),
-            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, True, CU, CU))):
+            (m._select, (index_q.detach(), index_k.detach(), None, None, K, 0, 1, BK, None, True, CU, CU))):
         torch.library.opcheck(operator.operator, arguments)
 
 

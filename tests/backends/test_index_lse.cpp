@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/gradient_tolerance.h"
 #include "tests/support/compare.h"
+#include "tests/support/random.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {

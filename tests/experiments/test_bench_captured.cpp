@@ -196,7 +196,8 @@ TEST_F(BenchCaptured, IndexOperandsInInt8HaveScales) {
     for (Words* args : {&captured, &made}) {
         args->insert(args->end(), stages.begin(), stages.end());
         std::map<std::string, int> checked;
-        for (const json& m : record_of(*args)["measurements"]) {
+        const json record = record_of(*args);
+        for (const json& m : record["measurements"]) {
             EXPECT_EQ(m["index_element"], "int8") << m;
             if (m.value("checked_rows", 0) > 0) ++checked[m["stage"].get<std::string>()];
         }

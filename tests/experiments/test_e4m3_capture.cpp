@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What e4m3 operands cost on a captured layer: the error of sparse_attention's output, with one
-// scale for each operand and with one for each row and block, beside bf16, and with weights in e4m3
-// as tensor cores take them. docs/kernels.md has the figures.
+// What operands of 8 bits cost on a captured layer: the error of sparse_attention's output, with
+// one scale for each operand and with one for each row and block, beside bf16, and with weights in
+// e4m3 as tensor cores take them; the wrong ids of index operands. docs/kernels.md has the figures.
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <tuple>
 
 #include "core/io/activations.h"
 #include "core/number/convert.h"
@@ -125,6 +127,56 @@ TEST(E4m3Capture, OutputErrorOfScalesBesideBf16) {
     EXPECT_GT(narrow, block);
     // Roundings of weights, at most 2^-4 each, do not add up: they are independent.
     EXPECT_LT(narrow, block + 0x1p-4);
+}
+
+/// The share of the chosen ids, but for the local block, that are not among those of float
+/// operands.
+double wrong_ids(const CapturedLayer& layer, View<const int32_t, 3> ids) {
+    const std::vector<KeyRange> visible = visible_keys(layer.p);
+    int64_t wrong = 0, all = 0;
+    for (int64_t i = 0; i < ids.extent(0); ++i)
+        for (int64_t r = 0; r < ids.extent(1); ++r) {
+            const std::span<const int32_t> got = selected(ids, i, r);
+            const int64_t local =
+                visible_blocks(visible[static_cast<size_t>(i)].count, layer.p.block_size) - 1;
+            for (int32_t id : selected(layer.ids, i, r)) {
+                if (id == local) continue;
+                ++all;
+                wrong += std::find(got.begin(), got.end(), id) == got.end();
+            }
+        }
+    return static_cast<double>(wrong) / static_cast<double>(all);
+}
+
+TEST(IndexCapture, Int8HasFewerWrongIdsThanE4m3) {
+    CapturedLayer layer;
+    const SelectionRule rule{.top_k = 8};
+    Runner cpu({"cpu", Element::f32});
+    const ScaledIndex int8 = store_index(layer.p, layer.o);
+    Operands rounded = int8.floats(layer.p, layer.o);  // of the same shapes
+    const auto wrong_of = [&](const auto& round) {
+        for (const auto& [from, size, to] :
+             {std::tuple{layer.o.index_q.data(), rounded.index_q.size(), rounded.index_q.data()},
+              {layer.o.index_k.data(), rounded.index_k.size(), rounded.index_k.data()}})
+            round(std::span<const float>(from, static_cast<size_t>(size)), to);
+        return wrong_ids(layer, cpu.index_select(layer.p, rule, rounded));
+    };
+    const double bf16 = wrong_of([](std::span<const float> from, float* to) {
+        std::copy(from.begin(), from.end(), to);
+        round_to(Element::bf16, {to, from.size()});
+    });
+    const double narrow = wrong_of([&](std::span<const float> from, float* to) {  // one scale
+        const View<const float, 3> all(from.data(), {std::ssize(from), 1, 1}, Space::host);
+        const ScaledOperand<e4m3> one = store_scaled<e4m3>(layer.p, all, OperandScale::tensor);
+        const Tensor<float, 3> read =
+            read_scaled(layer.p, one.values.view(), one.scales.view(), false);
+        std::copy_n(read.data(), read.size(), to);
+    });
+    const double wrong = wrong_ids(layer, index_select(cpu.backend(), layer.p, rule, int8));
+    for (const auto& [name, share] : {std::pair{"bf16", bf16}, {"e4m3", narrow}, {"int8", wrong}})
+        RecordProperty(name, std::to_string(share));
+    EXPECT_LT(bf16, narrow / 4);
+    EXPECT_LT(wrong, narrow / 2);
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The gate of SeerAttention-R as a selector, against its rule written out.
+#include <numeric>
+
 #include "core/error.h"
+#include "core/select/token_selector.h"
 #include "tests/core/select/policy.h"
 
 namespace msa::test {
