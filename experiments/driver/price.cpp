@@ -28,14 +28,17 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
 }  // namespace
 
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
-    table.count("context", "N", o.context, "tokens of the sequence that costs are of" + beside)
+    table
+        .count("context", "N", o.context,
+               "tokens of the sequence for which costs are computed" + beside)
         .between(1, static_cast<double>(kMostContext));
     table.choice("phase", "PHASE", o.decode, kPhases,
-                 "what costs are of: prefill of the context, or one token decoded behind it");
+                 "phase for which costs are computed: prefill of the context, or decode of one "
+                 "token after it");
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, kCeilings,
-                 "of the roofline: peak (published) or measured");
+                 "rates of the roofline: peak (published) or measured");
 }
 
 std::string pricing_text(const PricingOptions& o) {
