@@ -7,7 +7,7 @@
 # begin with what they time:
 #   grad    gradients, the KL loss and a layer's step of training, and PyTorch's backward pass
 #   blocks  blocks of 32, 64 and 128 keys at equal selected keys
-#   e4m3, f16  operands of these types beside bf16
+#   e4m3, int8, f16  operands of these types beside bf16
 #   ranks   one layer over two GPUs beside one of them
 #   train   steps of MSA beside dense ones, and the same dense model in PyTorch
 #   two     training on two GPUs beside one
@@ -70,6 +70,9 @@ for element in e4m3 bf16; do
     bench "e4m3-decode-1m-$element" 60 "${both[@]}" --cases decode --tokens 1M --batch 1 \
         --selection structured --order automatic
 done
+index=(--backend cuda --preset paper --index-element "bf16,e4m3,int8" --stages "index_select,layer")
+bench int8-128k 60 "${index[@]}" --cases square --tokens 128K --order automatic
+bench int8-decode-1m 60 "${index[@]}" --cases decode --tokens 1M --batch 1,8 --selection structured
 for preset in paper pilot; do
     for element in bf16 f16; do
         bench "f16-$preset-32k-$element" 30 --backend cuda --cases square --order automatic \

@@ -65,23 +65,26 @@ transformers.LlamaForCausalLM(transformers.LlamaConfig(
     num_key_value_heads=3, max_position_embeddings=8192, rope_theta=1e5, tie_word_embeddings=True,
     dtype=torch.bfloat16)).to(torch.bfloat16).save_pretrained(sys.argv[1])
 CODE
-    cat docs/*.md core/*.cpp core/*/*.cpp >"$work/smoke.txt"
+    # Rows of one document, and of several: cuDNN has a plan for every number of them.
+    cat core/*.cpp core/*/*.cpp >"$work/one.txt"
+    for file in core/*.cpp core/*/*.cpp docs/*.md; do cat "$file" && printf '\0'; done >"$work/many.txt"
     steps=6 warmup=3
-    smoke() { # NAME WORDS...
-        train "$work/$1" --data "$work/smoke.txt" --bytes --log-every 1 --probe-every 0 "${@:2}"
+    smoke() { # NAME TEXT WORDS...
+        train "$work/$1" --data "$work/$2.txt" --bytes --log-every 1 --probe-every 0 "${@:3}"
     }
-    for each in dense:4 window-512:4 msa-512:4 msa-512:1; do
-        arm=${each%:*} rows=${each#*:} name=smoke-$arm-${each#*:}
+    for each in dense:4:one dense:1:many window-512:4:one msa-512:4:one msa-512:1:many; do
+        IFS=: read -r arm rows text <<<"$each"
+        name=smoke-$arm-$rows-$text
         read -ra own <<<"$(words_of "$arm")"
-        smoke "$name" --overwrite "${own[@]}" 2>&1 | tail -n 1 || echo "$name FAILED"
+        smoke "$name" "$text" --overwrite "${own[@]}" 2>&1 | tail -n 1 || echo "$name FAILED"
         cp "$work/$name/curves.csv" "$out/$name.csv"
         grep -E ',(loss|tokens_per_second),' "$out/$name.csv" | sed "s/^/$name: /"
     done
     steps=3 warmup=1
     read -ra own <<<"$(words_of msa-512)"
-    smoke whole --overwrite --deterministic "${own[@]}" 2>&1 | tail -n 1
+    smoke whole many --overwrite --deterministic "${own[@]}" 2>&1 | tail -n 1
     rm -rf "$work/parts"
-    until smoke parts --deterministic --seconds 0 "${own[@]}" 2>&1 | tail -n 1; do ((++tries < 5)) || break; done
+    until smoke parts many --deterministic --seconds 0 "${own[@]}" 2>&1 | tail -n 1; do ((++tries < 5)) || break; done
     for file in model.safetensors indexer.safetensors; do
         cmp "$work"/{whole,parts}/model/$file && echo "$file: resumed bit for bit"
     done

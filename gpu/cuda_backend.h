@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend: the operations of core/backend.h on one NVIDIA GPU of compute capability 8.0 or
 // later. Operands are float, bf16 or f16. index_scores and index_select also take e4m3 (a scale of
-// the whole tensor goes into index_scale), and so does sparse_attention (with OperandScales). Sums
-// are float; outputs are float or like the operands, bf16 for e4m3.
+// the whole tensor goes into index_scale) and int8 (with OperandScales), sparse_attention e4m3
+// (with OperandScales). Sums are float, of int8 int32; outputs are float or like the operands, bf16
+// for e4m3.
 #pragma once
 
 #include <cstdint>

@@ -18,16 +18,17 @@ import numpy as np
 from msalab.evaluation.intervals import interval_text, ratio_interval
 
 MOST_EXCESS, MOST_POINTS = 0.005, 0.02  # of bits a token, and of exact matches
-OWN = {"msa": "index", "window": "window"}  # what an arm's own attention is called
+OWN = {"msa": "index@{}", "window": "window@{},first=1"}  # what an arm's own attention is called
+UNTRAINED = ("index@{}", "mean-key@{}", "mean-key@{},first=1", "quest@{}", "quest@{},first=1", "window@{},first=1")
 
 
 class Record:
-    """nats [token] and right [answer] of an arm's model with its own attention, or with the `config` named."""
+    """nats [token] and right [answer] of an arm's model with the attention that `config` names."""
 
     def __init__(self, path: Path, config: str):
         with tarfile.open(path) as tar, h5py.File(io.BytesIO(tar.extractfile("evaluation.h5").read())) as file:
             names = [name.decode() for name in file["configs"][()]]
-            row = next(number for number, name in enumerate(names) if name.split(",")[0] == config)
+            row = names.index(config)
             text = file["evaluate/text"]
             self.nats = text["nats"][row].astype(float)
             self.document = text["document"][()][text["sequence"][()]]
@@ -76,7 +77,7 @@ def main():
     base = records(folder, "dense", "dense")
     if not base:
         sys.exit(f"{folder}: has no record of the arm dense")
-    arms = [(f"{kind}-{budget}", f"{own}@{budget}") for kind, own in OWN.items() for budget in (512, 1024)]
+    arms = [(f"{kind}-{budget}", own.format(budget)) for kind, own in OWN.items() for budget in (512, 1024)]
     for arm, config in arms:
         found = records(folder, arm, config)
         seeds = sorted(found.keys() & base.keys())
@@ -85,12 +86,12 @@ def main():
             print(f"{arm}, seeds {', '.join(seeds)}: {'near-lossless' if good else 'not near-lossless'}", *lines,
                   sep="\n")
     for budget in (512, 1024):  # of the model as it was: each seed has the same one
-        for selector in ("index", "mean-key", "quest", "window"):
-            found = records(folder, "fitted", f"{selector}@{budget}")
+        for config in (one.format(budget) for one in UNTRAINED):
+            found = records(folder, "fitted", config)
             seeds = sorted(found.keys() & base.keys())
             if seeds:
                 lines, _ = judge([found[seed] for seed in seeds], [base[seed] for seed in seeds])
-                print(f"not trained, {selector}@{budget}:", *lines, sep="\n")
+                print(f"not trained, {config}:", *lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -19,19 +19,16 @@ const About kAbout{
                  "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "
                  "--hardware h200 --selectors mean-key,quest --sample-queries 256"},
     .writes =
-        "DIR/results.h5 (groups /layers, /queries, /advise; see data/FORMAT.md), "
-        "DIR/summary.json\n"
-        "and DIR/advice.txt (what is printed). Where no setting reaches the target, the nearest "
-        "one is\n"
-        "named, and the exit code is 2.\n\n"
-        "Mass kept is not what the model loses. Of keys whose values cancel or are small, and of "
-        "heads\n"
-        "that write little, much mass may go at no loss, so that --keep leaves layers dense that "
-        "could be\n"
-        "sparse; and little mass that goes may hold what is asked for. --error weighs keys by what "
-        "they\n"
-        "change in the output of the layer's attention. What the model loses is what `msalab "
-        "evaluate` finds.",
+        "DIR/results.h5 (groups /layers, /queries, /advise; see data/FORMAT.md), DIR/summary.json\n"
+        "and DIR/advice.txt (what is printed). If no setting reaches the target, the nearest\n"
+        "one is named, and the exit code is 2.\n\n"
+        "Mass kept does not measure the model's loss. Much mass may be lost without harm if values "
+        "cancel\n"
+        "or are small, or if heads write little; then --keep leaves layers dense that could be "
+        "sparse. A\n"
+        "little lost mass may contain the one token that matters. --error weights keys by their "
+        "effect on\n"
+        "the output of the layer's attention. `msalab evaluate` measures the model's loss.",
 };
 
 constexpr double kDefaultKeep = 0.95;
@@ -47,7 +44,7 @@ OptionTable option_table(AdviseOptions& o) {
                "target: the relative output error of a group of heads is at most this");
     table
         .count("budget", "TOKENS", o.budget,
-               "target: the most mass for at most so many tokens that a query attends to")
+               "target: the most mass with at most this many tokens attended to by a query")
         .at_least(1);
     add_pricing(table, o, "; mass and error are those of FILE");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
@@ -55,7 +52,7 @@ OptionTable option_table(AdviseOptions& o) {
         "selectors", "NAME,...", o.selectors,
         [](const std::string& name) { return pointwise_selector("selectors", name); },
         "some of: " + join(list_pointwise_selectors()) +
-            "; default: index where the file has one, oracle, mean-key, window, quest" +
+            "; default: index if the file has one, oracle, mean-key, window, quest" +
             options_help(list_pointwise_selectors()));
     table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block")
         .between(kMinBlockSize, kMaxBlockSize);
@@ -69,7 +66,7 @@ OptionTable option_table(AdviseOptions& o) {
                 "newest blocks always kept, the query's own among them")
         .at_least(1);
     add_queries(table, o);
-    table.seed(o.seed, "of sampling, of the bootstrap and of random");
+    table.seed(o.seed, "seed of sampling, the bootstrap and the selector random");
     add_compute(table, o);
     add_index_element(table, o);
     add_workers(table, o);

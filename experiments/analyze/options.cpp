@@ -41,14 +41,14 @@ OptionTable option_table(AnalyzeOptions& o) {
     add_oracle(table, o);
     table
         .count("sink-tokens", "TOKENS", o.sink_tokens,
-               "tokens that count as the sink, beside token 0 alone")
+               "first tokens that also count as the sink, in addition to token 0 alone")
         .at_least(1);
     add_queries(table, o);
-    table.seed(o.seed, "of sampling and of random");
+    table.seed(o.seed, "seed of sampling and the selector random");
     add_compute(table, o);
     add_index_element(table, o);
     table.names("dump", "WHAT,...", o.dump, known_dump,
-                "also store outputs, mass, scores; ids always are");
+                "also store outputs, mass, scores; ids are always stored");
     add_unit_queries(table, o);
     add_workers(table, o);
     add_devices(table, o);

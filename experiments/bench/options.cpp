@@ -30,29 +30,31 @@ const About kAbout{
         "- short: the last 171 and 347 queries; N 18K, 132K\n"
         "- pack: N tokens in 2, 16 and 206 sequences; N 192K\n"
         "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M, at most 8M in all\n"
-        "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; "
-        "N 128K, 512K\n\n"
-        "With --input, every layer of that file is a case of its own (captured): q, k and v are\n"
-        "the file's, as are its sequences and sizes; index_q and index_k are what the fitted "
-        "Index\n"
-        "Branch of --indexer makes of its x, else the file's own.\n\n"
-        "Selections are what index_select makes of the index operands: noise (random), or a\n"
-        "planted sink, diagonal and slowly moving stripes (structured, as msa-synth plants them);\n"
-        "of captured layers, those of the Index Branch (fitted).\n"
-        "A layer is index_select and sparse_attention, nothing waited for in between. block_mass,\n"
-        "index_scores, index_kl and the gradients run on captured layers, and on square cases of "
-        "up "
-        "to\n"
-        "128K unless --tokens says more. index_kl is one step of a fit: loss and gradients of 512 "
-        "spread\n"
-        "queries, on the selected support and on the full one; with \", lse\", the gradients from "
-        "given lse.\n"
-        "index_kl_grad is the gradients of all queries from given lse, as training asks for them.\n"
-        "layer_grad is one layer's step of training: index_select with its lse, sparse_attention, "
-        "its\n"
-        "gradient, and index_kl_grad on the selected support; its speed-up is over dense_attention "
-        "and\n"
-        "dense_attention_grad together, where they are measured in the same run.\n"
+        "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; N "
+        "128K, 512K\n\n"
+        "With --input, every layer of that file is a case of its own (captured). Sequences, sizes, "
+        "q, k and\n"
+        "v are the file's. index_q and index_k are computed from its x by the fitted Index Branch "
+        "of\n"
+        "--indexer, or are the file's own.\n\n"
+        "Selections are those of index_select on the index operands: noise (random), or a planted "
+        "sink,\n"
+        "diagonal and slowly moving stripes (structured, like those of msa-synth); for captured "
+        "layers,\n"
+        "those of the Index Branch (fitted).\n\n"
+        "- layer: index_select and sparse_attention, without waiting in between.\n"
+        "- block_mass, index_scores, index_kl and the gradients run on captured layers, and on "
+        "square cases\n"
+        "  of up to 128K unless --tokens says more.\n"
+        "- index_kl: one step of a fit, the loss and gradients of 512 spread queries, on the "
+        "selected and on\n"
+        "  the full support; with \", lse\", only the gradients, given the lse.\n"
+        "- index_kl_grad: the gradients of all queries, given the lse, as in training.\n"
+        "- layer_grad: one layer's training step, that is index_select with its lse, "
+        "sparse_attention and its\n"
+        "  gradient, and index_kl_grad on the selected support. Its speed-up is over "
+        "dense_attention and\n"
+        "  dense_attention_grad together, if they are measured in the same run.\n\n"
         "Before a stage is timed, sampled rows of its result are checked against the reference\n"
         "backend.",
 };
@@ -96,10 +98,10 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     };
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
                           const char* help) { table.count(flag, form, to, help).at_least(1); };
-    table.text("out", "FILE", o.out, "record to write, after every measurement anew");
+    table.text("out", "FILE", o.out, "record to write, updated after every measurement");
     table.text("backend", "NAME", o.backend,
                "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
-               "cuda where it can start, else cpu");
+               "cuda if it can start, else cpu");
     table.text("input", "FILE", w.input, "activations whose layers are the cases");
     table.text("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
@@ -111,7 +113,8 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     names("order", w.orders,
           "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "
           "default: the first three");
-    table.counts("tokens", "N,...", o.tokens, "of every case; default: each case's own, see below");
+    table.counts("tokens", "N,...", o.tokens,
+                 "tokens of every case; default: each case's own, see below");
     table.counts("batch", "N,...", o.batches, "sequences of a decode step").between(1, 4096);
     table.text("preset", "MODEL", w.preset,
                "sizes: a Hugging Face config.json, or " + join(list_models()));
@@ -123,22 +126,23 @@ OptionTable option_table(BenchOptions& o, Words& w) {
          "Bk; default: the model's or the indexer's, else 128");
     size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
     table.element("element", w.element, {Element::bf16, Element::f16, Element::f32, Element::e4m3},
-                  "of operands and outputs: bf16, f16, f32, or e4m3 with a scale for each row of q "
-                  "and each block of k and v (sparse_attention and layer alone; its outputs are "
+                  "type of operands and outputs: bf16, f16, f32, or e4m3 with a scale per row of q "
+                  "and per block of k and v (only for sparse_attention and layer; outputs are then "
                   "bf16, on the cpu f32); default: bf16 on cuda, else f32");
     table.names(
         "index-element", "TYPE,...", w.index_elements, any_name,
         "of index_q and index_k: bf16, f16, f32, e4m3, or int8 with a scale for each row of "
         "index_q and each block of index_k; default: as --element, on cuda e4m3 too");
-    table.numbers("devices", "N,...", o.devices,
-                  "GPUs that answer one layer together, beside the first one alone, or as many "
-                  "ranks of the cpu: cases square and decode of one token, structured");
+    table.numbers(
+        "devices", "N,...", o.devices,
+        "GPUs that compute one layer together, compared with the first one alone (with --backend "
+        "cpu, as many ranks): cases square and decode of one token, structured");
     table
         .count("samples", "N", o.samples,
-               "timed samples per measurement; fewer where they take more than 10 s")
+               "timed samples per measurement; fewer if they take more than 10 s")
         .between(1, 1000);
-    table.seed(o.seed, "of operands and sampled rows");
-    table.flag("overwrite", o.overwrite, "replace a record that exists");
+    table.seed(o.seed, "seed of operands and sampled rows");
+    table.flag("overwrite", o.overwrite, "replace an existing record");
     table.flag("json", o.json, "print the record instead of the table");
     return table;
 }

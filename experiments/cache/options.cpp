@@ -18,9 +18,8 @@ const About kAbout{
                  "--time-per-token 5000 --element bf16 --selectors oracle,quest"},
     .writes =
         "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json,\n"
-        "DIR/rows.csv and DIR/cache.txt (what is printed). Where no cache keeps the link within "
-        "its time, the "
-        "nearest\n"
+        "DIR/rows.csv and DIR/cache.txt (what is printed). If no cache keeps the link within its "
+        "time, the nearest\n"
         "one is named, and the exit code is 2.",
 };
 
@@ -33,8 +32,9 @@ OptionTable option_table(CacheOptions& o) {
     OptionTable table(kAbout);
     table
         .path("input", "FILE", o.results,
-              "results.h5 of msa-analyze, one file (positional): of several captures, analyse them "
-              "as one data set; the queries of a sequence are decode steps and must be neighbours")
+              "results.h5 of msa-analyze, one file (positional); to use several captures, analyse "
+              "them as one data set. The queries of a sequence are decode steps and must be "
+              "consecutive")
         .without_flag()
         .unrecorded()
         .required("no input: name a results file of msa-analyze; --help shows how");
@@ -43,21 +43,21 @@ OptionTable option_table(CacheOptions& o) {
                "bandwidth of the link into the GPU, 10^9 bytes a second one way; PCIe 5.0 x16: 64, "
                "PCIe 4.0 x16: 32");
     table.real("time-per-token", "US", o.time_per_token,
-               "microseconds of a decode step, all of which the link may be busy");
-    table.choice(
-        "prefetch", "BY", o.prefetch, {"none", kByLayer},
-        concat("what is recommended counts on: none, or ", kByLayer,
-               ", where the blocks that the layer before selected are fetched ahead, and "
-               "cross the link even where they are not used; FILE must have the layer right "
-               "before each one chosen, its own first one aside"));
+               "time of a decode step in microseconds, all of which the link may use");
+    table.choice("prefetch", "BY", o.prefetch, {"none", kByLayer},
+                 concat("prefetching that the recommendation assumes: none, or ", kByLayer,
+                        ", which fetches the blocks that the previous layer selected; these cross "
+                        "the link even if they are not used. FILE must have the layer directly "
+                        "before each chosen one, except its first"));
     add_model_layers(table, o.model_layers);
     table
         .counts("sizes", "BLOCKS,...", o.sizes,
                 "sizes of the cache, per layer and group; default: from k to the context, in "
                 "steps of sqrt 2")
         .between(1, kMostBlocks);
-    table.element("element", o.element, kElements,
-                  "of the cached keys and values: bf16, f16, e4m3 or f32; default: as in FILE");
+    table.element(
+        "element", o.element, kElements,
+        "type of the cached keys and values: bf16, f16, e4m3 or f32; default: as in FILE");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     table.names(
         "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },

@@ -25,9 +25,9 @@ const About kAbout{
         "/checks;\n"
         "see data/FORMAT.md), DIR/summary.json, DIR/metrics.csv, DIR/tables.txt (what is\n"
         "printed) and DIR/timing.json.\n"
-        "Every run checks itself: no selector may keep more than the best choice of as many "
-        "blocks,\n"
-        "and a budget that covers everything must equal dense attention.",
+        "Every run checks itself: no selector may keep more mass than the best choice of equally "
+        "many\n"
+        "blocks, and a budget that covers everything must equal dense attention.",
 };
 
 const std::vector<std::string> kSharings{"head", "group", "layer"};
@@ -70,11 +70,11 @@ OptionTable option_table(CompareOptions& o) {
         .names(
             "budgets", "TOKENS,...", o.asked,
             [](const std::string& item) { return parse_budget(item).asked; },
-            "tokens that a query attends to, rounded up to whole blocks; with a point (0.1), a "
-            "share of the longest sequence")
+            "tokens that a query attends to, rounded up to whole blocks; with a decimal point "
+            "(0.1), a share of the longest sequence")
         .shown_as(kBudgets);
     table.choice("ablation", "WHAT", o.ablation, kAblations,
-                 "one table of the paper's appendix: block-size (32, 64, 128 at equal budget), "
+                 "a table of the paper's appendix: block-size (32, 64, 128 at equal budget), "
                  "forced (first and newest blocks), window (against window-tokens of equal budget, "
                  "and of equal FLOPs); none: the plain comparison");
     table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block")
@@ -85,14 +85,16 @@ OptionTable option_table(CompareOptions& o) {
         .at_least(1);
     add_forced_first(table, o.forced_first);
     table.choice("forced", "WHERE", o.forced_outside, {"inside", "outside"},
-                 "forced blocks count inside the budget, or come outside, on top of it");
+                 "whether forced blocks count inside the budget or come on top of it (outside)");
     table.choice("share", "UNIT", o.sharing, kSharings,
                  "query heads that share a choice of blocks: head, group, layer");
     table.choice("phase", "PHASE", o.decode, {"prefill", "decode"},
-                 "prefill, or decode: the tokens behind the prompt come one by one");
-    table.count("prompt", "TOKENS", o.prompt, "of each sequence in the decode phase").shown_as("");
+                 "prefill, or decode: the tokens after the prompt come one by one");
+    table
+        .count("prompt", "TOKENS", o.prompt, "tokens of each sequence's prompt in the decode phase")
+        .shown_as("");
     add_queries(table, o);
-    table.seed(o.seed, "of sampling and of random");
+    table.seed(o.seed, "seed of sampling and of random selectors");
     add_compute(table, o);
     add_index_element(table, o);
     add_unit_queries(table, o);

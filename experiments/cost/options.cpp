@@ -55,7 +55,7 @@ OptionTable option_table(CostOptions& o, Words& w) {
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
-                 "of the roofline: peak (published) or measured");
+                 "rates of the roofline: peak (published) or measured");
     table.text("results", "FILE", o.results,
                "cost the blocks selected in a results file, instead of sizes");
     table.numbers("layers", "L,...", o.layers, "of the results; default: all");

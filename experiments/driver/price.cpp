@@ -31,18 +31,20 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
 
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
     table
-        .count("context", "N", o.context,
-               "tokens of the sequence that costs are of; default: the longest sequence of FILE, "
-               "behind which costs are extrapolated" +
-                   beside)
+        .count(
+            "context", "N", o.context,
+            "tokens of the sequence for which costs are computed; default: the longest sequence of "
+            "FILE. Costs of a longer one are extrapolated" +
+                beside)
         .between(1, static_cast<double>(kMostContext));
     add_model_layers(table, o.model_layers);
     table.choice("phase", "PHASE", o.decode, kPhases,
-                 "what costs are of: prefill of the context, or one token decoded behind it");
+                 "phase for which costs are computed: prefill of the context, or decode of one "
+                 "token after it");
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, kCeilings,
-                 "of the roofline: peak (published) or measured");
+                 "rates of the roofline: peak (published) or measured");
 }
 
 std::string pricing_text(const PricingOptions& o, int64_t measured, int64_t longest) {

@@ -27,8 +27,8 @@ void add_files(OptionTable& table, RunOptions& o, const std::string& with) {
     table
         .paths("input", "FILE", o.files,
                "activations to read" + with +
-                   " (positional, repeatable); several captures are one data set, the sequences of "
-                   "one behind those of the other")
+                   " (positional, repeatable); several captures form one data set, with their "
+                   "sequences in the given order")
         .without_flag()
         .as("files")
         .required("no input: name an activations file; --help shows how");
@@ -43,7 +43,7 @@ void add_output(OptionTable& table, RunOptions& o) {
 
 void add_existing(OptionTable& table, RunOptions& o) {
     table.flag("resume", o.resume, "continue an unfinished run with these options").unrecorded();
-    table.flag("overwrite", o.overwrite, "replace results that exist").unrecorded();
+    table.flag("overwrite", o.overwrite, "replace existing results").unrecorded();
     table.flag("json", o.json, "print summary.json instead of the table").unrecorded();
 }
 
@@ -54,17 +54,16 @@ void check_existing(const RunOptions& o) {
 void add_workers(OptionTable& table, RunOptions& o) {
     table
         .count("jobs", "N", o.jobs,
-               "units at once in this process, each in memory and with its share of the threads")
+               "units done at once in this process; each takes memory and a share of the threads")
         .between(1, 4096)
         .unrecorded();
-    add_shard(table, o, "this part of the units only, for msa-merge");
+    add_shard(table, o, "do only this part of the units, for msa-merge");
 }
 
 void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
-    OptionRow& row = table.text("shard", "I/N", o.asked_shard,
-                                help +
-                                    ": part I of N, counted from 0, or slurm: that of a task of "
-                                    "a job array");
+    OptionRow& row = table.text(
+        "shard", "I/N", o.asked_shard,
+        help + ": part I of N, counted from 0, or slurm: the part of this task of a job array");
     row.unrecorded();
     row.check = [&o] {
         if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
@@ -98,8 +97,8 @@ void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help)
 
 void add_devices(OptionTable& table, ComputeOptions& o) {
     add_devices(table, o,
-                "GPUs that share the layers, --jobs of them at once on each; on the host, as many "
-                "workers that share the threads. See docs/many_machines.md");
+                "GPUs that share the layers, with --jobs layers at once on each; on the host, this "
+                "many workers that share the threads. See docs/many_machines.md");
 }
 
 void add_compute(OptionTable& table, ComputeOptions& o) {
@@ -200,9 +199,7 @@ std::string options_help(const std::vector<std::string>& offered) {
     for (const std::string& name : offered)
         if (const std::string own = options_text(*make_policy(name)); !own.empty())
             all += concat(all.empty() ? "" : "; ", name, ": ", own);
-    return "; with other options than the defaults as NAME:OPTION=VALUE:..., options and "
-           "defaults: " +
-           all;
+    return "; options are given as NAME:OPTION=VALUE:...; options and defaults: " + all;
 }
 
 /// InputError where a policy is not among those that a program offers.
@@ -257,12 +254,12 @@ void add_oracle(OptionTable& table, OracleOptions& o) {
     add_all_rows(table, o);
 }
 void add_all_rows(OptionTable& table, OracleOptions& o) {
-    table.flag("all-rows", o.all_rows, "count queries whose visible blocks all fit into k, too");
+    table.flag("all-rows", o.all_rows, "also count queries whose visible blocks all fit into k");
 }
 
 void add_queries(OptionTable& table, QueryOptions& o) {
-    table.ranges("queries", o.queries, "the queries of these packed tokens only");
-    table.ranges("positions", o.positions, "the queries at these positions of every sequence only");
+    table.ranges("queries", o.queries, "only the queries of these packed tokens");
+    table.ranges("positions", o.positions, "only the queries at these positions of every sequence");
     table.path("held-out", "FILE", o.held_out,
                "the queries that a fit held out and evaluated: results.h5 of msa-fit-indexer");
     table
@@ -274,8 +271,8 @@ void add_queries(OptionTable& table, QueryOptions& o) {
 void add_unit_queries(OptionTable& table, UnitOptions& o) {
     table
         .count("unit-queries", "N", o.unit_queries,
-               "N or more of a layer's queries, whole blocks of 128 positions, are a unit, which "
-               "workers share and --resume starts at; 0: the whole layer")
+               "size of the units that workers share and --resume starts at: whole blocks of 128 "
+               "positions with at least N of a layer's queries; 0: the whole layer")
         .at_least(0);
 }
 

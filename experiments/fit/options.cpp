@@ -19,10 +19,9 @@ const About kAbout{
                  "results/fit/results.h5"},
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
-        "operands of the fitted indexer, stored as the input is, for msa-analyze --selectors\n"
-        "index, dsa or seerattention) and\n"
-        "DIR/summary.json, DIR/rows.csv; while it runs, DIR/checkpoint-L.h5 for --resume. See "
-        "data/FORMAT.md.",
+        "operands of the fitted indexer in the input's element type, for msa-analyze --selectors\n"
+        "index, dsa or seerattention), DIR/summary.json and DIR/rows.csv; while it runs,\n"
+        "DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
 const std::vector<std::string> kTeachers{"mean", "max"};
@@ -30,16 +29,15 @@ const std::vector<std::string> kTeachers{"mean", "max"};
 constexpr int64_t kWarmupSteps = 300;
 
 void add_index_branch(OptionTable& table, FitOptions& o) {
-    table.choice(
-        "architecture", "NAME", o.architecture, {"msa", "dsa", "seerattention"},
-        "of the indexer: msa (the Index Branch, one head and one choice per group), dsa "
-        "(DeepSeek's lightning indexer: heads of their own with learned weights, one "
-        "choice for all groups) or seerattention (the gate of SeerAttention-R: pooled keys "
-        "of each group, made of q and k before RoPE; needs no x)");
+    table.choice("architecture", "NAME", o.architecture, {"msa", "dsa", "seerattention"},
+                 "indexer to fit: msa (the Index Branch, one head and one choice per group), dsa "
+                 "(DeepSeek's lightning indexer: any number of heads with learned weights, one "
+                 "choice for all groups) or seerattention (the gate of SeerAttention-R on pooled "
+                 "keys of each group, computed from q and k before RoPE; needs no x)");
     table
-        .count("index-heads", "N", o.index_heads,
-               "index heads of --architecture dsa; default: one per group, with which it costs "
-               "what msa does")
+        .count(
+            "index-heads", "N", o.index_heads,
+            "index heads of --architecture dsa; default: one per group, which costs as much as msa")
         .at_least(1);
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head")
         .between(kMinHeadDim, kMaxHeadDim);
@@ -49,8 +47,8 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                  "for. Of normed heads the logits are bounded, so that a peaked teacher is out of "
                  "reach: the KL may be several times as high at like recall and mass");
     table.count("rope-dim", "N", o.rotary_dim,
-                "channels of an index head that RoPE rotates, 0 for none; default: as the model's "
-                "heads");
+                "channels of an index head that RoPE rotates, 0 for none; default: as in the "
+                "model's heads");
     table.real("rope-theta", "T", o.rope_theta, "of RoPE; default: the model's");
 }
 
@@ -62,20 +60,20 @@ void add_training(OptionTable& table, FitOptions& o) {
         .at_least(0);
     table
         .count("warmup-steps", "N", o.warmup_steps,
-               "first steps, with the KL over all visible keys; the others take the selected "
-               "blocks; 0: no warm-up, as many as --steps: warm-up alone")
+               "first steps, with the KL over all visible keys; later steps use the selected "
+               "blocks; 0: no warm-up; equal to --steps: only warm-up")
         .shown_as(concat(kWarmupSteps, ", at most --steps; of seerattention as many as --steps"));
     table.count("queries-per-step", "N", o.queries_per_step, "queries drawn in each step")
         .at_least(1);
     table.choice("split", "BY", o.split, {"position", "sequence", "token"},
-                 "what --train and --eval count: position (in every sequence), sequence, or token "
-                 "(packed, as --queries of msa-analyze)");
+                 "unit of --train and --eval: position (in every sequence), sequence, or token "
+                 "(packed, as in --queries of msa-analyze)");
     table.ranges("train", o.train,
                  "queries to train on; default: the first three quarters of the longest sequence");
     table.ranges("eval", o.held_out, "held-out queries; default: the rest");
     table
         .count("eval-every", "STEPS", o.eval_every,
-               "steps between evaluations, which are checkpoints as well")
+               "steps between evaluations, which also write checkpoints")
         .at_least(1);
     table
         .count("eval-queries", "N", o.eval_queries,
@@ -88,13 +86,13 @@ void add_training(OptionTable& table, FitOptions& o) {
     table.real("weight-decay", "RATE", o.weight_decay, "decoupled weight decay of AdamW")
         .at_least(0);
     table.choice("init", "START", o.start, {"normal", "from-qk", "pca"},
-                 "first weights: normal (random), from-qk (the best low-rank fit of the group's "
+                 "initial weights: normal (random), from-qk (the best low-rank fit of the group's "
                  "mean q.k) or pca (that of k)");
     table
         .choice("teacher", "TEACHER", o.teacher, kTeachers,
-                "what the KL compares with, of the group's heads: the mean of their "
-                "probabilities, or per key the max of them, scaled to sum to 1; of seerattention, "
-                "of a block, with mean the sum over its tokens and with max the largest")
+                "teacher of the KL, from the group's heads: the mean of their probabilities, or "
+                "their max per key, scaled to sum to 1. For seerattention it is per block: mean "
+                "sums over its tokens, max takes the largest")
         .shown_as("mean; of seerattention max");
     table.flag("keep-x", o.keep_x,
                "keep x in indexer.h5, so that another architecture can be fitted to it");
@@ -133,11 +131,10 @@ OptionTable option_table(FitOptions& o) {
         .flag(
             "together", o.together,
             "the ranks of mpirun, or the GPUs of --devices, train each layer together, each on an "
-            "equal share of a step's queries, instead of layers of their own: for fewer layers "
-            "than workers. The curve is that of one worker but for roundings. See "
-            "docs/many_machines.md")
+            "equal share of a step's queries, instead of separate layers: for fewer layers than "
+            "workers. The curve is that of one worker up to rounding. See docs/many_machines.md")
         .unrecorded();
-    table.seed(o.seed, "of the first weights and of the drawn queries");
+    table.seed(o.seed, "seed of the initial weights and of the drawn queries");
     add_existing(table, o);
     return table;
 }

@@ -22,7 +22,7 @@ const About kAbout{
     .writes =
         "what the run itself writes without --shard, byte by byte: DIR/results.h5, "
         "DIR/summary.json\n"
-        "and what else its program has; and DIR/run.json, which says who did which unit. Shards "
+        "and the program's other files; also DIR/run.json, which says who did which unit. Shards "
         "of\n"
         "msalab evaluate are merged by `msalab merge`.",
 };
@@ -40,7 +40,7 @@ OptionTable option_table(MergeOptions& o) {
         .required("no shards: name their directories; --help shows how");
     table.path("out", "DIR", o.out, "directory for the results")
         .required("no output: name a directory with --out");
-    table.flag("overwrite", o.overwrite, "replace results that exist");
+    table.flag("overwrite", o.overwrite, "replace existing results");
     table.flag("json", o.json, "print summary.json instead of the table");
     return table;
 }

@@ -17,7 +17,7 @@ const About kAbout{
                  "--top-k 8 --formats int4,fp4 --scales block --error 0.3"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /precision; see data/FORMAT.md),\n"
-        "DIR/summary.json and DIR/precision.txt (what is printed). Where no format reaches a\n"
+        "DIR/summary.json and DIR/precision.txt (what is printed). If no format reaches a\n"
         "target, the nearest one is named, and the exit code is 2.",
 };
 
@@ -60,21 +60,21 @@ OptionTable option_table(PrecisionOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.real("keep", "SHARE", o.keep,
-               "target of the index operands: of the attention mass and of the recall of the "
-               "oracle's blocks that full precision has, the format's ids keep this share");
+               "target of the index operands: the share of full precision's attention mass, and of "
+               "its recall of the oracle's blocks, that the format's ids keep");
     table.real("error", "E", o.error,
                "target of the KV cache: at most this relative output error of attention");
     add_names(table, "formats", o.formats, format_names(), "number formats");
     add_names(table, "scales", o.scales, unit_names(),
-              concat("what shares a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
+              concat("values that share a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
                      " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
     add_names(table, "rotations", o.rotations, rotation_names(),
-              "of the channels of each head, before they are stored");
+              "rotation of the channels of each head, before they are stored");
     table.numbers("layers", "L,...", o.layers, "layers; default: all of the file");
     add_sizes(table, o);
     add_all_rows(table, o);
     add_queries(table, o);
-    table.seed(o.seed, "of sampling and of the bootstrap");
+    table.seed(o.seed, "seed of sampling and of the bootstrap");
     add_backend(table, o);
     add_workers(table, o);
     add_devices(table, o);

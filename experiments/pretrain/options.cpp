@@ -12,7 +12,7 @@ namespace {
 
 const About kAbout{
     .program = kProgram,
-    .does = "Trains a small transformer on text, bytes as tokens.",
+    .does = "Trains a small transformer on text, with bytes as tokens.",
     .usage = "FILE... --out DIR [options]",
     .examples = {"msa-pretrain core/*.cpp core/cpu/*.cpp --out results/nano",
                  "msa-pretrain core/*.cpp core/cpu/*.cpp --out results/window --attention window "
@@ -38,27 +38,26 @@ void add_model(OptionTable& table, PretrainOptions& o) {
         .between(1, kMostSize);
     table
         .count("hidden-dim", "N", s.hidden_dim,
-               "of the feed-forward part, SwiGLU; the paper's "
-               "models have a mixture of experts there")
+               "width of the feed-forward part, SwiGLU; the paper's models have a mixture of "
+               "experts there")
         .at_least(1);
     table.count("query-heads", "N", s.query_heads, "Hq").between(1, kMostSize);
     table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups").between(1, kMostSize);
     table.count("head-dim", "N", s.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
-    table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE turns; 0: none")
+    table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE rotates; 0: none")
         .at_least(0);
-    table.real("rope-theta", "T", s.rope_theta, "base of RoPE, of the Index Branch too");
+    table.real("rope-theta", "T", s.rope_theta, "base of RoPE, also in the Index Branch");
     table.count("context", "TOKENS", o.context, "tokens of a training sequence")
         .between(2, kMostSize);
     table.text("attention", "KIND[,KIND...]", o.attention,
                "what layers attend to: full (all visible keys), msa (the blocks that the Index "
                "Branch selects), window (the first block and the newest tokens, k Bk in all: "
-               "app:prelim-swa) or passive (full, with an Index Branch that is trained and not "
-               "used: the control of what training it does); one for all layers, or one for "
-               "each");
+               "app:prelim-swa) or passive (full, with an Index Branch that is trained but not "
+               "used, as a control); one for all layers, or one per layer");
     add_sizes(table, o);
     table.flag("sink", o.sink,
-               "a learnable sink: a logit per query head that competes in its "
-               "softmax and has no value (app:prelim-learnable-sink)");
+               "a learnable sink: a logit per query head that takes part in its softmax and has no "
+               "value (app:prelim-learnable-sink)");
 }
 
 void add_index_branch(OptionTable& table, PretrainOptions& o) {
@@ -67,9 +66,9 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
         .between(kMinHeadDim, kMaxHeadDim);
     table
         .count("index-rotary", "N", s.index_rotary,
-               "channels of an index head that RoPE turns; 0: none")
+               "channels of an index head that RoPE rotates; 0: none")
         .at_least(0);
-    table.choice("index-norm", "NORM", s.index_norm, {"none", "rms"}, "of every index head");
+    table.choice("index-norm", "NORM", s.index_norm, {"none", "rms"}, "norm of every index head");
     table.choice("signals", "SIGNALS", o.signals, {"lm", "kl", "both"},
                  "where the gradient of the index projections comes from: lm (the language model's "
                  "loss, through a value head of the Index Branch), kl (the KL loss, without a "
@@ -78,11 +77,12 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
                  "cut the gradient of the KL loss from the index projections into the backbone: on "
                  "(eq:msa-detach) or off; the teacher is always detached");
-    table.choice("detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
-                 "cut that of the language model's loss too, which comes through the value head");
+    table.choice(
+        "detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
+        "also cut the gradient of the language model's loss, which comes through the value head");
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
-                 "keys that the KL loss compares after the warm-up: those of the selected blocks, "
-                 "or all visible ones");
+                 "support of the KL loss after the warm-up: the keys of the selected blocks, or "
+                 "all visible keys");
     table
         .count("warmup-steps", "STEPS", o.training.warmup_steps,
                "indexer warm-up: first steps with full attention, and the KL loss over all visible "
@@ -94,13 +94,15 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     train::TrainingOptions& t = o.training;
     table.count("steps", "N", t.steps, "training steps").between(1, kMostSteps);
     table.count("sequences", "N", o.sequences, "sequences of a step").between(1, kMostSequences);
-    table.real("lr", "RATE", t.lr, "learning rate of AdamW at its highest").at_least(0);
-    table.count("lr-warmup", "STEPS", t.lr_warmup, "first steps, in which it rises linearly")
+    table.real("lr", "RATE", t.lr, "peak learning rate of AdamW").at_least(0);
+    table
+        .count("lr-warmup", "STEPS", t.lr_warmup,
+               "first steps, over which the learning rate rises linearly")
         .at_least(0);
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
         .at_least(0);
-    table.real("beta2", "B", t.adamw.beta2, "of AdamW's second moment").between(0, kMostBeta);
-    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: any")
+    table.real("beta2", "B", t.adamw.beta2, "decay of AdamW's second moment").between(0, kMostBeta);
+    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: no clipping")
         .at_least(0);
     table.choice("clip-index", "HOW", t.clip.apart, {"together", "apart"},
                  "the gradient of the Index Branch is clipped by its own norm (apart), or with all "
@@ -111,31 +113,31 @@ void add_training(OptionTable& table, PretrainOptions& o) {
               "pretraining); an Index Branch that it lacks starts fresh")
         .unrecorded();
     table.flag("fork", o.fork,
-               "go on where the run of --start-from ended, a trunk of the same seed, text and "
-               "--steps: with its step, moments and order of text. Several arms forked from one "
-               "trunk share what lies before");
+               "continue where the run of --start-from ended, with its step, moments and order of "
+               "text; that run is a trunk with the same seed, text and --steps. Several arms "
+               "forked from one trunk share its steps");
     table
         .count("until", "STEPS", o.until,
-               "end after as many of the --steps, whose learning rates stay: a trunk for --fork; "
-               "0: after all")
+               "end after this many of the --steps, with unchanged learning rates: a trunk for "
+               "--fork; 0: after all")
         .at_least(0);
-    table.seed(o.seed, "of the first weights, and of the text and exercises of every step");
+    table.seed(o.seed, "seed of the initial weights, and of the text and exercises of every step");
 }
 
 void add_text(OptionTable& table, PretrainOptions& o) {
     table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out")
         .between(0, 1);
-    table.paths("held-out-text", "FILE", o.held_out_files,
-                "text that is held out, in the place of a share (repeatable); documents that it "
-                "has do not train");
+    table.paths(
+        "held-out-text", "FILE", o.held_out_files,
+        "text to hold out, instead of a share (repeatable); its documents are not trained on");
     table.choice("short-documents", "WHAT", o.reading.short_documents, {"leave-out", "pack"},
                  "documents that are no longer than the context: leave-out, or pack several into "
                  "a row");
     table.choice("begin", "WHERE", o.reading.from_start, {"anywhere", "document"},
-                 "sequences of text begin anywhere in a document, or where it begins");
+                 "where sequences of text begin: anywhere in a document, or at its start");
     table.choice("bos", "WHETHER", o.reading.bos, {"off", "on"},
-                 "the byte 0, which no text has, stands before every sequence, exercises too: a "
-                 "first token of its own for a sink");
+                 "put the byte 0, which no text contains, before every sequence, exercises too: a "
+                 "separate first token for a sink");
     table.names(
         "tasks", "TASK,...", o.tasks,
         [](const std::string& name) {
@@ -150,7 +152,7 @@ void add_text(OptionTable& table, PretrainOptions& o) {
         .between(0, 1);
     table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking")
         .between(1, kMostSize);
-    table.count("questions", "N", o.task.questions, "of recall").between(1, kMostSize);
+    table.count("questions", "N", o.task.questions, "questions of recall").between(1, kMostSize);
     table.count("hops", "N", o.task.hops, "references of tracking").between(1, kMostSize);
 }
 
@@ -161,12 +163,12 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
     table.count("log", "STEPS", o.log_every, "steps between entries of the training curves")
         .at_least(1);
     every("probe", o.probe_every,
-          "steps between looks into every layer on a held-out sequence: recall, mass kept, "
-          "entropies, sink mass; from step 0 on, and twenty times as often before the first as "
-          "many steps; 0: at the end alone");
+          "steps between probes of every layer on a held-out sequence: recall, mass kept, "
+          "entropies, sink mass; from step 0 on, and twenty times as often in the first STEPS "
+          "steps; 0: only at the end");
     every("evaluate", o.evaluate_every,
-          "steps between evaluations on held-out text and exercises; 0: at the end alone");
-    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: at the end alone")
+          "steps between evaluations on held-out text and exercises; 0: only at the end");
+    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: only at the end")
         .unrecorded();
     table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation")
         .between(1, kMostSequences);
@@ -299,20 +301,20 @@ OptionTable option_table(PretrainOptions& o) {
     add_text(table, o);
     add_measuring(table, o);
     table
-        .path("sweep", "FILE", o.sweep,
-              "several runs: JSON with seeds, a list, and arms, each a name and the list of words "
-              "that it adds to this command line, and with words, those that all arms add; runs "
-              "what is missing in DIR/ARM/seed-S and "
-              "writes DIR/sweep.json when all runs are there. The ranks of mpirun, or the GPUs of "
-              "--devices, take one run after the other, each its own")
+        .path(
+            "sweep", "FILE", o.sweep,
+            "several runs, from JSON: a list of seeds, arms (each a name and the list of words "
+            "that it adds to this command line), and optionally words that all arms add. Does the "
+            "missing runs in DIR/ARM/seed-S, and writes DIR/sweep.json when all are done. The "
+            "ranks of mpirun, or the GPUs of --devices, do separate runs, one after the other")
         .unrecorded();
     add_shard(table, o,
-              "this part of the runs of --sweep only, into the same DIR as the other parts");
+              "do only this part of the runs of --sweep, into the same DIR as the other parts");
     table
         .flag("together", o.together,
               "the ranks of mpirun, or the GPUs of --devices, train each run of --sweep together, "
-              "as they train a single run, instead of runs of their own: for fewer runs than "
-              "workers. See docs/many_machines.md")
+              "like a single run, instead of separate runs: for fewer runs than workers. See "
+              "docs/many_machines.md")
         .unrecorded();
     add_backend(table, o);
     add_devices(table, o,

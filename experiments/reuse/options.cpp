@@ -19,7 +19,7 @@ const About kAbout{
                  "--selector mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /reuse; see data/FORMAT.md), DIR/summary.json\n"
-        "and DIR/reuse.txt (what is printed). Where no pattern reaches the target, the nearest\n"
+        "and DIR/reuse.txt (what is printed). If no pattern reaches the target, the nearest\n"
         "one is named, and the exit code is 2.",
 };
 
@@ -31,8 +31,8 @@ OptionTable option_table(ReuseOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.real("lose", "SHARE", o.lose,
-               "target: a layer keeps at most this share of the attention mass less than with ids "
-               "of its own; default, with 0.01");
+               "target: with shared ids, a layer loses at most this share of the attention mass "
+               "against its own ids; default, with 0.01");
     table.real("keep", "SHARE", o.keep, "target: a layer keeps this share of the attention mass");
     table.real("error", "E", o.error, "target: at most this relative output error");
     table
@@ -45,16 +45,17 @@ OptionTable option_table(ReuseOptions& o) {
             parse_group(item);
             return item;
         },
-        "a pattern to report: layers A to B share the ids of A, layers in no group have their own");
+        "a pattern to report: layers A to B share the ids of A; layers in no group compute their "
+        "own");
     table.numbers("layers", "L,...", o.layers,
-                  "layers; default: all of the file, which must have no gap between them");
+                  "layers; default: all of the file, which must be consecutive");
     table.text("selector", "NAME", o.selector,
                "whose ids are shared: one of " + join(list_pointwise_selectors()) +
                    options_help(list_pointwise_selectors()));
     add_sizes(table, o);
     add_all_rows(table, o);
     add_queries(table, o);
-    table.seed(o.seed, "of sampling, of the bootstrap and of random");
+    table.seed(o.seed, "seed of sampling, the bootstrap and the selector random");
     add_pricing(table, o);
     add_compute(table, o);
     add_index_element(table, o);

@@ -8,7 +8,8 @@ the same names in `msalab`.
     out = m.sparse_attention(q, k, v, ids, block_size=64, cu_seqlens_q=cu, cu_seqlens_k=cu)
     kl = m.index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
 
-On the CPU operands are float32, on CUDA float32, bfloat16 or float16. There is no gradient through
+On the CPU operands are float32, on CUDA float32, bfloat16 or float16; those of index_scores and
+index_select may be int8, with scales (msalab.store_int8). There is no gradient through
 ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is

@@ -47,7 +47,7 @@ def test_the_upper_end_and_each_task_decide(tmp_path, more, right, good):
     """0.45 % on average is not enough: some documents cost more, so the interval reaches beyond 0.5 %."""
     for seed in (1, 2):
         make_record(tmp_path, "dense", seed, "dense", 0, 90)
-        make_record(tmp_path, "msa-512", seed, "index@512,first=1", more, right)
+        make_record(tmp_path, "msa-512", seed, "index@512", more, right)
     code, out, _ = judged(tmp_path)
     assert code == 0 and f"msa-512, seeds 1, 2: {'near-lossless' if good else 'not near-lossless'}\n" in out
     assert float(re.search(r"excess (\S+) %", out)[1]) == pytest.approx(100 * more, rel=0.02)

@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
                      help="GPUs of --device cuda that share the run, a process on each; with --device "
                           "cpu, as many processes. Those that mpirun or srun starts share it, too")
     how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    how.add_argument("--overwrite", action="store_true", help="replace results that exist")
+    how.add_argument("--overwrite", action="store_true", help="replace existing results")
     return top
 
 

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
                                   "by byte. Shards of a program are joined by msa-merge.")
     top.add_argument("shards", nargs="+", metavar="DIR", help="the --out of each run with --shard")
     top.add_argument("--out", required=True, metavar="DIR", help="directory for the results")
-    top.add_argument("--overwrite", action="store_true", help="replace results that exist")
+    top.add_argument("--overwrite", action="store_true", help="replace existing results")
     top.add_argument("--json", action="store_true", help="print summary.json instead of the table")
     return top
 
