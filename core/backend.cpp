@@ -5,9 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "core/attention_saved.h"
 #include "core/error.h"
-#include "core/index_lse.h"
 #include "core/threads.h"
 
 namespace msa {
@@ -167,7 +165,7 @@ void Backend::dense_attention_grad(const Problem& p, const AttentionInput& in,
     check.input(in);
     check.gradient(in, saved, to);
     check_support(p, DenseAttentionGradRequest{.element = in.q.element()});
-    if (space() == Space::host) check_saved(p, in, {}, saved);
+    check_saved(p, in, {}, saved);
     do_dense_attention_grad(p, in, saved, to);
 }
 
@@ -224,7 +222,7 @@ void Backend::sparse_attention_grad(const Problem& p, const AttentionInput& in,
     check.given_ids(ids);
     check.gradient(in, saved, to);
     check_support(p, sparse_attention_grad_request(in, ids, saved, order));
-    if (space() == Space::host) check_saved(p, in, ids, saved);
+    check_saved(p, in, ids, saved);
     do_sparse_attention_grad(p, in, ids, saved, to, order);
 }
 
@@ -265,9 +263,14 @@ void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOu
     check_support(
         p, IndexKlRequest{
                .element = element, .top_k = in.ids ? in.ids.extent(2) : 0, .teacher = in.teacher});
-    if (space() == Space::host) check_index_lse(p, in);
+    check_index_lse(p, in);
     do_index_kl(p, in, to);
 }
+
+void Backend::check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3>,
+                          const AttentionSaved&) const {}
+
+void Backend::check_index_lse(const Problem&, const IndexKlInput&) const {}
 
 void Backend::do_dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                                       const AttentionGradient&) {

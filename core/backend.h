@@ -140,9 +140,9 @@ public:
     /// a key that no query sees, get 0. A NaN that a row sees, also one in its d_out, makes its d_q
     /// and the d_k and d_v of all keys that it sees NaN.
     ///
-    /// Saved lse and out that cannot belong to this input are refused on the host (check_saved, in
-    /// core/attention_saved.h); on a device they must be right. No backend supports a window or
-    /// cap.
+    /// A backend on the host refuses saved lse and out that cannot belong to this input
+    /// (core/reference/check_saved.h); on a device they must be right. No backend supports a window
+    /// or cap.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -194,11 +194,18 @@ public:
     ///
     /// main_lse includes the sinks, as attention returns it, so a head's weight is 1 - exp(sink -
     /// lse). If a float lse is too coarse for that difference, the sums are computed again (by
-    /// cuda's plain kernel for all rows with sinks). An lse that cannot belong to this input is
-    /// refused on the host (check_index_lse, in core/index_lse.h); on a device it must be right.
+    /// cuda's plain kernel for all rows with sinks). A backend on the host refuses an lse that
+    /// cannot belong to this input (core/reference/check_index_lse.h); on a device it must be
+    /// right.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
+    /// Throw InputError if what a caller gives cannot belong to its input. A backend that cannot
+    /// tell trusts the caller.
+    virtual void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                             const AttentionSaved&) const;
+    virtual void check_index_lse(const Problem&, const IndexKlInput&) const;
+
     virtual void do_dense_attention(const Problem&, const AttentionInput&,
                                     const AttentionOutput&) = 0;
     virtual void do_index_scores(const Problem&, const IndexInput&, View<float, 3> scores) = 0;

@@ -5,6 +5,8 @@
 
 #include "core/error.h"
 #include "core/number/convert.h"
+#include "core/reference/check_index_lse.h"
+#include "core/reference/check_saved.h"
 
 namespace msa {
 
@@ -13,6 +15,15 @@ void HostBackend::copy(void* to, Space to_space, const void* from, Space from_sp
     require(to_space == Space::host && from_space == Space::host, "backend ", name(),
             " copies host memory only");
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void HostBackend::check_saved(const Problem& p, const AttentionInput& in,
+                              View<const int32_t, 3> ids, const AttentionSaved& saved) const {
+    reference::check_saved(p, in, ids, saved);
+}
+
+void HostBackend::check_index_lse(const Problem& p, const IndexKlInput& in) const {
+    reference::check_index_lse(p, in);
 }
 
 Support HostBackend::takes_elements(const Request& request) {

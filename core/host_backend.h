@@ -14,6 +14,9 @@ public:
     void finish() override {}
 
 protected:
+    void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
+                     const AttentionSaved&) const override;
+    void check_index_lse(const Problem&, const IndexKlInput&) const override;
     /// Operands are f32; those of sparse_attention may be e4m3, whose results are f32 too,
     /// and those of index_scores and index_select int8.
     static Support takes_elements(const Request&);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-#include "core/index_lse.h"
+#include "core/reference/check_index_lse.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "core/attention_saved.h"
 #include "core/error.h"
 #include "core/number/convert.h"
+#include "core/reference/check_saved.h"
 #include "core/reference/reference_backend.h"
 #include "core/selection.h"
 #include "core/tolerance.h"
 
-namespace msa {
+namespace msa::reference {
 namespace {
 
 /// A row of an operand in float.
@@ -44,15 +44,13 @@ struct Given {
     bool main;
 
     int64_t group_of(int64_t h) const { return main ? h / p.group_size() : h; }
-    double sink(int64_t h) const {
-        return main && in.sinks ? double{in.sinks(h)} : reference::kNoSink;
-    }
+    double sink(int64_t h) const { return main && in.sinks ? double{in.sinks(h)} : kNoSink; }
     std::vector<int64_t> tokens(int64_t i, int64_t h) const {
         const KeyRange seen = visible_keys(p)[static_cast<size_t>(i)];
         std::vector<int64_t> all =
-            in.ids ? reference::support_tokens(seen, p.block_size, selected(in.ids, i, group_of(h)))
-                   : reference::all_tokens(seen);
-        return main ? reference::in_window(p, seen, std::move(all)) : all;
+            in.ids ? support_tokens(seen, p.block_size, selected(in.ids, i, group_of(h)))
+                   : all_tokens(seen);
+        return main ? in_window(p, seen, std::move(all)) : all;
     }
     /// Whether the row sees a key, without a list of them.
     bool sees(int64_t i, int64_t h) const {
@@ -82,7 +80,7 @@ Expected Given::expected(int64_t i, int64_t h) const {
         k_norm = std::max(k_norm, norm(k));
     }
     const auto keys = static_cast<double>(logits.size());
-    const double sum = reference::softmax(logits, sink(h));
+    const double sum = softmax(logits, sink(h));
     double logit = logit_bound(scale, norm(q), k_norm, width);
     if (main) logit = main_logit_bound(p, norm(q), k_norm);
     return {sum, lse_bound(logit, std::min(keys, double{1 << 20}), std::fabs(sum)) +
@@ -126,4 +124,4 @@ void check_index_lse(const Problem& p, const IndexKlInput& in) {
     if (in.index_lse) check({"index_lse", in.index_lse, p, in, false});
 }
 
-}  // namespace msa
+}  // namespace msa::reference

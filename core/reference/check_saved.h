@@ -9,7 +9,7 @@
 
 #include "core/backend.h"
 
-namespace msa {
+namespace msa::reference {
 
 /// Throws InputError naming the row, the value and the rule unless:
 ///   - a row (query, head) that sees no key has out 0, and lse -inf or, with sinks, its sink,
@@ -26,4 +26,4 @@ void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> i
 
 inline constexpr int64_t kCheckedRows = 4;
 
-}  // namespace msa
+}  // namespace msa::reference

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "core/attention_saved.h"
+#include "core/reference/check_saved.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "core/selection.h"
 #include "core/tolerance.h"
 
-namespace msa {
+namespace msa::reference {
 namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -46,7 +46,7 @@ struct Rows {
     bool whole;
 };
 
-double norm(View<const float, 1> row) { return std::sqrt(reference::dot(row, row)); }
+double norm(View<const float, 1> row) { return std::sqrt(dot(row, row)); }
 
 void require_empty(const Rows& rows, int64_t i, int64_t h) {
     const float want = rows.sinks ? rows.sinks(h) : kNothing;
@@ -74,13 +74,13 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
     double k_norm = 0, v_max = 0;
     std::vector<double> weights;
     for (int64_t j : tokens) {
-        weights.push_back(p.softmax_scale() * reference::dot(rows.q[i][h], rows.k[j][group]));
+        weights.push_back(p.softmax_scale() * dot(rows.q[i][h], rows.k[j][group]));
         k_norm = std::max(k_norm, norm(rows.k[j][group]));
         for (int64_t d = 0; d < p.head_dim; ++d)
             v_max = std::max(v_max, std::fabs(double{rows.v(j, group, d)}));
     }
     if (rows.sinks) weights.push_back(double{rows.sinks(h)});
-    const double lse = reference::softmax(weights);
+    const double lse = softmax(weights);
     const auto keys = std::min(static_cast<double>(weights.size()), kMostTerms);
     const double logit = logit_bound(p.softmax_scale(), norm(rows.q[i][h]), k_norm, p.head_dim);
     const double of_lse = lse_bound(logit, keys, std::fabs(lse));
@@ -130,11 +130,10 @@ void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t,
         const int64_t i = row / p.query_heads, h = row % p.query_heads;
         const KeyRange seen = visible[static_cast<size_t>(i)];
         const std::vector<int64_t> tokens =
-            ids ? reference::support_tokens(seen, p.block_size,
-                                            selected(ids, i, h / p.group_size()))
-                : reference::all_tokens(seen);
+            ids ? support_tokens(seen, p.block_size, selected(ids, i, h / p.group_size()))
+                : all_tokens(seen);
         if (!tokens.empty()) require_right(rows, i, h, tokens);
     }
 }
 
-}  // namespace msa
+}  // namespace msa::reference
