@@ -17,13 +17,18 @@ set(threads_of_test_goldens "-*reference_*")
 set(threads_of_test_parallel "*-*reference*")
 
 # The thread sanitizer takes every operation of cpu through every case once, beside which reference,
-# with one thread, is but what results are compared with.
+# with one thread, is but what results are compared with. Groups of every size are in
+# GroupSizes.RerunsChangeNoBit.
 msa_filter(threads_of_test_backends "" *RerunsChangeNoBit* *ThreadsThatShareOut* *CanStart.*
     *IndexSelect.FollowsTheReference* *IndexLseTest.IndexSelectGives* *E4m3Attention.*
-    *GroupSizes.MatchReference* "*EveryUnionSize.*-*reference_*")
+    "*EveryUnionSize.*-*reference_*")
 # The address sanitizer sees reference where the others are compared with it, in every case of every
-# operation, and leaves out what differs from other tests in values alone.
-msa_filter(memory_of_test_backends "-" */reference_f32_* *RerunsChangeNoBit* *TernaryOperands.*
+# operation, and leaves out what differs from other tests in values alone. Groups of every size are in
+# GroupSizes.EmptyAndShortRows, too, both gradients in MatchesReference, and empty tiles in
+# EmptyRows.InAPartOfATile and Everywhere.
+msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *RerunsChangeNoBit*
+    *GroupSizes.MatchReference* *AllBlocksGiveTheDenseGradient* *EmptyRows.InWholeTiles*
+    *TernaryOperands.*
     *IndexLists.*ing *IndexLists.*_equal *IndexLists.*_few *IndexLists.*_rare
     *GroupSizes.QueriesThatAreNotFinite* *GroupSizes.ForeignBlocks*
     *IsTheFiniteDifference* *KeysThatNobodySees* *HaveNoInfluence*)
