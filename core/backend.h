@@ -139,10 +139,7 @@ public:
     /// include them), d_sinks = -sum exp(s - lse) D over all queries. A query that sees no key, and
     /// a key that no query sees, get 0. A NaN that a row sees, also one in its d_out, makes its d_q
     /// and the d_k and d_v of all keys that it sees NaN.
-    ///
-    /// A backend on the host refuses saved lse and out that cannot belong to this input
-    /// (core/reference/check_saved.h); on a device they must be right. No backend supports a window
-    /// or cap.
+    /// Saved lse and out must belong to the input. No backend supports a window or cap.
     void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                               const AttentionGradient&);
 
@@ -194,18 +191,14 @@ public:
     ///
     /// main_lse includes the sinks, as attention returns it, so a head's weight is 1 - exp(sink -
     /// lse). If a float lse is too coarse for that difference, the sums are computed again (by
-    /// cuda's plain kernel for all rows with sinks). A backend on the host refuses an lse that
-    /// cannot belong to this input (core/reference/check_index_lse.h); on a device it must be
-    /// right.
+    /// cuda's plain kernel for all rows with sinks). It must belong to the input.
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:
-    /// Throw InputError if what a caller gives cannot belong to its input. A backend that cannot
-    /// tell trusts the caller.
+    /// InputError if these cannot belong to their input. A device trusts its caller.
     virtual void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                              const AttentionSaved&) const;
     virtual void check_index_lse(const Problem&, const IndexKlInput&) const;
-
     virtual void do_dense_attention(const Problem&, const AttentionInput&,
                                     const AttentionOutput&) = 0;
     virtual void do_index_scores(const Problem&, const IndexInput&, View<float, 3> scores) = 0;
