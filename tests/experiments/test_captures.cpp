@@ -164,7 +164,7 @@ TEST_F(CapturesRun, CacheKnowsThoseOfItsAnalysis) {
 }
 
 TEST_F(CapturesRun, MakeAnIndexerOfDsaAndAreScoredWithIt) {
-    write("whole.h5", {.cu_seqlens = {0, 720, 1300}});
+    write("whole.h5", {.cu_seqlens = {0, 1540, 3080}});
     const std::vector<std::string> dsa{"--architecture", "dsa", "--index-heads", "4"};
     const auto split = [&](const std::string& file, const std::string& out) {
         copy_sequences(path(file), path(out + "-a.h5"), 0, 1);
