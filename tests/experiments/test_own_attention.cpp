@@ -108,7 +108,7 @@ const std::map<std::string, std::vector<double>> kOwnAttention{
 TEST_F(OwnAttentionOfModels, IsWhatAnalyzeComputes) {
     write(kOwnAttention);
     const Outcome outcome = run(kAnalyze, {"--top-k", "4", "--sink-tokens", "3", "--selectors",
-                                           "oracle,index", "--dump", "outputs,mass"});
+                                           "oracle,index", "--dump", "outputs,mass", "--all-rows"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(outcome.err.find("warning"), std::string::npos) << outcome.err;
     EXPECT_NE(outcome.err.find("layer 3 caps its logits"), std::string::npos) << outcome.err;

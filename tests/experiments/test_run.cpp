@@ -106,7 +106,7 @@ TEST_F(Driver, RefusesEmptyValuesAndZeroSizes) {
                 << outcome.err;
         }
     EXPECT_EQ(kAnalyze({file, "--out", path("out"), "--block-size", "0"}).code, 2);
-    EXPECT_EQ(kFit({file, "--out", path("out"), "--steps", "0"}).code, 2);
+    EXPECT_EQ(kFit({file, "--out", path("out"), "--steps", "-1"}).code, 2);
     EXPECT_FALSE(std::filesystem::exists(path("out")));
 }
 
