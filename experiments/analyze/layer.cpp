@@ -43,7 +43,7 @@ public:
     std::optional<measure::Choice> add(const std::string& name, int64_t first,
                                        const Problem& whole) {
         const std::unique_ptr<Selector> selector = make_selector(name);
-        SizeOptions sizes = o_;
+        auto sizes = static_cast<const SizeOptions&>(o_);
         sizes.rule.forced_first = first;
         measure::Choice choice = measure::choice_of(sizes, selector->label());
         const SelectionRule rule = choice.used;

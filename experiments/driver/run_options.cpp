@@ -125,8 +125,7 @@ void add_forced_first(OptionTable& table, std::vector<int64_t>& forced_first) {
 
 void sort_sizes(std::vector<int64_t>& sizes) {
     std::ranges::sort(sizes);
-    const auto [end, last] = std::ranges::unique(sizes);
-    sizes.erase(end, last);
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
 }
 
 void add_sizes(OptionTable& table, SizeOptions& o, std::vector<int64_t>* forced_first) {
