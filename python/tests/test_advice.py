@@ -5,7 +5,7 @@ import make_cost
 import numpy as np
 import pytest
 
-from msalab.plots import ResultsError, cost_front, read_advice
+from msalab.plots import ResultsError, cost_front, read_advice, style
 from msalab.plots.__main__ import main
 
 
@@ -60,3 +60,14 @@ def test_other_files_are_refused(tmp_path, change, message, capsys):
     assert main([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ends", [(1, 1.6), (0.3, 0.5), (0.02, 40)])
+def test_an_axis_of_any_span_has_numbers(ends):
+    axes = style.new_figure(2.0).subplots()
+    axes.set_xscale("log")
+    axes.plot(ends, (0, 1))
+    style.plain_log_ticks(axes.xaxis)
+    low, high = axes.get_xlim()
+    shown = [place for place in axes.xaxis.get_majorticklocs() if low <= place <= high]
+    assert 3 <= len(shown) <= 12

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import style
 from .cost import read_json
@@ -114,9 +113,7 @@ def cost_front(advice: Advice):
         axes.axhline(float(advice.target.split()[1]), color=style.GUIDE, linewidth=1,
                      linestyle=":")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    style.plain_log_ticks(axes.xaxis)
     axes.set(xlabel=f"time / dense attention, {advice.where}", ylabel="mass kept")
     if dense:  # away from the setting's own point, which has every layer sparse
         axes.annotate("", (time, mass), (share[row], kept[row]), arrowprops={

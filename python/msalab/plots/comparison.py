@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from . import style
 from .cost import read_json
@@ -182,9 +182,7 @@ def mass_kept_versus_cost(table: Table, layer: int, cost: str = "flops"):
     scale, unit = UNITS[cost]
     front = pareto_front(total, here["mass_kept"])
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    style.plain_log_ticks(axes.xaxis)
     axes.set(xlabel=f"{unit} of index and attention per query; layer {layer}",
              ylabel="mass kept")
     axes.plot(total[front] / scale, here["mass_kept"][front], color=style.MASKED, linewidth=5,

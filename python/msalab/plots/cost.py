@@ -8,7 +8,7 @@ import lzma
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from . import style
 from .results import ResultsError, open_text
@@ -146,9 +146,7 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
     axes.set_yticks(places, [f"{phase}, {pipeline}, {_tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
     axes.set_xlim(0.6 * min([1, *ratios]), 1.7 * max([1, *ratios]))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    style.plain_log_ticks(axes.xaxis)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel("predicted over measured time")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 MAGNITUDE = "viridis"
 MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
@@ -86,6 +87,21 @@ def layer_axis(axes, layers, label: str = "layer", where=None, side: str = "x"):
     step = -(-len(layers) // MOST_LAYERS)
     getattr(axes, f"set_{side}ticks")(where[::step], [str(layer) for layer in layers[::step]])
     getattr(axes, f"set_{side}label")(label)
+
+
+class _PlainLocator(LogLocator):
+    def tick_values(self, vmin, vmax):
+        if vmax < 3 * vmin:
+            return MaxNLocator(5).tick_values(vmin, vmax)
+        return super().tick_values(vmin, vmax)
+
+
+def plain_log_ticks(axis):
+    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10 and so on. An axis that spans less
+    than threefold has equal steps, since it would show one of these at most."""
+    axis.set_major_locator(_PlainLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
