@@ -114,7 +114,7 @@ def cost_front(advice: Advice):
                      linestyle=":")
     axes.set_xscale("log")
     style.plain_log_ticks(axes.xaxis)
-    axes.set(xlabel=f"time / dense attention, {advice.where}", ylabel="mass kept")
+    axes.set(xlabel=f"time / dense attention\n{advice.where}", ylabel="mass kept")
     if dense:  # away from the setting's own point, which has every layer sparse
         axes.annotate("", (time, mass), (share[row], kept[row]), arrowprops={
             "arrowstyle": "->", "color": style.REFERENCE, "linewidth": 0.8})

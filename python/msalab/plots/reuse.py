@@ -165,7 +165,7 @@ def sharing_patterns(sharing: Sharing):
     found = [f"{words} {of['computing'][row]} of {of['computing'][0]} compute ids"
              for words, row in sharing.chosen.items()]
     _target_line(axes, sharing)
-    axes.set(xlabel=f"time / own ids in every layer, {sharing.where}", ylabel="mass lost, mean")
+    axes.set(xlabel=f"time / own ids in every layer\n{sharing.where}", ylabel="mass lost, mean")
     axes.set_title(f"{sharing.target}: {', '.join(found) or 'no pattern'}", loc="left", fontsize=8)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure, of
