@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -132,10 +133,13 @@ void Group::barrier(const std::exception_ptr& error) const {
 }
 
 void Group::require_same(double value, const std::string& what) const {
-    double sum = value, wanted = value;
-    all_reduce(std::span(&sum, 1));
-    for (int other = 1; other < size_; ++other) wanted += value;
-    if (sum != wanted && !std::isnan(value))
+    std::vector<double> all(static_cast<size_t>(size_));
+    all_gather(std::as_bytes(std::span(&value, 1)), std::as_writable_bytes(std::span(all)));
+    const auto is_same = [&](double other) {
+        return std::bit_cast<uint64_t>(other) == std::bit_cast<uint64_t>(value) ||
+               (std::isnan(other) && std::isnan(value));
+    };
+    if (!std::ranges::all_of(all, is_same))
         throw SystemError(concat("workers have different ", what, " is ", value, " with worker ",
                                  rank_, "; all must compute on processors of one kind"));
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -97,6 +98,21 @@ TEST(Group, ABarrierTellsTheOthersOfAnError) {
         else
             EXPECT_THROW(group.barrier(), GroupStopped);
         EXPECT_NO_THROW(group.barrier());
+    });
+}
+
+TEST(Group, EveryRankHearsOfADifference) {
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    // The middle one of 1, 2, 3 is a third of their sum.
+    for (const auto& values : {std::array{1.0, 2.0, 3.0}, std::array{kNan, 1.0, kNan},
+                               std::array{0.0, -0.0, 0.0}, std::array{1.0, 1.0, kNan}})
+        run_group(3, [&](const Group& group) {
+            EXPECT_THROW(group.require_same(values[static_cast<size_t>(group.rank())], "norms"),
+                         SystemError);
+        });
+    run_group(3, [](const Group& group) {
+        EXPECT_NO_THROW(group.require_same(0.1, "norms"));
+        EXPECT_NO_THROW(group.require_same(group.is_first() ? kNan : -kNan, "norms"));
     });
 }
 
