@@ -7,6 +7,7 @@
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
