@@ -21,7 +21,7 @@ from msalab.plots.pilot import CLAIMS, EXPECTED, Check, Interval, compare, judge
 from msalab.plots.pilot_records import chance_of_first_block
 
 ROOT = Path(__file__).parents[2]
-RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot.md"
+RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot_exploratory.md"
 NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
 OF = {claim.key: claim for claim in CLAIMS}
 

@@ -92,6 +92,27 @@ def test_a_verdict_needs_every_seed(tmp_path):
     assert verdict == "waits for runs" and found[0].missing == (16,)
 
 
+def test_runs_of_other_blocks_seeds_change_nothing(tmp_path):
+    """A2 asks on seeds of its own: they join neither the differences of A nor its spread or margin."""
+    above = {"full": wave(0.02), "window": wave(0.01, 0.5)}
+    write_block_a(tmp_path, above)
+    alone = registered.judge(read_records(tmp_path), OF["MSA follows full attention"])
+    for seed in registered.SEEDS["A2"]:
+        write_run(tmp_path, "msa", seed, bits=3.0)
+        write_run(tmp_path, "full", seed, bits=2.5, attention="passive")
+    records = read_records(tmp_path)
+    assert registered.judge(records, OF["MSA follows full attention"]) == alone
+    found, verdict = registered.judge(records, OF["MSA follows full attention, asked again"])
+    assert found[0].mean == pytest.approx(0.5) and verdict == "disagree"
+
+
+def test_an_answer_is_the_check_that_decides(tmp_path):
+    write_block_a(tmp_path, {"blocks-128": wave(0.02, 0.06)})
+    lines = registered.answers_markdown(read_records(tmp_path), {}).splitlines()
+    [size] = [line for line in lines if line.startswith("| block size")]
+    assert "bits_per_byte, blocks-128" in size and size.endswith("| **disagree** |")
+
+
 def test_no_verdict_before_copying_has_emerged(tmp_path):
     write_block_a(tmp_path, {}, recall=(0.0, 0.1, 0.2, 0.3))
     assert registered.judge(read_records(tmp_path),

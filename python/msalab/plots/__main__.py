@@ -177,7 +177,8 @@ def pilot_main(arguments=None) -> int:
     parser.add_argument("--out", required=True, metavar="DIR",
                         help="folder for pilot.csv, pilot.json and the pictures")
     parser.add_argument("--page", metavar="FILE",
-                        help="writes the tables of docs/pilot.md anew, from these records")
+                        help="writes the tables of docs/pilot.md or docs/pilot_exploratory.md anew, from these "
+                             "records")
     parser.add_argument("--registered", action="store_true",
                         help="by the rules that were registered for Pilot II, for its records")
     parser.add_argument("--exploratory", metavar="DIR",

@@ -260,8 +260,8 @@ def pilot_section(records: Records) -> Section:
          "their mean. Arms are compared within a seed, where both read the same bytes in the same "
          "order.",
          "The table holds each check of a claim of the paper's appendix: the difference of two arms "
-         "with its 95 % interval over seeds, and the verdict by the rule of docs/pilot.md; rows "
-         "without a verdict are the other measures of the same arms."),
+         "with its 95 % interval over seeds, and the verdict by the rule of "
+         "docs/pilot_exploratory.md; rows without a verdict are the other measures of the same arms."),
         drawn, pilot.numbers(records), "pilot")
 
 

@@ -2,7 +2,7 @@
 """The runs of a pilot sweep, arm by arm, against the claims of the paper's appendix.
 
 Runs of one seed read the same bytes in the same order, so arms are compared by differences within
-a seed. The rule for a verdict is CLAIMS, EXPECTED and MARGINS below; docs/pilot.md says it in
+a seed. The rule for a verdict is CLAIMS, EXPECTED and MARGINS below; docs/pilot_exploratory.md says it in
 words.
 """
 
@@ -344,7 +344,7 @@ def _of(at: Interval) -> str:
 
 
 def claims_markdown(records: Records) -> str:
-    """The table of docs/pilot.md."""
+    """The table of docs/pilot_exploratory.md."""
     lines = ["| paper says | pilot says | 95 % interval, seeds | verdict | what could explain a "
              "disagreement |", "|---|---|---|---|---|"]
     for judged in judge_all(records):

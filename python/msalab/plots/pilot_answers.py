@@ -9,18 +9,19 @@ import math
 import numpy as np
 
 from . import style
-from .pilot import AGREE, DISAGREE, Check, margin_of
+from .pilot import AGREE, DISAGREE, NOT_RUN, UNDECIDED, Check, margin_of
 from .pilot_records import Records, Run
-from .pilot_registered import (ATTACHED, CLAIMS, FORKED, Found, compare, failed, judge, pooled)
+from .pilot_registered import (ATTACHED, CLAIMS, FORKED, LEVEL, Found, compare, failed, judge,
+                               pooled)
 from .table import Table
 
-COLOUR_OF = {AGREE: "tab:green", DISAGREE: "tab:red"}
+COLOUR_OF = {AGREE: "tab:green", DISAGREE: "tab:red", UNDECIDED: style.GUIDE}
 OTHER_TEXT = "training_loss of the last tenth"  # beside bits per byte: the text that was trained on
 FORKED_PANELS = (("msa", "window", "value-head"),
                  ("msa", "blocks-32", "blocks-128", "forced-first", "forced-local", "forced-both"))
 FROM_STEP_0 = {"entropy_dense": "entropy dense, nats", "entropy_index": "entropy index, nats",
                "first_block_rate": "block 0 rate", "sink_mass_dense": "mass on token 0"}
-MARGIN_TICKS = (-30, -10, -3, -1, 0, 1, 3, 10, 30)
+MARGIN_TICKS = (-30, -5, -1, 0, 1, 5, 30)
 EARLY_ARMS = ("full", "msa", "no-warmup", "window")
 
 
@@ -32,6 +33,13 @@ def _looks(arms) -> dict[str, dict]:
 def _in_margins(found: Found) -> list[float]:
     """Mean and interval, in margins."""
     return [value / found.margin for value in (found.mean, found.low, found.high)]
+
+
+def _of_check(one: Found, verdict: str) -> str:
+    """What a check says by itself; it disagrees only where its claim does."""
+    if verdict == NOT_RUN:
+        return UNDECIDED
+    return DISAGREE if verdict == DISAGREE and one.p <= LEVEL else one.verdict
 
 
 def _rows_of_forest(records: Records, before: Records):
@@ -51,7 +59,7 @@ def forest(records: Records, before: Records):
     figure = style.new_figure(0.9 + 0.27 * max(1, len(shown)))
     axes, rows, labels = figure.subplots(), [], []
     for place, (says, claim, one, verdict) in enumerate(shown):
-        colour = COLOUR_OF.get(verdict, style.GUIDE)
+        colour = COLOUR_OF[_of_check(one, verdict)]
         pair = one.check.arm if one.check.other else f"{one.check.arm} − {one.check.against}"
         labels.append(f"{pair}: {one.check.name.replace('_', ' ')}, {one.check.expected}")
         mean, low, high = _in_margins(one)
@@ -77,6 +85,9 @@ def forest(records: Records, before: Records):
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(False)
     axes.set_xlabel("difference, in margins")
+    for word, colour in COLOUR_OF.items():
+        axes.plot([], [], "o", color=colour, label=word)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     columns = ("claim", "pair", "measure", "expected", "mean", "low", "high", "margin", "verdict")
     return figure, Table.from_rows(columns, rows)
 

@@ -16,11 +16,14 @@ from .pilot_records import Records, emergence_step
 
 LEVEL = 0.05  # of each one-sided test
 # Of each block; "none": runs of the exploratory part, whose differences have the spread of family A.
-SEEDS = {"A": range(11, 17), "C": range(11, 23), "D": range(11, 14), "none": range(1, 4)}
+SEEDS = {"A": range(11, 17), "A2": range(17, 29), "C": range(11, 23), "D": range(11, 14),
+         "D2": range(14, 18), "none": range(1, 4)}
 FORKED = ("window", "blocks-32", "blocks-128", "forced-first", "forced-local", "forced-both",
           "value-head")
-FAMILIES = {"A": (("msa", FORKED),), "C": (("msa", ("no-warmup",)),), "D": ()}
+FAMILIES = {"A": (("msa", FORKED),), "C": (("msa", ("no-warmup",)),)}
 LOST = 1  # seeds that a check may lose by runs that failed
+_FOLLOWS = _pairs({"bits_per_byte": "near", "training_loss of the last tenth": "near",
+                   "gradient_spike": "no higher"}, ("msa", "full"))
 _SAME = {"bits_per_byte": "near", "exact_match recall": "near"}
 
 
@@ -38,9 +41,8 @@ def _exploratory(key: str) -> tuple[Check, ...]:
 
 ATTACHED = ("attached-w1", "attached-w2", "attached-w3", "attached-w5", "attached-w10")
 CLAIMS = (
-    Claim("A", "MSA follows full attention",
-          _pairs({"bits_per_byte": "near", "training_loss of the last tenth": "near",
-                  "gradient_spike": "no higher"}, ("msa", "full"))),
+    Claim("A", "MSA follows full attention", _FOLLOWS),
+    Claim("A2", "MSA follows full attention, asked again", _FOLLOWS),
     Claim("A", "dynamic selection beats the window",
           _pairs({"bits_per_byte": "higher", "exact_match recall": "lower"}, ("window", "msa"))),
     Claim("A", "also along training", (Check("window", "msa", PAST_COPYING, "higher"),)),
@@ -64,6 +66,8 @@ CLAIMS = (
           (Check("attached-w10", "detached-w10", "failed", "higher"),)),
     Claim("D", "and a stable one regresses",
           (Check("attached", "detached-w10", "bits_per_byte", "higher"),), ATTACHED),
+    Claim("D2", "and a stable one regresses, asked again",
+          (Check("attached-w1-long", "detached-w10-long", "bits_per_byte", "higher"),)),
     Claim("none", "a learnable sink gains nothing", _exploratory("sink")),
 )
 
@@ -85,6 +89,13 @@ class Found:
         return "none" if math.isnan(self.low) else f"{_signed(self.low)} to {_signed(self.high)}"
 
 
+def of_block(records: Records, block: str) -> Records:
+    """The runs of a block's seeds: the arms msa and full have those of other blocks, too."""
+    seeds = {arm: {seed: run for seed, run in runs.items() if seed in SEEDS[block]}
+             for arm, runs in records.items()}
+    return {arm: runs for arm, runs in seeds.items() if runs}
+
+
 def failed(run) -> bool:
     return run.diverged or bool(run.values["stalled"])
 
@@ -104,7 +115,8 @@ def pooled(records: Records, block: str, check: Check) -> tuple[float, int]:
     or of its own differences."""
     if block == "none":
         block, check = "A", replace(check, arm=FORKED[0], against="msa")
-    families = [arms for reference, arms in FAMILIES[block]
+    records = of_block(records, block)
+    families = [arms for reference, arms in FAMILIES.get(block, ())
                 if check.against == reference and check.arm in arms]
     squares, freedom = 0.0, 0
     for arm in families[0] if families else (check.arm,):
@@ -144,12 +156,14 @@ def _compare_failures(seeds: dict[int, float], missing: tuple[int, ...], check: 
 
 def compare(records: Records, block: str, check: Check, spread_of: Records | None = None) -> Found:
     """`spread_of`: where the pooled standard deviation is from, unless from `records`."""
+    spread_of = records if spread_of is None else spread_of
+    records = of_block(records, block)
     seeds = _differences(records, check)
     have = records.get(check.arm, {}).keys() & records.get(check.against, {}).keys()
     missing = tuple(seed for seed in SEEDS[block] if seed not in have)
     if check.measure == "failed":
         return _compare_failures(seeds, missing, check)
-    spread, freedom = pooled(records if spread_of is None else spread_of, block, check)
+    spread, freedom = pooled(spread_of, block, check)
     mean = float(np.mean(list(seeds.values()))) if seeds else math.nan
     margin = margin_of(records, check) if check.against in records else math.nan
     if not freedom or len(seeds) < 2 or math.isnan(mean):
@@ -184,8 +198,7 @@ def judge(records: Records, claim: Claim, before: Records | None = None) -> tupl
     """The checks, and the claim's verdict: it waits for runs while a seed is missing. `before`: the records
     of the exploratory part, for the claim that needs no new runs."""
     spread_of = records
-    if claim.block == "none":
-        records = before or {}
+    records = of_block(before or {} if claim.block == "none" else records, claim.block)
     found = [compare(records, claim.block, one, spread_of) for check in claim.checks
              for one in _expand(records, check)]
     lacking = any(seed not in records.get(arm, {}) for arm in claim.needs
@@ -205,6 +218,26 @@ def judge(records: Records, claim: Claim, before: Records | None = None) -> tupl
 def _words(check: Check) -> str:
     pair = check.arm if check.other else f"{check.arm} − {check.against}"
     return f"{check.name}, {pair}: {check.expected}"
+
+
+def _weighs(one: Found, verdict: str) -> tuple:
+    """Sorts the checks of a claim by what its verdict rests on: a disagreement on the surest one, an
+    undecided claim on the first check that does not agree."""
+    return (one.p,) if verdict == DISAGREE else (one.verdict == AGREE,)
+
+
+def answers_markdown(records: Records, before: Records) -> str:
+    """One line for each claim, with the check that its verdict rests on."""
+    lines = ["| the paper's claim | the pilot's difference | 90 % interval | margin | verdict |",
+             "|---|---|---|---|---|"]
+    for claim in CLAIMS:
+        found, verdict = judge(records, claim, before)
+        one = min(found, key=lambda one: _weighs(one, verdict))
+        margin = "–" if math.isnan(one.margin) else f"{one.margin:.4f}"
+        seeds = f"{len(one.seeds)} of {len(SEEDS[claim.block])} seeds"
+        lines.append(f"| {claim.says} | {_words(one.check)}; {_signed(one.mean)}, {seeds} | "
+                     f"{one.interval} | {margin} | **{verdict}** |")
+    return "\n".join(lines) + "\n"
 
 
 def claims_markdown(records: Records, before: Records) -> str:
@@ -233,7 +266,7 @@ def noise_markdown(records: Records, _before: Records) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"registered": claims_markdown, "noise": noise_markdown}
+TABLES = {"answers": answers_markdown, "registered": claims_markdown, "noise": noise_markdown}
 _MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records_2 -->\n).*?(<!-- end -->)",
                      re.DOTALL)
 
