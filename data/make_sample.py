@@ -3,7 +3,7 @@
 """Cuts a small msa-activations file from a larger one: some layers, the first tokens, no token ids.
 
 A prefix is exact: attention is causal, so its rows do not depend on what was cut off.
-usage: make_sample.py INPUT.h5 OUTPUT.h5 --layers 10,20 --tokens 1792
+usage: make_sample.py INPUT.h5 OUTPUT.h5 --layers 10,20 --tokens 1792 --set licence=Apache-2.0
 """
 
 import argparse
@@ -18,12 +18,15 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--layers", required=True)
     parser.add_argument("--tokens", type=int, required=True, help="of the first sequence")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=TEXT",
+                        help="an attribute of the file, in place of the capture's or beside them")
     options = parser.parse_args()
     with h5py.File(options.input) as source, h5py.File(options.output, "w") as target:
         for name, value in source.attrs.items():
             target.attrs[name] = value
+        target.attrs.update(text.split("=", 1) for text in options.set)
         target.attrs["note"] = (
-            f"layers {options.layers}, first {options.tokens} tokens, cut by data/make_sample.py")
+            f"Layers {options.layers}, first {options.tokens} tokens, cut by data/make_sample.py.")
         if options.tokens > source["cu_seqlens"][1]:
             parser.error(f"--tokens is {options.tokens}, the first sequence has {source['cu_seqlens'][1]}")
         target["cu_seqlens"] = [0, options.tokens]

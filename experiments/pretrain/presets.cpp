@@ -58,7 +58,7 @@ PretrainOptions pilot() {
     return o;
 }
 
-/// 29 million parameters; the sizes of the model that data/sample.h5 was captured from.
+/// 29 million parameters; the sizes of the pilot model that records of fits and kernels name.
 PretrainOptions large() {
     PretrainOptions o = pilot();
     o.sizes.layers = 8;

@@ -94,15 +94,16 @@ def test_heat_map_takes_the_sequence_with_most_queries(sampled):
         selection_share(sampled, "oracle", 0, 2)
 
 
-@pytest.mark.parametrize("heads, groups", [(1, 1), (6, 3), (16, 8)])
-def test_any_number_of_groups(tmp_path, heads, groups):
+@pytest.mark.parametrize("heads, groups, rows", [(1, 1, 1), (6, 3, 1), (16, 8, 4)])
+def test_any_number_of_groups(tmp_path, heads, groups, rows):
     path = tmp_path / "r.h5"
     make_results(path, Case(lengths=(40,), layers=(0,), query_heads=heads, kv_heads=groups,
                             top_k=2))
     with Results(path) as results:
         figure, _ = selection_heat_map(results, "oracle", 0)
-        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-        assert titles == [f"group {group}" for group in range(groups)]
+        panels = [axes for axes in figure.axes if axes.get_title()]
+        assert [panel.get_title() for panel in panels] == [f"group {group}" for group in range(groups)]
+        assert len({panel.get_subplotspec().rowspan.start for panel in panels}) == rows
 
 
 def test_heat_map_colours_are_fixed_from_0_to_1(results):

@@ -143,8 +143,8 @@ TEST_F(BenchCaptured, SampleOfTheRepository) {
                      "1", "--queries-per-step", "1", "--threads", "2"});
     const json record = record_of({"--input", sample, "--indexer", results, "--stages",
                                    "index_select,layer,dense_attention"});
-    ASSERT_EQ(record["measurements"].size(), 3U);
-    EXPECT_EQ(record["measurements"][2]["case"], "layer 3, 2304");
+    ASSERT_EQ(record["measurements"].size(), 6U);
+    EXPECT_EQ(record["measurements"][2]["case"], "layer 10, 1792");
     EXPECT_TRUE(record["measurements"][2].contains("speed_up"));
 }
 

@@ -75,7 +75,7 @@ def selection_heat_map(results: Results, selector: str, layer: int, sequence: in
     data = selection_share(results, selector, layer, sequence, max_blocks)
     groups, cells, _ = data.share.shape
     extent = cells * data.step
-    columns = 4 if groups > 8 else min(groups, 2)
+    columns = 4 if groups > 8 else 3 if groups == 3 else min(groups, 2)
     rows = math.ceil(groups / columns)
     figure = style.new_figure(1.0 + rows * 0.98 * style.WIDTH / columns)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
