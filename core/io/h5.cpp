@@ -13,7 +13,6 @@
 
 #include "core/io/file_error.h"
 #include "core/io/file_format.h"
-#include "core/io/global_heap.h"
 
 namespace msa::io::h5 {
 namespace {
@@ -87,14 +86,19 @@ Handle open_attribute(hid_t object, const std::string& name, const Place& place)
 
 /// `count` texts of variable or fixed length, by a reader of (memory type, memory).
 template <typename Read>
-std::vector<std::string> texts_of(hid_t object, hid_t type, size_t count, const Read& read_into,
+std::vector<std::string> texts_of(hid_t type, size_t count, const Read& read_into,
                                   const Place& place) {
     std::vector<std::string> values(count);
     if (H5Tis_variable_str(type) > 0) {
-        std::vector<HeapReference> references(count);
-        if (count > 0 && read_into(heap_reference_type(), references.data()) < 0)
+        const Handle memory = text_type(H5T_VARIABLE);
+        H5Tset_cset(memory, H5Tget_cset(type));
+        std::vector<char*> texts(count, nullptr);
+        if (count > 0 && read_into(memory, texts.data()) < 0)
             bad(place, "holds an unreadable text: " + take_error());
-        for (size_t n = 0; n < count; ++n) values[n] = heap_text(object, references[n], place);
+        for (size_t n = 0; n < count; ++n) {
+            if (texts[n] != nullptr) values[n] = texts[n];
+            H5free_memory(texts[n]);
+        }
         return values;
     }
     constexpr size_t kMostBytes = size_t{1} << 24;
@@ -285,7 +289,7 @@ std::string text_attribute(hid_t object, const std::string& name, const Place& p
     const Handle type(H5Aget_type(attribute), H5Tclose);
     if (H5Tget_class(type) != H5T_STRING) bad(place, "attribute " + name + " must be a text");
     const auto read_into = [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); };
-    return texts_of(object, type, 1, read_into, place).front();
+    return texts_of(type, 1, read_into, place).front();
 }
 
 double number_attribute(hid_t object, const std::string& name, const Place& place) {
@@ -482,7 +486,7 @@ std::vector<std::string> read_texts(hid_t file, const Place& place) {
     const auto read_into = [&](hid_t memory, void* to) {
         return H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, to);
     };
-    return texts_of(dataset, type, static_cast<size_t>(shape[0]), read_into, place);
+    return texts_of(type, static_cast<size_t>(shape[0]), read_into, place);
 }
 
 }  // namespace msa::io::h5

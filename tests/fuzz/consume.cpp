@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <numeric>
 
 #include "core/error.h"
 #include "core/io/activations.h"
-#include "core/io/global_heap.h"
 #include "core/io/results.h"
 #include "core/utf8.h"
 
@@ -67,21 +65,6 @@ void consume_results(std::span<const uint8_t> bytes) {
         }
     } catch (const InputError&) {
     }
-}
-
-void consume_heap(std::span<const uint8_t> bytes) {
-    io::h5::HeapReference reference{};
-    if (bytes.size() < reference.size()) return;
-    std::copy_n(bytes.begin(), reference.size(), reference.begin());
-    bytes = bytes.subspan(reference.size());
-    const io::h5::HeapFile file{bytes.size(), [&](uint64_t address, uint64_t count, void* to) {
-                                    if (address > bytes.size() || count > bytes.size() - address)
-                                        return false;
-                                    std::memcpy(to, bytes.data() + address, count);
-                                    return true;
-                                }};
-    const std::optional<std::string> found = io::h5::find_text(file, reference);
-    MSA_CHECK(!found || found->size() <= bytes.size());
 }
 
 void consume_words(const std::string& words) {

@@ -12,8 +12,6 @@ namespace msa::fuzz {
 /// Of the bytes of a file.
 void consume_activations(std::span<const uint8_t> bytes);
 void consume_results(std::span<const uint8_t> bytes);
-/// A reference to a text (16 bytes), and the bytes of the file that has it in a heap.
-void consume_heap(std::span<const uint8_t> bytes);
 /// A text that may be no UTF-8.
 void consume_words(const std::string& words);
 /// The names of two objects.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Gives bytes to what reads texts past HDF5, at the speed of memory.
+// Gives bytes to what shows and sorts texts; no file is opened.
 #include "tests/fuzz/consume.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -7,10 +7,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
     const uint8_t *const begin = data + 1, *const end = data + size,
                          *const middle = begin + (size - 1) / 2;
-    switch (data[0] % 4) {
-        case 0: consume_words({begin, end}); break;
-        case 1: consume_names({begin, middle}, {middle, end}); break;
-        default: consume_heap({begin, end}); break;
-    }
+    if (data[0] % 2 == 0)
+        consume_words({begin, end});
+    else
+        consume_names({begin, middle}, {middle, end});
     return 0;
 }

@@ -12,7 +12,6 @@
 #include "core/io/results.h"
 #include "tests/fuzz/builder.h"
 #include "tests/fuzz/consume.h"
-#include "tests/fuzz/heap.h"
 #include "tests/support/refusal.h"
 
 namespace msa::io {
@@ -63,22 +62,6 @@ protected:
     std::filesystem::path folder_;
     RunRecord record_;
 };
-
-TEST_F(Damage, AFlippedByteOfAHeapIsAnErrorOrAnotherText) {
-    const Bytes activations = fuzz::build_activations(nullptr, 0);
-    const Bytes results = fuzz::build_results(nullptr, 0);
-    for (const auto& [whole, consume] :
-         {std::pair{activations, &fuzz::consume_activations}, {results, &fuzz::consume_results}}) {
-        ASSERT_FALSE(fuzz::heaps_of(whole).empty());
-        ASSERT_GT(fuzz::heap_structure(whole).size(), 400U);
-        for (size_t at : fuzz::heap_structure(whole))
-            for (int flip : {1, 0x80, 0xff}) {
-                Bytes bytes = whole;
-                bytes[at] = static_cast<uint8_t>(bytes[at] ^ flip);
-                consume(bytes);  // ends this process where HDF5 reads the heap
-            }
-    }
-}
 
 TEST_F(Damage, TextsOfEveryKindAreRead) {
     const std::string longest(100000, 'x');
@@ -259,15 +242,6 @@ TEST_F(Damage, ARowAboveTheLimitsOfHdf5IsNamed) {
               folder_.string() +
                   "/a.h5.partial/unit-layer-0.h5.tmp: /select/oracle/0/ids needs "
                   "chunks of 1.71799e+10 bytes, HDF5 takes at most 4.29497e+09");
-}
-
-TEST_F(Damage, TextsOfTwoOpenFilesAreReadFromTheirOwn) {
-    const Bytes whole = fuzz::build_results(nullptr, 0);
-    put(file(), whole);
-    const ResultsReader on_disk(file()), in_memory("memory", whole);
-    for (int turn = 0; turn < 2; ++turn)
-        for (const ResultsReader* reader : {&on_disk, &in_memory})
-            EXPECT_EQ(reader->text("/run", "commit"), "{}");
 }
 
 }  // namespace

@@ -7,25 +7,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
 
 import h5py
 
 from ..capture.layer import require
 from ..capture.partial_file import PartialFile
 
-MARK, DIGITS = b"msa-sha256 ", 64
+MARK = b"msa-sha256 "
 AT_ONCE = 1 << 20
 
 
-def sha256(path, count: int | None = None) -> str:
-    """Of a file's first `count` bytes, or of all."""
+def sha256(path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        left = os.fstat(file.fileno()).st_size if count is None else count
-        while left > 0 and (part := file.read(min(left, AT_ONCE))):
+        while part := file.read(AT_ONCE):
             digest.update(part)
-            left -= len(part)
     return digest.hexdigest()
 
 
@@ -38,16 +34,6 @@ def write_h5(path, fill) -> None:
         whole.seek(0, os.SEEK_END)
         whole.write(MARK + sha256(whole.partial).encode() + b"\n")
         whole.finish()
-
-
-def check_seal(path) -> None:
-    """CaptureError unless the file ends with the checksum of its bytes."""
-    size, length = Path(path).stat().st_size, len(MARK) + DIGITS + 1
-    with open(path, "rb") as file:
-        file.seek(max(0, size - length))
-        line = file.read()
-    require(line.startswith(MARK) and line[len(MARK):-1] == sha256(path, size - length).encode(),
-            f"{path}: does not match its checksum; remove it, and --resume makes it anew")
 
 
 def write_json(path, content) -> None:
