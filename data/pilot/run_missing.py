@@ -9,7 +9,7 @@ A run is missing unless its record is in --records or in --out. Sweeps are done 
 seed by seed. A run that is under way when the time is up stops behind a checkpoint in --out, and
 goes on when this is started again; --last says that nobody will start it again, so that no run
 begins that would not end in time. What has ended is recorded in --tar, one file: of each run
-ARM/seed-S/summary.json and curves.csv, packed by xz and without the rates of the machine, or
+ARM/seed-S/summary.json and curves.csv, packed by xz and without what stands elsewhere, or
 diverged.json; and runs.csv. Unpacked in --records, they are what `msalab pilot` reads. WORDS, as --backend cpu, are added to every command line.
 """
 
@@ -29,8 +29,9 @@ from pathlib import Path
 
 STOPPED = 130  # exit status of a run that was asked to stop
 STOPPING_SECONDS = 10  # that a run may need to write its checkpoint
-# Entries of the curves that no record needs: the same in all runs, or in runs.csv.
-RATES = re.compile(rb",(learning_rate|mfu|tokens_per_second),")
+# Entries of the curves that no record needs: the same in all runs, in runs.csv, or, of the KL loss of
+# every layer, in the probes.
+LEFT_OUT = re.compile(rb",(learning_rate|lr|mfu|tokens_per_second|kl_loss),")
 GUESS_SECONDS = 100  # of a run, until one has ended
 
 
@@ -194,7 +195,7 @@ def pack(runs, options, lines):
                                       ensure_ascii=False).encode() + b"\n"
                 if name == "curves.csv":
                     data = b"".join(line for line in data.splitlines(keepends=True)
-                                    if not RATES.search(line))
+                                    if not LEFT_OUT.search(line))
                 if name in ("summary.json", "curves.csv"):
                     name, data = f"{name}.xz", lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
                 add(f"{run.name}/{name}", data)
