@@ -26,8 +26,8 @@ public:
     int64_t largest() const { return largest_; }    // most blocks of a step
     int64_t blocks() const;                         // that the last step's query can see
     std::span<const int32_t> operator[](int64_t step) const;
-    /// Whether this step's query is written to `block` and one of the steps began the block. Then
-    /// the block was never anywhere else, so its first use is no miss.
+    /// Whether this step writes its token's key and value to `block`, and one of the steps began
+    /// the block. Such a block was never outside the cache, so its first use is no miss.
     bool writes(int64_t step, int32_t block) const;
     /// The same positions, without steps.
     DecodeSteps without_blocks() const { return {first_position_, block_size_}; }

@@ -13,14 +13,14 @@
 
 namespace msa::analysis {
 
-/// Fewer are too few to draw from: the interval of a mean of two is these two.
+/// The least number of units to draw from. With fewer, an interval says little: that of the mean of
+/// two values is these two values.
 inline constexpr int64_t kLeastUnits = 6;
 
 /// [draws, blocks]: how often each block is in each sample with replacement. `sequences` [blocks]:
 /// the sequence of each block. A sample draws as many sequences as there are; each drawn sequence
-/// gives as many blocks as it has. Of fewer than kLeastUnits sequences all blocks are drawn as
-/// those of one: the interval of two sequences would be these two. The same arguments give the same
-/// draws.
+/// gives as many blocks as it has. With fewer than kLeastUnits sequences, blocks are drawn as if
+/// all belonged to one sequence. The same arguments give the same draws.
 Tensor<int32_t, 2> bootstrap_draws(std::span<const int64_t> sequences, int64_t draws,
                                    uint64_t seed);
 

@@ -12,9 +12,10 @@
 
 namespace msa::analysis {
 
-/// sum |a - b|^2 over `count` channels; of |a|^2 where b is null. Eight sums side by side.
+/// sum |a - b|^2 over `count` channels, or sum |a|^2 if b is null. Adds into eight interleaved
+/// partial sums.
 double squared_difference(const float* a, const float* b, int64_t count);
-/// [Nq, groups]: the same of each query and group of heads, a and b [Nq, Hq, dh]; b may be absent.
+/// [Nq, groups]: the same for each query and group of heads, a and b [Nq, Hq, dh]; b may be absent.
 Tensor<double, 2> squared_differences(View<const float, 3> a, View<const float, 3> b,
                                       int64_t groups);
 

@@ -52,10 +52,11 @@ struct BlockWork {
 /// The split of a call's ids between unions and KV-outer.
 struct Split {
     int64_t tile_queries = 1;
-    int64_t least_sharing =
-        1;  // at least so many of a tile's queries select a block of its union; 1: all blocks
-    // Tiles whose slots fit in any case, and chunks per schedule. Consecutive chunks of one
-    // schedule whose slots fit together are a round.
+    /// A tile's union holds the blocks that at least this many of its queries select; 1: all blocks
+    /// that any of them selects.
+    int64_t least_sharing = 1;
+    // Tiles per chunk, whose slots fit whatever is selected, and chunks per schedule. Consecutive
+    // chunks of one schedule whose slots fit together are a round.
     int64_t chunk_tiles = 1, scheduled_chunks = 16;
 };
 struct SplitWork {
@@ -84,8 +85,8 @@ struct SelectionCost {
     int64_t work_items = 0;    // of kv_outer
     double pass_fill = 0;      // used share of the rows of kv_outer's passes
     double union_share = 0;    // share of the pairs that `automatic` gives to unions
-    double gathered_q_bytes =
-        0;  // of kv_outer, e G dh per pair; partial outputs take as much again
+    /// Of kv_outer, e G dh per pair; partial outputs take as much again.
+    double gathered_q_bytes = 0;
     std::vector<std::pair<int64_t, TileReads>> unions;  // by queries per tile: 1, 2, 4, ..., T
     std::vector<OrderCost> orders;                      // q_outer, union, kv_outer, automatic
     /// Mean union size at which the union order, if limited only by arithmetic, takes as long as

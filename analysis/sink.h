@@ -24,9 +24,8 @@ public:
     /// [Nq, Hq, tokens] The logits of a chunk of queries at these tokens, the same for every
     /// support: q [Nq, Hq, dh], k [Nk, Hkv, dh]. 0 where a query sees no such token.
     Tensor<double, 3> logits(const Problem&, View<const float, 3> q, View<const float, 3> k) const;
-    /// The chunk, with its logits: lse [Nq, Hq] of the measured attention, ids [Nq, Hkv, k]
-    /// of its support (absent: dense).
-    /// `kinds` [Nq]: the counted queries alone; empty: all.
+    /// Adds a chunk: its logits(), lse [Nq, Hq] of the measured attention, and ids [Nq, Hkv, k] of
+    /// its support (absent: dense). `kinds` [Nq] says which queries count; empty: all.
     void add(const Problem&, View<const double, 3> logits, View<const float, 2> lse,
              View<const int32_t, 3> ids, std::span<const RowKind> kinds = {});
 

@@ -30,10 +30,10 @@ namespace msa {
 struct AttentionInput {
     In<3> q;     // [Nq, Hq, dh], after RoPE
     In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
-    /// [Hq] A learnable logit of each query head that takes part in its softmax and has no value
-    /// (GPT-OSS, arXiv 2508.10925): lse' = ln(e^lse + e^sink), out' = out e^(lse - lse'). A row
-    /// without visible keys has out 0 and lse = sink. NaN makes the head's outputs NaN. Absent:
-    /// none.
+    /// [Hq] Learnable sinks, one logit per query head (GPT-OSS, arXiv 2508.10925). A sink is one
+    /// more term of the head's softmax, without a value vector: lse' = ln(e^lse + e^sink), out' =
+    /// out e^(lse - lse'). A row without visible keys has out 0 and lse = sink. A NaN sink makes
+    /// the head's outputs NaN. Absent: none.
     View<const float, 1> sinks = {};
     OperandScales scales = {};  // of e4m3 operands, which only sparse_attention takes
 };
@@ -48,7 +48,7 @@ struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
-    bool whole = true;  // false: out and lse cover more keys than given; returns these keys' share
+    bool whole = true;  // false: out and lse cover other keys, too; gives the part of these keys
 };
 
 /// The request that supports() takes for a call of sparse_attention_grad.
@@ -96,7 +96,7 @@ public:
                       int64_t bytes) = 0;
     /// Waits until all calls so far are done.
     virtual void finish() = 0;
-    /// What ran the last call, for backends that choose; recorded beside timings.
+    /// The kernel or library that ran the last call; recorded beside timings.
     virtual std::string answered_by() const { return std::string(name()); }
     /// Runs `calls`, operations of this backend on one problem, and returns a function that runs
     /// them again on the same views, whose contents may have changed. A device repeats them as one
@@ -132,7 +132,7 @@ public:
 
     /// Causal softmax attention with GQA (eq:softmax-attention).
     void dense_attention(const Problem&, const AttentionInput&, const AttentionOutput&);
-    /// Its gradient, from what the forward pass left. With p = exp(scale q.k - lse),
+    /// Its gradient, from the out and lse of the forward pass. With p = exp(scale q.k - lse),
     /// dP = <d_out, v> and D = <d_out, out>, a row's dS is p (dP - D), and
     ///   d_q = scale sum dS k over its keys,   d_k = scale sum dS q,   d_v = sum p d_out
     /// over the G heads of the group and all queries that see the key. With sinks s (lse and out
@@ -189,9 +189,9 @@ public:
     /// each head weighted by 1 - its sink's probability. A row has KL 0 and no gradient if its
     /// support is empty or lies wholly before its window.
     ///
-    /// main_lse includes the sinks, as attention returns it, so a head's weight is 1 - exp(sink -
-    /// lse). If a float lse is too coarse for that difference, the sums are computed again (by
-    /// cuda's plain kernel for all rows with sinks). It must belong to the input.
+    /// main_lse must belong to the input. It includes the sinks, as attention returns it, so a
+    /// head's weight is 1 - exp(sink - lse). If a float lse is too coarse for that difference, the
+    /// sums are computed again (by cuda's plain kernel for all rows with sinks).
     void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 
 protected:

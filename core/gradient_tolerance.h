@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Bounds on the difference between two correct gradients, of what is computed from them, and
-// between a finite difference and the gradient. Roundoffs and the bounds of a forward pass:
-// core/tolerance.h.
+// Three kinds of bounds: on the difference between two correct gradients, on the difference between
+// results computed from them, and on the difference between a finite difference and the gradient.
+// Roundoffs and the bounds of a forward pass: core/tolerance.h.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,8 @@ struct GradientSizes {
     double out;                 // attention_bound of the saved out
     double d_out_norm, v_norm;  // largest norm of a row
     double d_out_max, q_max, k_max;
-    double keys, rows;  // of a row, of a key
+    double keys;  // that a row attends to
+    double rows;  // that attend to a key
     double mass;
     double sink_mass;  // the weight that all rows give a sink
     double scale;

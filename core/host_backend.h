@@ -34,8 +34,8 @@ private:
     AttentionInput floats_;
 };
 
-/// The operands of index_scores and index_select as floats: in place, or the whole numbers of int8
-/// with the scales beside them.
+/// The operands of index_scores and index_select as floats: floats in place, or int8 values
+/// converted to float, not yet multiplied by their scales.
 class FloatIndex {
 public:
     explicit FloatIndex(const IndexInput&);

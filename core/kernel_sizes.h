@@ -4,8 +4,8 @@
 //   tile       neighbouring queries of one key-value head that walk the union of their blocks
 //   pass       queries of one block that a warpgroup multiplies at once, KV-outer
 //   work item  queries of one block that a thread block takes, KV-outer
-//   chunk      consecutive tiles whose partial outputs fit into the slots together in any case
-//   round      consecutive chunks whose partial outputs do so as it turned out
+//   chunk      consecutive tiles whose partial outputs fit into the slots whatever was selected
+//   round      consecutive chunks whose partial outputs, once counted, fit into the slots together
 //   step       queries of one block whose rows the gradient multiplies at once
 #pragma once
 

@@ -94,7 +94,7 @@ std::vector<int64_t> block_starts(const Problem&);
 /// [Nq]: the sequence of each query.
 std::vector<int64_t> query_sequences(const Problem&);
 
-/// Problem::window_start; kNoWindow where there is no window.
+/// Problem::window_start for a given window; kNoWindow stands for no window.
 inline constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max();
 constexpr int64_t window_start(int64_t count, int64_t window) {
     return count > window ? count - window : 0;

@@ -57,7 +57,7 @@ struct SparseAttentionGradRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
     LoopOrder order = LoopOrder::automatic;
-    Element saved = Element::f32;  // of the saved out and of d_out; f32 where one of them is
+    Element saved = Element::f32;  // of the saved out and of d_out; f32 if either is f32
 };
 struct BlockMassRequest {
     Element element = Element::f32;

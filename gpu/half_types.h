@@ -31,7 +31,7 @@ auto by_half_or_e4m3(Element element, Body body) {
     return element == Element::e4m3 ? body.template operator()<__nv_fp8_e4m3>()
                                     : by_half(element, body);
 }
-/// The same of bf16, f16, e4m3 or int8, of operands of the Index Branch.
+/// The same for bf16, f16, e4m3 or int8, the operand types of the Index Branch.
 template <typename Body>
 auto by_half_or_narrow(Element element, Body body) {
     return element == Element::int8 ? body.template operator()<int8_t>()

@@ -13,12 +13,12 @@ namespace msa::cuda {
 std::string version(int number);
 /// Whether any backend of this build can start.
 Support usable();
-/// A name of the backend and its effect: sums in any order; only kernels with the instructions of
-/// compute capability 8.0; tiles for the small shared memory of 8.6.
+/// A name under which the backend is registered, and what differs under that name.
 struct Variant {
     const char* name;
-    bool unordered = false, as_ampere = false;
-    int most_shared = std::numeric_limits<int>::max();  // of a thread block
+    bool unordered = false;                             // sums may be in any order
+    bool as_ampere = false;                             // no instructions beyond 8.0
+    int most_shared = std::numeric_limits<int>::max();  // bytes of a thread block
 };
 inline constexpr const char* kUnorderedName = "cuda-unordered";
 inline constexpr Variant kVariants[] = {{"cuda"},

@@ -33,7 +33,7 @@ struct ExpSum {
 /// A block of keys, and the rows of a tile that have it in their support.
 struct Part {
     std::vector<int64_t> rows;        // queries
-    int64_t first = 0, position = 0;  // of its keys: packed, and in their sequence
+    int64_t first = 0, position = 0;  // of its first key: packed index, position in its sequence
     int64_t count = 0;
     std::vector<int64_t> begin, end;  // of each row: keys that the Main Branch sees; the end is
                                       // also that of the indexer, which begins at 0

@@ -9,14 +9,14 @@
 
 namespace msa::io {
 
-/// Problems with a file that the user can solve. A program adds to the message how.
+/// Problems with a file that the user can solve. A program adds to the message how to solve them.
 enum class FileProblem : uint8_t {
     exists,          // the output exists already
     unfinished_run,  // the output is that of a run that has not ended
     other_run,       // it belongs to a run that this one cannot continue
     damaged_unit,    // a finished part of a run is damaged
-    arrays,          // it holds arrays, and is no HDF5 file
-    before_rope,     // its q or k lack the rotation
+    arrays,          // it is a file of arrays (npy, npz, safetensors), not HDF5
+    before_rope,     // its q or k are stored before RoPE
 };
 
 class FileError : public InputError {
@@ -24,7 +24,7 @@ public:
     FileError(const std::string& message, FileProblem problem, std::string file = {})
         : InputError(message), problem_(problem), file_(std::move(file)) {}
     FileProblem problem() const { return problem_; }
-    /// Of arrays and before_rope.
+    /// Only for FileProblem::arrays and FileProblem::before_rope.
     const std::string& file() const { return file_; }
 
 private:

@@ -48,8 +48,8 @@ struct LayerInfo {
     std::optional<int64_t> rotary_dim;
     std::optional<double> rope_theta;   // of plain RoPE
     std::string rope_scaling;           // of scaled RoPE: the model's parameters, JSON text
-    std::vector<double> rope_inv_freq;  // and its frequencies [rotary_dim/2], or none
-    std::optional<double> rope_attention_factor;  // and what cosine and sine are multiplied by
+    std::vector<double> rope_inv_freq;  // of scaled RoPE: frequencies [rotary_dim/2], or empty
+    std::optional<double> rope_attention_factor;  // factor on cosine and sine
     bool rope_interleaved = false;  // pair c is channels 2c, 2c+1; else c, c + rotary_dim/2
     /// The model attends to selected keys only (attribute own_attention = "sparse").
     bool own_sparse = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The 8-bit storage type of operands.
+// The 8-bit floating-point storage type of operands.
 #pragma once
 
 #include <cstdint>

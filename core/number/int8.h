@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The whole numbers of 8 bits that operands of the Index Branch may be stored in, with scales: see
+// 8-bit integers, in which operands of the Index Branch may be stored. Their scales:
 // core/number/operand_scales.h.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace msa {
 
-/// From -127 to 127, as many below 0 as above. Source: absmax quantisation, arXiv 2208.07339.
+/// From -127 to 127, symmetric about 0. Source: absmax quantisation, arXiv 2208.07339.
 struct Int8 {
     static constexpr float kLargest = 127;
     int8_t value = 0;

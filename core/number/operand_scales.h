@@ -2,9 +2,9 @@
 // Scales of 8-bit operands and quantisation to them: e4m3 of sparse_attention, int8 of index_scores
 // and index_select. Shape letters: core/problem.h; other number formats: core/number/quantize.h.
 //
-// Scores of int8 operands are the same on every backend, bit for bit. A product of two rows is a
-// sum of whole numbers, exact in int32 and in float. The largest product of the block's visible
-// keys is scaled once, by scaled_score().
+// Scores of int8 operands are the same on every backend, bit for bit. The dot product of two rows
+// is an integer, exact in int32 and in float. A block's score is the largest product of its visible
+// keys, scaled once by scaled_score().
 #pragma once
 
 #include <cstdint>

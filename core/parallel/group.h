@@ -13,7 +13,7 @@
 
 namespace msa::parallel {
 
-/// Thrown when another rank has ended; the message says why.
+/// Thrown when another rank has ended. It does not say why: that rank's own error does.
 class GroupStopped : public std::exception {
 public:
     const char* what() const noexcept override { return "another rank has stopped"; }

@@ -19,8 +19,8 @@ struct Chunk {
     Problem problem;     // these queries behind all keys that they see, and no others
 };
 
-/// Divides queries into 2 P chunks of equal length; rank r gets chunks r and 2 P - 1 - r. In a
-/// causal sequence every rank then has equally many (query, visible key) pairs. A rank owns the
+/// Divides queries into 2 P chunks of nearly equal length; rank r gets chunks r and 2 P - 1 - r. In
+/// a causal sequence every rank then has nearly as many (query, visible key) pairs. A rank owns the
 /// keys at its queries' positions; keys before all queries are on every rank.
 ///
 /// Chunks begin at multiples of unit() queries, so their lengths differ by at most a unit. A unit

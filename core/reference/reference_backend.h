@@ -25,7 +25,7 @@ struct MainBranch {
 void dense_attention(const Problem&, const MainBranch&, View<float, 3> out, View<float, 2> lse);
 void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
                   View<float, 3> scores);
-/// Of int8 operands, whose whole numbers are given.
+/// The same for int8 operands, given as floats that are not yet multiplied by their scales.
 void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
                   const OperandScales&, View<float, 3> scores);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
@@ -48,7 +48,7 @@ void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 std::vector<double> teach(const Problem&, const MainBranch&, int64_t i, int64_t r,
                           const std::vector<int64_t>& tokens, size_t shown, Teacher);
 
-/// A sink without weight.
+/// The sink of a head without one: its weight is 0.
 inline constexpr double kNoSink = -std::numeric_limits<double>::infinity();
 
 /// Dot product in double.

@@ -26,7 +26,7 @@ public:
 private:
     SelectionRule rule_;
     Tensor<int64_t, 2> counts_;  // [Hkv, shares]: blocks that are kept only above that share
-    std::vector<int64_t> room_;  // [Hkv] unforced blocks of all budgets
+    std::vector<int64_t> room_;  // [Hkv] unforced blocks that its queries' budgets allow together
 };
 
 /// scores = mass of the blocks that cover `share`, -inf elsewhere.

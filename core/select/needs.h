@@ -22,8 +22,8 @@ enum class Phases : uint8_t { both, prefill, decode };
 /// The inputs that a policy needs.
 struct PolicyNeeds {
     bool index = false;           // index_q and index_k
-    bool lightning = false;       // read_learned of dsa, or index_q and index_k in its place
-    bool gate = false;            // read_learned of gate, for blocks of the problem's size
+    bool lightning = false;       // dsa_q, dsa_k and dsa_w, or index_q and index_k instead
+    bool gate = false;            // gate_q and gate_k, for blocks of the problem's size
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before
     bool in_order = false;        // all chunks of a sequence, the first one first

@@ -19,11 +19,11 @@ struct ModelSizes {
     int64_t query_heads = 0;    // Hq
     int64_t kv_heads = 0;       // Hkv
     int64_t head_dim = 0;       // dh
-    int64_t rotary_dim = 0;     // channels of q and k that RoPE turns; 0: none
-    double rope_theta = 1e5;    // its base, of the Index Branch too
+    int64_t rotary_dim = 0;     // channels of q and k that RoPE rotates; 0: none
+    double rope_theta = 1e5;    // base of RoPE, also in the Index Branch
     int64_t max_positions = 0;  // tokens of the longest sequence
     int64_t index_dim = 0;      // didx
-    int64_t index_rotary = 0;   // channels of index_q and index_k that RoPE turns
+    int64_t index_rotary = 0;   // channels of index_q and index_k that RoPE rotates
     bool index_norm = true;     // RMS norm on the heads of index_q and index_k
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// SelectionRule in the integers of the kernels.
+// SelectionRule as 32-bit integers, for kernels.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ struct KlTunedArgs {
     CUtensorMap q_one;        // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
     CUtensorMap index_q_one;  // [Nq, Hkv, didx] of T, boxes of one row x 64 channels
     CUtensorMap index_k;      // [Nk, didx] of T, boxes of Bk keys x 64 channels
-    const float* lse;         // [Nq Hq + 1]: main_lse, base 2; the last leaves no probability
+    const float* lse;         // [Nq Hq + 1]: main_lse, base 2; the last gives probability 0
     int64_t queries, keys;
     int head_bits;  // kl_head_bits(G)
 };

@@ -18,8 +18,8 @@ constexpr int grad_shared_sm80(int head_dim, int tile_keys) {
            8192;
 }
 
-/// `large`: the device has that much shared memory. Otherwise, if more than 99 KB are needed, a
-/// step has half as many rows, and args.step_queries must match.
+/// `large`: a thread block may have grad_shared_sm80() bytes. If not, a step has half as many rows
+/// wherever that is above 99 KB, and args.step_queries must match.
 template <typename T>
 cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs&, bool large, int sms,
                                               cudaStream_t);

@@ -44,9 +44,9 @@ struct GradWorkspace {
     GradItem *found, *items;  // [C most_items()]; unsorted and sorted
     GradCounts* counts;       // [C]
     GradSplit* splits;        // [C most_splits()]
-    void* slots;              // [slot_buffers()][most_uses(), G, dh] of T, channels: grad_channel
-    float* parts;             // [most_parts(), 2, keys of a tile, dh]: d_k, d_v
-    float *d_k, *d_v;         // [Nk, Hkv, dh]
+    void* slots;   // [slot_buffers()][most_uses(), G, dh] of T; order of channels: grad_channel()
+    float* parts;  // [most_parts(), 2, keys of a tile, dh]: d_k, d_v
+    float *d_k, *d_v;  // [Nk, Hkv, dh]
     // Only for f16, see sparse_attention_grad_ends.cu.
     uint32_t* largest;  // [3]: squares of the largest norms of rows of d_out, v and k, as bits
     float* unit;        // [2]: log2 of the factor on P, dS and slots; its inverse

@@ -11,10 +11,9 @@
 // each block gathers its queries and writes partial outputs to slots, which the tiles add to those
 // of their unions. least_sharing 1 puts all blocks into unions, tile_queries + 1 none.
 //
-// A chunk has as many tiles as the slots suffice for if all their pairs go KV-outer. Only the
-// device knows how many do. A round is as many consecutive chunks as have room in the slots
-// together. KV-outer and tiles process one round after the other; there are between one round and
-// as many as chunks.
+// A chunk is as many tiles as fit into the slots if all their pairs go KV-outer. Only the device
+// knows how many pairs do. A round is as many consecutive chunks as then fit into the slots
+// together: at least one chunk, at most all. KV-outer and tiles process one round after the other.
 #pragma once
 
 #include <cuda.h>
@@ -98,7 +97,7 @@ struct SparseUnionArgs : SparseSchedule {
     int round;
     void* out;        // [Nq, Hq, dh] of T, of bf16 where T is e4m3
     float* lse;       // [Nq, Hq]
-    int32_t* marked;  // [Nq, Hkv], 0; becomes 1 where the output has a NaN
+    int32_t* marked;  // [Nq, Hkv], initially 0; set to 1 if the output has a NaN
 };
 
 /// Fills the workspace of all chunks.

@@ -54,8 +54,8 @@ struct SparseWorkspace {
     SparseChunkPlace* places;  // [chunks]
     uint32_t* in_slots;        // [R], mask over positions in ids; the n-th set bit has slot n
     int32_t* slots;            // [tiles, Hkv] first slot of a tile and group among its chunk's
-    void* partial_out;         // [slots, slot_rows(), dh] as out, dh as slot_chunk() has it
-    float* partial_lse;        // [slots, slot_rows()], base 2
+    void* partial_out;   // [slots, slot_rows(), dh] of out's type; order of channels: slot_chunk()
+    float* partial_lse;  // [slots, slot_rows()], base 2
 };
 
 static_assert(sizeof(*SparseWorkspace::in_slots) == kSlotMaskBytes);

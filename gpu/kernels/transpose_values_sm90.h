@@ -18,7 +18,7 @@ struct TransposeValuesArgs {
     char* to;                     // [blocks, Hkv, transposed_tile_bytes()], 1024-byte aligned
 };
 
-/// Head dims and blocks of 64 and 128.
+/// Head dims 64 and 128, block sizes 64 and 128.
 cudaError_t launch_transpose_values_sm90(const TransposeValuesArgs&, int head_dim, int block_size,
                                          int groups, cudaStream_t);
 

@@ -20,7 +20,7 @@ enum class Direction : uint8_t { attention, gradient, unordered_gradient };
 
 class DenseAttentionCudnn {
 public:
-    /// `unordered`: BackendOptions::unordered.
+    /// `unordered`: sums of the gradient may be in any order (backend "cuda-unordered").
     explicit DenseAttentionCudnn(bool unordered);
     ~DenseAttentionCudnn();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Neighbouring elements as floats: what a thread of an elementwise kernel has in hand. A Width of 8
-// asks for addresses that are multiples of 16 bytes, a Width of 1 for none.
+// Loads and stores of neighbouring elements as floats, for elementwise kernels: Width elements per
+// thread. With a Width of 8, addresses must be multiples of 16 bytes.
 #pragma once
 
 #include <cstring>
@@ -63,8 +63,8 @@ void by_train_element(Element element, Body body) {
         body.template operator()<float>();
 }
 
-/// Calls body.operator()<8>() where `width` elements, of rows or of a list, can be taken so from
-/// all `addresses`, else <1>.
+/// Calls body.operator()<8>() if `width`, of a row or a list, is a multiple of 8 and all
+/// `addresses` are aligned to 16 bytes; otherwise <1>.
 template <typename Body, typename... Addresses>
 void by_width(int64_t width, Body body, const Addresses*... addresses) {
     const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
