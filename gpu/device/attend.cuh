@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Softmax attention of a tile of rows over spans of keys, online. Which rows and which spans makes
-// it dense_attention, sparse_attention in either order, or the normalisers of index_kl.
+// Softmax attention of a tile of rows over spans of keys, with an online softmax. The rows and
+// spans given to it make it dense_attention, sparse_attention in either order, or the normalisers
+// of index_kl.
 #pragma once
 
 #include "gpu/device/heads.cuh"
@@ -74,8 +75,8 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
     }
 }
 
-/// The warp's rows to out [Nq, heads, width], unless absent, and lse [Nq, heads]; nothing seen: 0
-/// and -inf. place(row, r) gives the number there of the warp's row r.
+/// Stores the warp's rows to out [Nq, heads, width], unless absent, and lse [Nq, heads]. A row that
+/// saw no key gets 0 and -inf. place(row, r) is the index of the warp's row r there.
 template <typename RowOf, typename Place>
 __device__ void finish_rows(const Attended& state, RowOf row_of, int width, Place place,
                             const Output& out, float* lse) {
@@ -93,7 +94,7 @@ __device__ void finish_rows(const Attended& state, RowOf row_of, int width, Plac
     }
 }
 
-/// Launches a kernel that attends with `warps` warps to a block.
+/// Launches a kernel of attention with thread blocks of `warps` warps.
 template <typename... Parameters, typename... Arguments>
 void launch_attend(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps, int width,
                    Arguments... arguments) {

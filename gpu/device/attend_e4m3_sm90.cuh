@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // attend_sm90.cuh for e4m3 operands and their scales.
 //
-// A row's logits are its products times one number, of q's scale and k's. The scale of values goes
-// into the weights: they are 2^(logit + log2 of it - the largest of that so far + 8), so that the
-// largest term of an output always takes the range of e4m3, and outputs of blocks add up without
-// another factor. The softmax's denominator is of the weights over that scale, in float. Weights of
-// a block are multiplied with its values in sums of their own, as tensor cores keep 13 bits of a
-// sum in e4m3; those go to the output in float.
+// A row's logits are its products times one factor, made of the scales of q and k. The scale s of a
+// block's values goes into the weights. With x = logit + log2 s, a weight is 2^(x - running max of
+// x
+// + 8). So the largest term of an output always uses the range of e4m3, and outputs of different
+// blocks add up without another factor. The softmax's denominator adds weight / s, in float. Tensor
+// cores keep only 13 bits of an e4m3 sum. So P V of each block starts a new sum, which is then
+// added to the output in float.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -28,14 +29,14 @@ constexpr bool kIsE4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
 template <typename T>
 using Stored = std::conditional_t<kIsE4m3<T>, __nv_bfloat16, T>;
 
-/// Bytes of the operands in shared memory, and how many blocks (of unions: steps) of keys there are
-/// at once.
+/// Bytes of the operands in shared memory, and the number of stages, each one block of keys (in the
+/// union kernel: one step).
 template <typename T, int Dim, int BlockSize>
 struct OperandShape : AttendShape<Dim, BlockSize> {
     static constexpr int kValueBytes = AttendShape<Dim, BlockSize>::kKeyBytes;
     static constexpr int kStages = Dim == 64 ? 3 : 2;
 };
-/// Rows of q and k are one box of 128 bytes, half of which is of no use where Dim is 64.
+/// A row of q or k takes one box of 128 bytes; with Dim 64, half of it is unused.
 template <int Dim, int BlockSize>
 struct OperandShape<__nv_fp8_e4m3, Dim, BlockSize> {
     static constexpr int kBoxes = 1;
@@ -45,7 +46,7 @@ struct OperandShape<__nv_fp8_e4m3, Dim, BlockSize> {
     static constexpr int kStages = 4;
 };
 
-/// operand() of transposed values: rows of 64 or 128 bytes.
+/// operand() for transposed values, whose rows have 64 or 128 bytes.
 template <int RowBytes>
 __device__ uint64_t value_operand(uint32_t low, int bytes) {
     constexpr uint64_t kSwizzleKind = RowBytes == 128 ? 1 : 2;
@@ -53,7 +54,7 @@ __device__ uint64_t value_operand(uint32_t low, int bytes) {
     return kHigh | (low + static_cast<uint32_t>(bytes >> 4));
 }
 
-/// Starts sum = 64 rows of Q times the block's keys, both by operand_low().
+/// Starts sum = 64 rows of Q times the block's keys. q and k are what operand_low() returns.
 template <int Dim, int BlockSize>
 __device__ void start_scores_e4m3(float (&sum)[BlockSize / 2], uint32_t q, uint32_t k) {
     wgmma_fence();
@@ -63,7 +64,7 @@ __device__ void start_scores_e4m3(float (&sum)[BlockSize / 2], uint32_t q, uint3
     wgmma_commit();
 }
 
-/// Starts part = P times the block's values, of `Channels` channels from `v` on.
+/// Starts part = P times `Channels` channels of the block's values, which begin at `v`.
 template <int Channels, int BlockSize>
 __device__ void start_values_e4m3(float (&part)[Channels / 2], const uint32_t (&p)[BlockSize / 8],
                                   uint32_t v) {
@@ -74,7 +75,7 @@ __device__ void start_values_e4m3(float (&part)[Channels / 2], const uint32_t (&
     wgmma_commit();
 }
 
-/// Four values, the first in the lowest byte.
+/// Packs four values as e4m3, the first in the lowest byte.
 __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
     uint32_t word;
     asm("{\n"
@@ -87,15 +88,15 @@ __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
         : "f"(a), "f"(b), "f"(c), "f"(d));
     return word;
 }
-/// Weights as they come from a product, as the operand of type T of the next; in e4m3, see
-/// key_at().
+/// Converts weights from the accumulator layout of one product to the operand, of type T, of the
+/// next. For the order of keys in e4m3 see key_at().
 template <typename T, int Words, int Weights>
 __device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights]) {
     static_assert(Weights == static_cast<int>(4 / sizeof(T)) * Words);
 #pragma unroll
     for (int n = 0; n < Words; ++n) {
         if constexpr (kIsE4m3<T>) {
-            const int at = 8 * (n / 2) + 2 * (n % 2);  // of 8 keys, and the row's side
+            const int at = 8 * (n / 2) + 2 * (n % 2);  // group of keys n / 2, side n % 2 of the row
             p[n] = pack_e4m3(weight[at], weight[at + 1], weight[at + 4], weight[at + 5]);
         } else {
             p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
@@ -103,7 +104,7 @@ __device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights
     }
 }
 
-/// The same of as many equal parts of bf16 or f16 weights as `any` has, 0 where it says no.
+/// The same for bf16 or f16 weights in `Parts` equal parts. Parts with any[part] false become 0.
 template <typename T, int Words, int Weights, int Parts>
 __device__ void keep_weights_where(uint32_t (&p)[Words], const float (&weight)[Weights],
                                    const bool (&any)[Parts]) {
@@ -122,7 +123,8 @@ __device__ void keep_weights_where(uint32_t (&p)[Words], const float (&weight)[W
     }
 }
 
-/// A copy in registers of its own, made where it stands: `to` may be what products read until then.
+/// Copies into other registers. The compiler must not move the copy, since products may read `to`
+/// until here.
 template <int N>
 __device__ void move_words(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 #pragma unroll
@@ -132,7 +134,7 @@ __device__ void move_words(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 template <typename T>
 using RunningSoftmax = std::conditional_t<kIsE4m3<T>, ScaledSoftmax, Softmax>;
 
-/// start_scores() of any of the types.
+/// start_scores() for all operand types.
 template <typename T, int Dim, int BlockSize, int Rows>
 __device__ void start_scores_of(float (&sum)[BlockSize / 2], const char* q, const char* k) {
     if constexpr (kIsE4m3<T>)
@@ -142,7 +144,7 @@ __device__ void start_scores_of(float (&sum)[BlockSize / 2], const char* q, cons
         start_scores<T, Dim, BlockSize, Rows>(sum, q, k);
 }
 
-/// out += P times the values of a block. bf16 and f16: on tensor cores, which keep the sum.
+/// out += P times the values of a block. In bf16 and f16 the tensor cores add to `out` themselves.
 template <typename T, int Dim, int BlockSize>
 struct ValueSums {
     __device__ void start(float (&out)[Dim / 2], const uint32_t (&p)[BlockSize / 4], const char* v,
@@ -156,8 +158,8 @@ struct ValueSums {
         wgmma_wait<0>();
     }
 };
-/// e4m3: the sums of a block start anew, 64 channels at a time, and are added to out. work() goes
-/// on beside the second half.
+/// e4m3: each block starts new sums, 64 channels at a time, which are then added to out. work()
+/// overlaps with the second half.
 template <int Dim, int BlockSize>
 struct ValueSums<__nv_fp8_e4m3, Dim, BlockSize> {
     static constexpr int kChannels = 64;

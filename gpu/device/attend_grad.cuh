@@ -2,7 +2,7 @@
 // The gradient of softmax attention, tile by tile, from the saved log-sum-exp. With
 //   P = exp(scale q.k - lse)   dS = P (d_out.v - delta)   delta = out.d_out
 // a query's d_q is scale sum dS k over its keys, and a key's d_k and d_v are scale sum dS q and
-// sum P d_out over the queries that see it. Which rows and which keys makes it the gradient of
+// sum P d_out over the queries that see it. The rows and keys given to it make it the gradient of
 // dense_attention or of sparse_attention.
 #pragma once
 
@@ -10,25 +10,25 @@
 
 namespace msa::cuda {
 
-/// What both directions read.
+/// The operands of both the pass by query and the pass by key.
 template <typename T>
 struct BackwardInput {
     Heads<T> heads;
     KeySupport support;
     Operand d_out;             // [Nq, Hq, dh]
     const float *lse, *delta;  // [Nq, Hq]
-    const int32_t* only_if;    // nothing is done where it is 0; absent: always done
+    const int32_t* only_if;    // if *only_if is 0, the kernel does nothing; absent: always runs
 
     __device__ bool is_off() const { return only_if != nullptr && *only_if == 0; }
     __device__ float delta_of(const TileRow& row) const {
         return row.query < 0 ? 0 : delta[heads.number(row)];
     }
-    /// One NaN makes the row's whole part NaN.
+    /// NaN if delta is: then the row's whole contribution is NaN.
     __device__ float lse_of(const TileRow& row, float delta_of_row) const {
         if (row.query < 0) return 0;
         return isnan(delta_of_row) ? delta_of_row : lse[heads.number(row)];
     }
-    /// Zeros where the row is none.
+    /// Fills absent rows (query -1) with zeros.
     template <typename RowOf>
     __device__ void stage_d_out(float* tile, int rows, RowOf row_of) const {
         const int stride = tile_stride(heads.width), warps = static_cast<int>(blockDim.x) / kWarp;
@@ -41,7 +41,7 @@ struct BackwardInput {
     }
 };
 
-/// Two tiles that stay, and 32 rows at a time of the other side.
+/// Shared memory: two tiles that stay for the whole pass, and 32 rows at a time of the other side.
 struct BackwardTiles {
     TileStack stack;
     int first, second, passing;
@@ -52,11 +52,11 @@ struct BackwardTiles {
           passing(stack.push(kPlainTileKeys, width)) {}
 };
 
-/// Dimension lane + 32 i of a sum for each of the warp's rows.
+/// For each of the warp's rows, dimension lane + 32 i of a sum.
 using RowSums = float[kRowsPerWarp][kDimsPerLane];
 
-/// sums[r] += the r-th weight of lane j times row j of the tile, where bit j of seen[r] is set:
-/// what a row does not see may be NaN.
+/// sums[r] += the r-th weight of lane j times row j of the tile, for the bits j set in seen[r].
+/// Rows that are not seen are skipped, because they may be NaN.
 __device__ inline void add_weighted(const float (&weight)[kRowsPerWarp],
                                     const unsigned (&seen)[kRowsPerWarp], const float* tile,
                                     int width, RowSums& sums) {
@@ -138,7 +138,7 @@ __device__ void query_gradient(const BackwardInput<T>& b, int64_t group, RowOf r
         if (row[r].query >= 0) store_sums(sums[r], in.scale, in.width, in.number(row[r]), d_q);
 }
 
-/// Launches a kernel of the gradient with `warps` warps to a block.
+/// Launches a kernel of the gradient with thread blocks of `warps` warps.
 template <typename... Parameters, typename... Arguments>
 void launch_backward(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps,
                      Arguments... arguments) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows of attention as the products leave them (wgmma.cuh, mma.cuh): to and from slots, and to the
-// result.
+// Stores rows of attention, in the accumulator layout of wgmma.cuh and mma.cuh, to slots and to the
+// result, and adds slots to them.
 #pragma once
 
 #include "gpu/device/half_pair.cuh"
@@ -8,16 +8,17 @@
 
 namespace msa::cuda {
 
-/// Rows of slots lie as the products leave them, not in the order of channels: the n-th pair of a
-/// thread's chunk i are channels 8 (4 i + n) + 2 (thread % 4) and the next. Which 16 bytes of the
-/// slots these are, fewer than 2^31; odd rows swap halves, against bank conflicts.
+/// The index, in units of 16 bytes, of this thread's chunk i of a row of the slots. Slots are below
+/// 2^31 such units. A row has its channels in the order of the accumulators: the n-th pair of the
+/// chunk is channel 8 (4 i + n) + 2 (thread % 4) and the next. Odd rows swap halves, against bank
+/// conflicts.
 template <int Dim>
 __device__ int slot_chunk(int row, int i) {
     const int even = row * (Dim / 8) + 4 * (row & 1) + static_cast<int>(threadIdx.x) % 4;
     return (i % 2 == 0 ? even : even ^ 4) + i / 2 * 8;
 }
 
-/// One of this thread's rows times `factor` in T, to a row of the slots.
+/// Stores one of this thread's rows, times `factor` and rounded to T, to a row of the slots.
 template <typename T, int Outs>
 __device__ void store_slot(const float (&out)[Outs], int side, float factor, void* slots, int row) {
 #pragma unroll
@@ -46,7 +47,7 @@ __device__ void add_chunk(float (&out)[Outs], int side, int i, uint4 chunk, floa
     }
 }
 
-/// Has one of this thread's two rows a NaN in its columns?
+/// Whether row `side` of this thread's two has a NaN in the thread's columns.
 template <int Outs>
 __device__ bool has_nan(const float (&out)[Outs], int side, float factor) {
     float sum = 0;

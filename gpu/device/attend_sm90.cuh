@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of sparse_attention share: 128 rows (queries x the G heads of a group) against
-// one key block, two consumer warpgroups of 64 rows each.
+// The products that the kernels of sparse_attention share: 128 rows (queries x the G heads of a
+// group) times one key block, by two consumer warpgroups of 64 rows each.
 #pragma once
 
 #include "gpu/device/attend_rows.cuh"

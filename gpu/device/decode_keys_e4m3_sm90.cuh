@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// decode_keys_sm90.cuh for e4m3 operands. They become f16, which holds each e4m3 value, in
-// registers: a query alone asks for few products, and sums stay exact floats.
+// decode_keys_sm90.cuh for e4m3 operands. They are converted to f16 in registers, which is exact.
+// That is affordable, since a single query needs few products, and it keeps float sums.
 //
-// Channels of a product, and of the result, stand in the order that makes that cheap:
+// Channels of a product, and of the result, are in the order that makes the conversion cheap:
 //   scores   a thread of a quad has channels 4 quad to 4 quad + 3 of every 16, of rows and of keys
 //   outputs  out[8 t + 4 odd + 2 side + i] is channel 16 t + 4 quad + 2 i + odd
 #pragma once
@@ -25,7 +25,7 @@ __device__ inline void widen(uint32_t four, uint32_t& low, uint32_t& high) {
         : "r"(four));
 }
 
-/// sum [16, keys] of this warp = rows x its keys, `first` on.
+/// sum [16, keys] of this warp = rows x its keys, which begin at key `first`.
 template <int Dim, int BlockSize>
 __device__ void scores_of_e4m3(float (&sum)[kWarpKeys<BlockSize> / 2],
                                const uint32_t (&rows)[Dim / 4], char* k, int first) {
@@ -78,7 +78,7 @@ __device__ void add_values_e4m3(float (&out)[Dim / 2], const float (&p)[kWarpKey
     }
 }
 
-/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
+/// Sets the values of this warp's keys [seen, ...) to 0, because they may hold anything.
 template <int Dim, int BlockSize>
 __device__ void clear_unseen_e4m3(char* v, int first, int seen) {
     constexpr int kKeys = kWarpKeys<BlockSize>, kChunks = Dim / 16;
@@ -90,7 +90,7 @@ __device__ void clear_unseen_e4m3(char* v, int first, int seen) {
     __syncwarp();
 }
 
-// What the kernel ahead may write is read past L1.
+// Bypasses L1, because the previous kernel may have written the scales.
 __device__ inline float fresh_scale(const DeviceScales& scales, int64_t at) {
     return scales.data == nullptr ? 1.0F : __ldcg(scales.data + at * scales.step);
 }
@@ -98,8 +98,8 @@ __device__ inline BlockScales fresh_block_scales(const AttentionScales& scales, 
     return block_scales(fresh_scale(scales.k, at), fresh_scale(scales.v, at));
 }
 
-/// 16 heads, `first_row` on, as an operand, those from `heads` on 0, and the factors of their
-/// products to base 2.
+/// 16 heads from `first_row` on as an operand (0 from `heads` on), and the factors that turn their
+/// products into base-2 logits.
 template <int Dim>
 __device__ void read_queries_e4m3(const SparseDecodeArgs& args, int64_t first_row, int heads,
                                   uint32_t (&rows)[Dim / 4], float (&scale)[2]) {
@@ -117,7 +117,7 @@ __device__ void read_queries_e4m3(const SparseDecodeArgs& args, int64_t first_ro
     }
 }
 
-/// One of a thread's two rows of outputs to a row of floats.
+/// Stores row `side` of a thread's two rows of outputs to a row of floats.
 template <typename T, int Outs>
 __device__ void put_outputs(const float (&out)[Outs], int side, float* to) {
     const int quad = threadIdx.x % 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a warp of the decode kernel does with its keys of a tile: scores and weighted values of 16
-// heads, by mma.sync.
+// The products of a warp of the decode kernel with its keys of a tile: scores and weighted values
+// of 16 heads, by mma.sync.
 #pragma once
 
 #include "gpu/device/attend_sm90.cuh"
@@ -9,7 +9,7 @@
 namespace msa::cuda::sm90 {
 
 constexpr int kDecodeWarps = 4;
-/// Keys of a block for a warp: a product adds 16 values.
+/// Keys of a block that one warp takes, a multiple of 16, the depth of a product.
 template <int BlockSize>
 constexpr int kWarpKeys = BlockSize / kDecodeWarps < 16 ? 16 : BlockSize / kDecodeWarps;
 
@@ -19,7 +19,7 @@ __device__ char* chunk_of(char* tile, int key, int chunk) {
     return tile + chunk / 8 * KeyBox + key * kSwizzle + ((chunk % 8 ^ key % 8) << 4);
 }
 
-/// sum [16, keys] of this warp = rows x its keys, `first` on.
+/// sum [16, keys] of this warp = rows x its keys, which begin at key `first`.
 template <typename T, int Dim, int BlockSize>
 __device__ void scores_of(float (&sum)[kWarpKeys<BlockSize> / 2], const uint32_t (&rows)[Dim / 4],
                           char* k, int first) {
@@ -61,7 +61,7 @@ __device__ void add_values(float (&out)[Dim / 2], const float (&p)[kWarpKeys<Blo
     }
 }
 
-/// Values of the keys [seen, ...) of this warp become 0: they may hold anything.
+/// Sets the values of this warp's keys [seen, ...) to 0, because they may hold anything.
 template <int Dim, int BlockSize>
 __device__ void clear_unseen(char* v, int first, int seen) {
     constexpr int kKeys = kWarpKeys<BlockSize>, kChunks = Dim / 8;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kernels that begin before the one ahead of them in the stream is done, from compute capability
-// 9.0 on (launch_early of gpu/device/sm90.cuh). Before it there are none, and these do nothing.
+// For kernels that begin before the previous one in the stream has ended (launch_early of
+// gpu/device/sm90.cuh), from compute capability 9.0 on. On older GPUs these functions do nothing.
 #pragma once
 
 namespace msa::cuda {

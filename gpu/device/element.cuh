@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands are float, f16 or bf16 in memory, those of the Index Branch and of sparse_attention also
-// e4m3, those of scores also int8, and float in arithmetic.
+// Element types of operands in memory: float, f16 or bf16; in the Index Branch and in
+// sparse_attention also e4m3; for index scores also int8. Arithmetic is in float.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -69,7 +69,7 @@ void by_element(Element element, Body body) {
         body.template operator()<float>();
 }
 
-/// The same of f32, f16, bf16 or e4m3.
+/// The same for f32, f16, bf16 or e4m3.
 template <typename Body>
 void by_index_element(Element element, Body body) {
     if (element == Element::e4m3)
@@ -78,7 +78,7 @@ void by_index_element(Element element, Body body) {
         by_element(element, body);
 }
 
-/// The same of f32, f16, bf16, e4m3 or int8.
+/// The same for f32, f16, bf16, e4m3 or int8.
 template <typename Body>
 void by_score_element(Element element, Body body) {
     if (element == Element::int8)

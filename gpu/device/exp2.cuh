@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Exponentials in base 2, as the hardware has them.
+// Exponentials in base 2, by the hardware's instruction.
 #pragma once
 
 namespace msa::cuda {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The producers of the gradient's kernel: they take work items and bring what their steps need.
+// The producer warps of the gradient's kernel: they take work items and load the operands of their
+// steps.
 #pragma once
 
 #include "gpu/device/grad_stage_sm90.cuh"
 
 namespace msa::cuda::sm90 {
 
-/// The producer warp of items, q and d_out, a lane per query.
+/// The producer warp that takes items and loads q and d_out, with a lane per query.
 template <int Dim, int BlockSize>
 __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = GradShape<Dim, BlockSize>;
@@ -32,7 +33,7 @@ __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& share
         if (item.count == 0) return;
         const int group = item.group, count = item.count;
         const GradUse* const uses = args.workspace.uses + item.begin;
-        // Places that are left over repeat the last query.
+        // Lanes beyond the last query repeat it.
         const auto query_of = [&](int first) { return uses[min(first + lane, count - 1)].query; };
         int next = query_of(0);
         for (int first = 0; first < count; first += queries, ++at) {
@@ -51,13 +52,13 @@ __device__ void gather(const SparseGradArgs& args, Shared<Dim, BlockSize>& share
                              group * heads, query, &full, Keep::longest);
                 }
         }
-        // Not before: an item that waits here while other thread blocks have none left would be
-        // done late. The products have some steps still.
+        // The next item is taken only now, while the products still have some steps to do. Taken
+        // earlier, it could wait here while other thread blocks have no items left.
         item = take();
     }
 }
 
-/// By one thread: keys and values of a block.
+/// Called by one thread: starts the copies of a block's keys and values.
 template <int Dim, int BlockSize>
 __device__ void copy_keys(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared, int group,
                           int block) {
@@ -71,8 +72,8 @@ __device__ void copy_keys(const SparseGradArgs& args, Shared<Dim, BlockSize>& sh
     }
 }
 
-/// The producer warp of keys and values, and of what a step's rows need, two rows a lane: rows that
-/// no query fills leave no probability.
+/// The producer warp that loads keys and values, and lse, delta, seen keys and slots of a step's
+/// rows, two rows per lane. Rows that no query fills get an lse that makes their probability 0.
 template <int Dim, int BlockSize>
 __device__ void gather_rows(const SparseGradArgs& args, Shared<Dim, BlockSize>& shared) {
     using S = GradShape<Dim, BlockSize>;

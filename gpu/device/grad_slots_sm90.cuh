@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// d_q from slots: all slots of a (query, group) pair lie together, in the order of its ids.
+// Sums d_q from slots. All slots of a (query, group) pair are contiguous, in the order of its ids.
 #pragma once
 
 #include "gpu/device/attend_sm90.cuh"
@@ -7,19 +7,20 @@
 
 namespace msa::cuda::sm90 {
 
-/// Slots hold rows as the products leave them: the n-th word (two channels) of a row's 16-byte
-/// chunk c. Which channel the first of the two is.
+/// The first of the two channels in the n-th word of a slot row's 16-byte chunk c. Slots have the
+/// channel order of the accumulators.
 __device__ inline int grad_channel(int c, int n) {
     return c / 8 * 64 + 8 * (c % 8 / 4 * 4 + n) + 2 * (c % 4);
 }
 
-/// The queries of a chunk whose slots are full, and where those lie.
+/// The queries [first, end) of a chunk whose slots are filled, and these slots.
 struct FullSlots {
     int64_t first, end;
     const uint4* slots;
 };
 
-/// By a warp: fetches 32 chunks of 16 bytes of every slot of a pair to L2, from `chunk` on.
+/// Called by a warp: prefetches 32 chunks of 16 bytes, from `chunk` on, of every slot of a pair to
+/// L2.
 template <int Dim>
 __device__ void prefetch_slots(const SparseGradArgs& args, const FullSlots& full, int pair,
                                int chunk) {
@@ -33,7 +34,8 @@ __device__ void prefetch_slots(const SparseGradArgs& args, const FullSlots& full
                  : "memory");
 }
 
-/// How many slots a pair has; pairs count (query, group) from the first of the chunk of queries on.
+/// The number of slots of a pair. Pairs (query, group) are numbered from the first query of the
+/// chunk on.
 __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full, int pair) {
     const int32_t* const ids = args.ids + (full.first * args.groups + pair) * args.top_k;
     int count = 0;
@@ -41,13 +43,13 @@ __device__ inline int slots_of(const SparseGradArgs& args, const FullSlots& full
     return count;
 }
 
-/// What slots and d_k and d_v so far are multiplied with to take the unit from them.
+/// The factor on slots, d_k and d_v that undoes their scaling by the unit (GradWorkspace::unit).
 template <typename T>
 __device__ inline float inverse_unit(const SparseGradArgs& args) {
     if constexpr (kIsHalf<T>) return args.workspace.unit[1];
     return 1;
 }
-/// Must a sum be made once more, in float?
+/// Whether a sum must be computed again in float.
 template <typename T>
 __device__ inline bool is_lost(float sum) {
     return kIsHalf<T> ? !isfinite(sum) : isnan(sum);
@@ -78,8 +80,8 @@ __device__ inline void sum_slots(const uint4* from, int count, int step, float (
     for (; n < count; ++n, from += step) add(__ldcs(from));
 }
 
-/// By whole warps: chunk `chunk` (16 bytes) of the pair's d_q from its `count` slots. With `wanted`
-/// false a thread takes part in the exchange alone.
+/// Called by whole warps: sums chunk `chunk` (16 bytes) of a pair's d_q over its `count` slots. A
+/// thread with `wanted` false only takes part in the exchange.
 template <typename T, int Dim>
 __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int pair, int count,
                           int chunk, bool wanted) {
@@ -124,9 +126,10 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
                make_uint4(word[0], word[1], word[2], word[3]));
 }
 
-/// A warp that has nothing else to do: d_q of the chunk before, a (query, group) pair at a time.
-/// Before its loads it fetches `Ahead` times 512 bytes of each slot to L2, where a pair has more.
-/// The number of the pair after the next and the ids of the next arrive beside a pair's slots.
+/// Called by a warp that has nothing else to do: sums d_q of the previous chunk of queries, one
+/// (query, group) pair at a time. If a pair's slots are longer than `Ahead` times 512 bytes, that
+/// much of each is prefetched to L2. While a pair's slots are loaded, so are the ids of the next
+/// pair and the number of the one after it.
 template <typename T, int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
@@ -135,7 +138,7 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
                          static_cast<const uint4*>(args.full_slots)};
     const int pairs = static_cast<int>(full.end - full.first) * args.groups;
     const int32_t* const ids = args.ids + full.first * args.groups * args.top_k;
-    const auto ask = [&] {  // what lane 0 is told
+    const auto ask = [&] {  // the number of the next pair, in lane 0
         return lane == 0 ? atomicAdd(&args.workspace.counts->pairs_taken, 1) : 0;
     };
     const auto id_of = [&](int pair) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the roles of the gradient's kernel share: the shared memory of a thread block, and the
+// The shared memory through which the warps of the gradient's kernel work together, and the
 // instruction that only this kernel needs.
 #pragma once
 

@@ -14,7 +14,7 @@ namespace msa::cuda {
 template <typename T>
 inline constexpr bool kIsHalf = std::is_same_v<T, __half>;
 
-/// The bits of a value's exponent; all of them are set where it is not finite.
+/// The exponent bits of a value. All are set if and only if it is not finite.
 template <typename T>
 inline constexpr uint32_t kExponentBits = kIsHalf<T> ? 0x7C00U : 0x7F80U;
 

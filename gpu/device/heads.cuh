@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which rows of the operands a tile holds: the heads of an operation, and the cut of queries and
-// heads into tiles.
+// The operands of an operation by head, and how queries and heads are cut into tiles.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +12,15 @@
 
 namespace msa::cuda {
 
-/// A row of a tile: it attends to the keys [begin, end) (packed). No row: query -1.
+/// A row of a tile: a (query, head) that attends to the packed keys [begin, end). Query -1: the row
+/// is absent.
 struct TileRow {
     int64_t query = -1;
     int64_t head = 0;
     int64_t begin = 0, end = 0;
 };
 
-/// Of a query that causally sees `visible`.
+/// The row of a query that causally sees `visible`.
 __device__ inline TileRow tile_row(int64_t query, int64_t head, KeyRange visible, int64_t window) {
     return {query, head, visible.first + window_start(visible.count, window),
             visible.first + visible.count};
@@ -38,7 +38,7 @@ struct Heads {
     float scale;
     float cap = 0;                // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
     int64_t window = kNoWindow;   // as in Problem
-    AttentionScales scales = {};  // of e4m3; of int8, whose scores get them
+    AttentionScales scales = {};  // of e4m3, applied to operands; of int8, applied to scores
 
     __device__ float logit(float product) const {
         const float plain = scale * product;
@@ -48,7 +48,7 @@ struct Heads {
     __device__ float query_scale(const TileRow& row) const {
         return kScaled ? scales.q.at(number(row)) : 1.0F;
     }
-    /// Of a key, or of its values.
+    /// The scale of a key or of its value: `of` is that of k or v.
     __device__ float key_scale(const DeviceScales& of, int64_t token, int64_t group) const {
         return kScaled ? of.at(scales.block_of(token) * (row_heads / heads) + group) : 1.0F;
     }
@@ -80,8 +80,8 @@ Heads<T> main_heads(const Problem& p, In<3> q, In<3> k, In<3> v) {
             p.window.value_or(kNoWindow)};
 }
 
-/// Of sparse_attention, whose operands may have scales. `layout` is that of the whole problem, of
-/// which `p` may have a part of the queries, those of `in`.
+/// The Heads of sparse_attention, whose operands may have scales. `layout` is that of the whole
+/// problem; `p` and `in` may have a part of its queries.
 template <typename T>
 Heads<T> sparse_heads(const Problem& p, const Layout* layout, const AttentionInput& in) {
     Heads<T> all = main_heads<T>(p, in.q, in.k, in.v);
@@ -92,7 +92,7 @@ Heads<T> sparse_heads(const Problem& p, const Layout* layout, const AttentionInp
     return all;
 }
 
-/// One index head per group; index_k is shared by the groups.
+/// The Heads of the Index Branch: one per group. index_k is shared by the groups.
 template <typename T>
 Heads<T> index_heads(const Problem& p, const IndexInput& in) {
     return {static_cast<const T*>(in.index_q.data()),
@@ -106,7 +106,7 @@ Heads<T> index_heads(const Problem& p, const IndexInput& in) {
             static_cast<float>(p.index_scale())};
 }
 
-/// Of scores, whose operands may have scales; `layout` as that of sparse_heads.
+/// The same for index scores, whose operands may have scales; `layout` as in sparse_heads.
 template <typename T>
 Heads<T> score_heads(const Problem& p, const Layout* layout, const IndexInput& in) {
     Heads<T> all = index_heads<T>(p, in);
@@ -144,15 +144,15 @@ __device__ void stage_keys(const Heads<T>& in, const T* rows, const DeviceScales
         [&](int j) { return in.key_scale(scales, range.first + j, group); });
 }
 
-/// Tiles of (query, head) rows of one group: whole queries where their heads fit, else one query
-/// and a part of its heads.
+/// Tiles of (query, head) rows of one group. A tile has whole queries if their heads fit, otherwise
+/// a part of the heads of one query.
 struct HeadTiling {
-    int heads;    // of one query in a tile
-    int parts;    // tiles that the heads of a query's group are spread over
+    int heads;    // of one query, in a tile
+    int parts;    // number of tiles for all heads of a query and group
     int queries;  // of a tile
 
     constexpr int warps() const { return tile_warps(heads * queries); }
-    /// Row r of the tile of `queries` and the part-th heads of the group.
+    /// Row r of the tile of the queries `range` and part `part` of the group's heads.
     __device__ TileRow row(int r, QueryRange range, int64_t group, int64_t part,
                            int64_t group_heads, const KeyRange* visible,
                            int64_t window = kNoWindow) const {

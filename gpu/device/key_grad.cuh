@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// d_k and d_v of a tile of keys: a thread block keeps the keys while their queries pass.
+// d_k and d_v of a tile of keys. A thread block keeps the keys and loops over their queries.
 #pragma once
 
 #include "gpu/device/attend_grad.cuh"
@@ -9,11 +9,13 @@ namespace msa::cuda {
 
 /// The queries of a group that may attend to a block, ascending.
 struct BlockQueries {
-    const int32_t* listed;  // those that selected it; absent: [first, first + count), by their ids
+    const int32_t* listed;  // those that selected it; absent: those of [first, first + count) whose
+                            // ids contain it
     int64_t first, count;
     int64_t block, group;
 
-    /// The n-th (query, head), of count * G, or none.
+    /// The n-th (query, head) of count * G. An absent row beyond them, and for a query that did not
+    /// select the block.
     template <typename T>
     __device__ TileRow row(const BackwardInput<T>& b, int64_t n) const {
         const int64_t heads = b.heads.heads, use = n / heads;
@@ -33,7 +35,7 @@ private:
     }
 };
 
-/// d_k and d_v of the `keys`, a tile of one block.
+/// Computes d_k and d_v of `keys`, a tile of one block.
 template <typename T>
 __device__ void key_gradient(const BackwardInput<T>& b, KeyRange keys, const BlockQueries& queries,
                              const Output& d_k, const Output& d_v, float* shared) {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
-// t - p of a tile of queries and what it gives: parts of d_index_k, in registers, and of d_index_q.
+// t - p of a tile of queries, and its contributions to d_index_k (in registers) and d_index_q (in
+// slots).
 #pragma once
 
 #include "gpu/device/kl_teacher.cuh"
 
 namespace msa::cuda {
 
-/// d_index_k of the warp's 16 keys: sums[d] of dimensions 8 d on, rows are keys.
+/// d_index_k of the warp's 16 keys: sums[d] has the 8 dimensions from 8 d on; rows are keys.
 template <int kIndexDim>
 using KeySums = float[kIndexDim / 8][4];
 
-/// B of two products. Where an index score is not finite, t - p is NaN, and 0 where the key is not
-/// seen: the operand is made finite, so that 0 stays 0.
+/// Operand B of two products. If an index score is not finite, t - p is NaN for a key that is seen
+/// and 0 for one that is not. So the operand is made finite, in order that 0 stays 0.
 template <typename T, int kIndexDim>
 __device__ void load_sound(const MmaTile<kIndexDim>& from, int row, int column, bool sound,
                            uint32_t (&b)[4]) {
@@ -20,7 +21,7 @@ __device__ void load_sound(const MmaTile<kIndexDim>& from, int row, int column, 
         for (uint32_t& pair : b) pair = finite_or_zero<T>(pair);
 }
 
-/// The warp's part of the KL of 16 queries, of which a lane holds 2 at 2 places.
+/// Stores the warp's part of the KL of 16 queries. A lane has 2 queries of each half of them.
 template <typename Shared>
 __device__ void store_kl(const Shared& shared, int first_key, int first, float (&kl)[2][2]) {
 #pragma unroll
@@ -35,8 +36,8 @@ __device__ void store_kl(const Shared& shared, int first_key, int first, float (
         }
 }
 
-/// t - p, times kKlUnit, of the warp's 16 keys and of the queries from `first` on, to shared
-/// memory, and their part of d_index_k.
+/// Stores t - p, times kKlUnit, of the warp's 16 keys and the queries from `first` on to shared
+/// memory, and adds their contribution to d_index_k.
 template <typename Shared, int kIndexDim>
 __device__ void compare(const KlBlocks& a, const Shared& shared,
                         const typename Shared::Shape::Meta& meta, const MmaTile<kIndexDim>& rows,
@@ -92,7 +93,8 @@ __device__ void compare(const KlBlocks& a, const Shared& shared,
     }
 }
 
-/// The tile's part of d_index_q, to the slots: 16 queries and 16 dimensions at a time for a warp.
+/// Stores the tile's contribution to d_index_q to the slots; a warp takes 16 queries and 16
+/// dimensions at a time.
 template <typename Shared, int kIndexDim>
 __device__ void store_d_query(const KlBlocks& a, const Shared& shared,
                               const typename Shared::Shape::Meta& meta,
@@ -131,8 +133,8 @@ __device__ void store_d_query(const KlBlocks& a, const Shared& shared,
     }
 }
 
-/// The item's part of d_index_k. Warps that shared keys are added up in order, through memory that
-/// the keys leave.
+/// Stores the item's contribution to d_index_k. Warps that shared keys are added in order, through
+/// the shared memory that the keys no longer need.
 template <int kIndexDim, typename Shared>
 __device__ void store_d_keys(const KlBlocks& a, const Shared& shared, const ScoreShare& share,
                              const KeySums<kIndexDim>& sums, float* to) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The producer warps of index_kl_sm90: they take items and bring what tiles and steps need.
+// The producer warps of index_kl_sm90: they take items and load the operands of tiles and steps.
 #pragma once
 
 #include "gpu/device/exp2.cuh"
@@ -7,8 +7,8 @@
 
 namespace msa::cuda::sm90 {
 
-/// Walks the thread block's items: body(item, its number among them). A role that does not take
-/// items itself.
+/// Calls body(item, its number) for each of the thread block's items. For warps that do not take
+/// items themselves.
 template <typename Memory, typename Body>
 __device__ void for_each_item(Memory& shared, Body body) {
     for (uint32_t taken = 0;; ++taken) {
@@ -19,7 +19,7 @@ __device__ void for_each_item(Memory& shared, Body body) {
     }
 }
 
-/// The producer warp of items and q.
+/// The producer warp that takes items and loads q.
 template <int Dim, int IndexDim, int BlockSize>
 __device__ void gather_queries(const KlTunedArgs& args,
                                KlMemory<Dim, IndexDim, BlockSize>& shared) {
@@ -73,7 +73,7 @@ __device__ void gather_queries(const KlTunedArgs& args,
     }
 }
 
-/// The producer warp of the heads' lse, two columns a lane.
+/// The producer warp that loads the heads' lse, two columns per lane.
 template <int Dim, int IndexDim, int BlockSize>
 __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;
@@ -106,7 +106,7 @@ __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bloc
     });
 }
 
-/// The producer warp of index_k, and of index_q and what a tile must know of its uses.
+/// The producer warp that loads index_k, index_q and the KlUses of a tile.
 template <typename T, int Dim, int IndexDim, int BlockSize>
 __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What the roles of index_kl_sm90 share: the shared memory of a thread block, and which query
-// stands where.
+// The shared memory through which the warps of index_kl_sm90 work together, and the order of
+// queries in it.
 //
-// A tile is 64 uses of a block. The teacher passes in steps of 64 columns (query, head); a query
-// takes G rounded up to a power of two, at least 4, and the columns that no head fills have no
-// probability.
+// A tile is 64 uses of a block. The teacher's products take 64 columns (query, head) per step. A
+// query takes G columns, rounded up to a power of two, at least 4. Columns without a head get
+// probability 0.
 #pragma once
 
 #include "gpu/device/kl_uses.cuh"
@@ -17,7 +17,7 @@ namespace msa::cuda::sm90 {
 constexpr int kKlRows = 64;                         // uses of a tile, columns of a step
 constexpr int kKlRowsBox = kKlRows * kSwizzle;      // bytes
 constexpr int kKlProducers = 3;                     // warps
-constexpr int kKlSums = kKlRows * 64 / kWarpgroup;  // of a product of 64 x 64, in a thread
+constexpr int kKlSums = kKlRows * 64 / kWarpgroup;  // sums per thread of a 64 x 64 product
 
 template <int Dim, int IndexDim, int BlockSize>
 struct KlShape {
@@ -31,14 +31,14 @@ struct KlShape {
     static constexpr int kMainRegisters = kSmall ? 200 : kMain == 1 ? 240 : 224;
 };
 
-/// An item and its number among those of the launch; none: no uses.
+/// An item and its number among those of the launch. No uses: there are no more items.
 struct KlWork {
     KlItem item;
     int32_t number;
     __device__ int uses() const { return static_cast<int>(item.end - item.begin); }
 };
 
-/// What a tile must know of its uses.
+/// The uses (query, block) of a tile.
 struct KlUses {
     float index_lse[kKlRows];  // base 2, less kKlUnitLog2
     int slot[kKlRows];         // number in [piece, Hkv, slots]; negative: no use
@@ -57,7 +57,7 @@ struct KlMemory {
     float lse[S::kStages][kKlRows];
     KlUses uses[S::kTileStages];
     KlWork items[kItemStages];
-    uint32_t unsound;  // the last tile whose index operands hold what is not finite, from 1 on
+    uint32_t unsound;  // number, from 1, of the last tile whose index operands are not all finite
     Barrier item_full[kItemStages], item_empty[kItemStages];
     Barrier full[S::kStages], empty[S::kStages];                    // q and lse
     Barrier tile_full[S::kTileStages], tile_empty[S::kTileStages];  // index_q and uses
@@ -81,13 +81,13 @@ struct KlMemory {
     }
 };
 
-/// Steps of a tile of so many uses: rounds of four.
+/// Steps for a tile with `uses` uses, a multiple of four.
 __device__ inline int kl_steps(int head_bits, int uses) {
     const int round_uses = 4 * kKlRows >> head_bits;
     return (uses + round_uses - 1) / round_uses * 4;
 }
-/// The use of the tile that stands at place `c` of a step. Sums over heads (join_heads) then leave
-/// a thread the uses of its columns of the index scores.
+/// The use of the tile at place `c` of a step. With this order, sums over heads (join_heads) leave
+/// each thread the uses of its own columns of the index scores.
 __device__ inline int kl_use(int head_bits, int step, int c) {
     switch (head_bits) {
         case 4: return 8 * (step / 2) + 2 * c + step % 2;
@@ -96,7 +96,7 @@ __device__ inline int kl_use(int head_bits, int step, int c) {
     }
 }
 
-/// Two queries a lane of a tile: those of the uses from `first` on.
+/// The queries of a tile's uses from `first` on, two per lane.
 struct KlQueries {
     int query[2];
 
@@ -104,13 +104,13 @@ struct KlQueries {
         const int64_t place = item.begin + use;
         return a.reverse.queries != nullptr ? a.reverse.queries[place] : static_cast<int>(place);
     }
-    /// Uses behind the last repeat it.
+    /// Places beyond the item's last use repeat it.
     __device__ KlQueries(const KlBlocks& a, const KlItem& item, int first) {
         const int last = static_cast<int>(item.end - item.begin) - 1;
         for (int half = 0; half < 2; ++half)
             query[half] = at(a, item, min(first + lane_id() + kWarp * half, last));
     }
-    /// Of a use of the tile, by the whole warp.
+    /// The query of a use of the tile; called by the whole warp.
     __device__ int of(int use) const {
         const int low = __shfl_sync(kAllLanes, query[0], use % kWarp);
         const int high = __shfl_sync(kAllLanes, query[1], use % kWarp);

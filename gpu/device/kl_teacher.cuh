@@ -6,7 +6,7 @@
 
 namespace msa::cuda {
 
-constexpr int kWarpColumns = 32;  // (query, head) of a warp
+constexpr int kWarpColumns = 32;  // columns (query, head) of a warp
 
 template <int kDim, int kIndexDim, int kGroup>
 struct KlShape {
@@ -29,7 +29,7 @@ struct KlShared {
     float* teacher;                       // p [kQueries][kTeacherStride]
     float* kl;                            // of each 16 keys, [8][kQueries]
     typename Shape::Meta* meta;
-    int* unsound;  // the tile's index operands hold what is not finite
+    int* unsound;  // whether some of the tile's index operands are not finite
 
     static constexpr int kBytes = MmaTile<kDim>::bytes(kKlMostKeys) +
                                   MmaTile<kIndexDim>::bytes(kKlMostKeys + 2 * kQueries) +
@@ -52,7 +52,7 @@ struct KlShared {
     }
 };
 
-/// The warp's 32 (query, head) of a tile, in registers: column 8 j + lane / 4 of tile j.
+/// The warp's 32 columns (query, head) of a tile, in registers: column 8 j + lane / 4 of tile j.
 template <typename T, int kDim, int kIndexDim, int kGroup>
 struct MainColumns {
     using Shape = KlShape<kDim, kIndexDim, kGroup>;

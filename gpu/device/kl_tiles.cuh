@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the queries that use a block of keys pass it, tile by tile: one warp fetches ahead, the
+// The loop over the queries that use a block of keys, tile by tile: one warp loads ahead, the
 // others multiply.
 #pragma once
 
@@ -15,12 +15,12 @@ constexpr int kWorkRegisters = 240, kFetchRegisters = 24;
 constexpr int kStepKeys = 16, kStepQueries = 16;  // of a product
 constexpr int kMetaBuffers = 3;
 
-/// The warps that multiply wait for each other.
+/// A barrier of the warps that multiply.
 __device__ inline void work_barrier() { barrier_of<1>(kWorkThreads); }
-/// They and the one that fetches, behind each tile.
+/// A barrier of these and the warp that loads, after each tile.
 __device__ inline void tile_barrier() { barrier_of<2>(kWorkThreads + kWarp); }
 
-/// What a tile of queries must know of them.
+/// The queries of a tile.
 template <int kQueries>
 struct TileMeta {
     int64_t query[kQueries];    // -1: none
@@ -30,7 +30,7 @@ struct TileMeta {
     int most_seen;
 };
 
-/// By one warp.
+/// Called by one warp.
 template <int kQueries>
 __device__ void fetch_meta(const KlBlocks& a, const KlItem& item, const SequenceBlock& block,
                            int64_t first, TileMeta<kQueries>& to) {
@@ -55,7 +55,7 @@ __device__ void fetch_meta(const KlBlocks& a, const KlItem& item, const Sequence
     if (lane_id() == 0) to.most_seen = most;
 }
 
-/// The queries' index rows, by one warp, without waiting.
+/// Starts the copies of the queries' index rows; called by one warp.
 template <int kQueries, int kIndexDim>
 __device__ void fetch_index_rows(const KlBlocks& a, int group, const TileMeta<kQueries>& meta,
                                  const MmaTile<kIndexDim>& to) {
@@ -69,13 +69,13 @@ __device__ void fetch_index_rows(const KlBlocks& a, int group, const TileMeta<kQ
     }
 }
 
-/// Of the two that tiles take in turns.
+/// The buffer of index rows that tile `tile` uses: tiles alternate between two.
 template <int kQueries, int kIndexDim>
 __device__ MmaTile<kIndexDim> rows_of_tile(const MmaTile<kIndexDim>& rows, int tile) {
     return {rows.at + tile % 2 * (kQueries * kIndexDim)};
 }
 
-/// What the first tile needs, by one warp; without waiting.
+/// Starts the copies for the first tile; called by one warp.
 template <int kQueries, int kIndexDim>
 __device__ void fetch_first(const KlBlocks& a, const KlItem& item, const SequenceBlock& block,
                             int tiles, TileMeta<kQueries>* meta, const MmaTile<kIndexDim>& rows) {
@@ -85,7 +85,7 @@ __device__ void fetch_first(const KlBlocks& a, const KlItem& item, const Sequenc
     fetch_index_rows(a, item.group, meta[0], rows);
 }
 
-/// The rest, by one warp that stays two tiles ahead, the index rows one.
+/// Loads for the other tiles; called by one warp. TileMeta is two tiles ahead, index rows are one.
 template <int kQueries, int kIndexDim>
 __device__ void fetch_tiles(const KlBlocks& a, const KlItem& item, const SequenceBlock& block,
                             int tiles, TileMeta<kQueries>* meta, const MmaTile<kIndexDim>& rows) {
@@ -101,7 +101,8 @@ __device__ void fetch_tiles(const KlBlocks& a, const KlItem& item, const Sequenc
     }
 }
 
-/// Rows of the block, `stride` values apart, by the whole thread block; zeros behind the last key.
+/// Starts the copies of a block's rows, `stride` values apart; called by the whole thread block.
+/// Rows after the last key become zeros.
 template <int kWidth>
 __device__ void fetch_keys(const uint16_t* from, int64_t stride, int keys, int rows,
                            const MmaTile<kWidth>& to) {
@@ -114,8 +115,8 @@ __device__ void fetch_keys(const uint16_t* from, int64_t stride, int keys, int r
     }
 }
 
-/// How the warps share the index scores of a tile: 16 keys each, and where there are fewer keys,
-/// a part of the queries.
+/// How the warps share the index scores of a tile: 16 keys each. If a block has fewer than 16 keys
+/// per warp, the warps with the same keys share the queries.
 struct ScoreShare {
     int first_key, part, parts;
 
@@ -126,8 +127,8 @@ struct ScoreShare {
     }
 };
 
-/// Scores of the warp's 16 keys and of the queries from `first` on, not scaled: rows are keys,
-/// sums[n] columns 8 n on.
+/// Unscaled scores of the warp's 16 keys and the queries from `first` on. Rows are keys; sums[n]
+/// has the 8 columns from 8 n on.
 template <typename T, int kIndexDim>
 __device__ void index_scores_of(const MmaTile<kIndexDim>& keys, int first_key,
                                 const MmaTile<kIndexDim>& rows, int first, float (&sums)[2][4]) {

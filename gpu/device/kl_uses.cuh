@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which queries use a block of keys, how much of it they see, and where their slots are.
+// The queries that use a block of keys, how many of its keys they see, and their slots.
 #pragma once
 
 #include "core/selection.h"
@@ -26,7 +26,7 @@ __device__ inline int seen_of_block(const KlBlocks& a, const SequenceBlock& bloc
     return static_cast<int>(max(int64_t{0}, min(seen, int64_t{block.keys})));
 }
 
-/// The uses of a list by the piece; none where the block is not of the round.
+/// The uses of a list that belong to the piece; none if the block is not in the round.
 __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
     if (a.reverse.starts != nullptr) {
         const int64_t begin = a.reverse.starts[list], end = a.reverse.starts[list + 1];
@@ -45,16 +45,16 @@ __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
             end};
 }
 
-/// Where of the row's slots the block is.
+/// The position of the block among the row's slots.
 __device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row) {
     if (a.ids == nullptr) return block.block - a.first_block;
-    const int32_t* const ids = a.ids + row * a.slots;  // ascending, the padding, -1, behind
+    const int32_t* const ids = a.ids + row * a.slots;  // ascending, then the padding -1
     return static_cast<int>(partition_point(0, a.slots, [&](int64_t slot) {
         return static_cast<uint32_t>(ids[slot]) < static_cast<uint32_t>(block.block);
     }));
 }
 
-/// Slots of a row that hold something.
+/// The number of slots of a row that are in use.
 __device__ inline int used_slots(const KlBlocks& a, int64_t query, int64_t row) {
     if (a.ids == nullptr) {
         const int64_t blocks = (a.visible[query].count + a.block_size - 1) / a.block_size;

@@ -9,8 +9,8 @@
 
 namespace msa::cuda::sm90 {
 
-/// Sums over the lanes that differ in bit `step`, a half of the values to each: those whose bit is
-/// set keep the second half.
+/// Adds the values of the two lanes that differ in bit `step`. Each keeps half of the sums: the
+/// lane whose bit is set keeps the second half.
 template <int N>
 __device__ __forceinline__ void meet(const float (&x)[2 * N], int step, float (&sum)[N]) {
     const bool upper = (lane_id() & step) != 0;
@@ -20,8 +20,8 @@ __device__ __forceinline__ void meet(const float (&x)[2 * N], int step, float (&
             (upper ? x[N + n] : x[n]) + __shfl_xor_sync(kAllLanes, upper ? x[n] : x[N + n], step);
 }
 
-/// Sums of 2^HeadBits neighbouring columns of one of the thread's two rows: what the thread keeps
-/// are 16 >> HeadBits uses, in the order of kl_use().
+/// Sums 2^HeadBits neighbouring columns of one of the thread's two rows. The thread keeps the sums
+/// of 16 >> HeadBits uses, in the order of kl_use().
 template <int HeadBits>
 __device__ __forceinline__ void join_heads(const float (&x)[kKlSums], int side,
                                            float (&sum)[16 >> HeadBits]) {
@@ -77,7 +77,7 @@ struct KlWorker {
     __device__ KlWorker(const KlTunedArgs& a, Memory& memory, int p)
         : args(a), shared(memory), part(p) {}
 
-    /// Scores of the next step's columns.
+    /// Starts the scores of the next step's columns.
     __device__ __forceinline__ void start_step(Sums& s) {
         const int stage = stage_of<S::kStages>(started);
         shared.full[stage].wait(parity_of<S::kStages>(started));
@@ -91,7 +91,7 @@ struct KlWorker {
         ++started;
     }
 
-    /// Index scores of the tile's uses.
+    /// Starts the index scores of the tile's uses.
     __device__ __forceinline__ void start_index_scores(Sums& s) {
         const int stage = stage_of<S::kTileStages>(tile);
         shared.keys_full.wait(parity_of<1>(item));
@@ -105,7 +105,7 @@ struct KlWorker {
         wgmma_commit();
     }
 
-    /// Means over the heads, times kKlUnit, to the thread's own places.
+    /// Stores the means over the heads, times kKlUnit, to the thread's own places in shared memory.
     template <int HeadBits>
     __device__ __forceinline__ void keep(const Sums& s, int step) {
 #pragma unroll
@@ -124,7 +124,7 @@ struct KlWorker {
         }
     }
 
-    /// Probabilities of a step's columns, when `Behind` products behind its own may still run.
+    /// Computes the probabilities of a step's columns. `Behind` later products may still run.
     template <int Behind>
     __device__ __forceinline__ void teach(Sums& s, int step) {
         const int stage = stage_of<S::kStages>(teacher_steps);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Launching the tuned kernels: their shared memory, and the instance for a call's sizes.
+// Launches of the tuned kernels: their shared memory, and the instantiation for a call's sizes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,7 +44,7 @@ cudaError_t by_wide_sizes(int dim, int block_size, Launch launch) {
                             : launch.template operator()<64, 128>();
 }
 
-/// The same of kernels of operands of type T, which have no blocks of 32 for types of 8 bits.
+/// The same for kernels with operands of type T. With 8-bit types they have no blocks of 32.
 template <typename T, typename Launch>
 cudaError_t by_operand_sizes(int dim, int block_size, Launch launch) {
     if constexpr (sizeof(T) == 1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the lists that the splits of index_select made of a row become one.
+// Merges the lists that the splits of index_select made for a row.
 #pragma once
 
 #include "gpu/device/early.cuh"
@@ -9,9 +9,10 @@
 #include "gpu/device/seen_keys.cuh"
 
 namespace msa::cuda {
-namespace {  // each kernel's own, as they are compiled for different devices
+namespace {  // a copy for each kernel, since kernels are compiled for different devices
 
-/// A row's best keys of this part, in order, go to all ranks; the keys of all come to `all`.
+/// Sends a row's best candidates of this part, in order, to all ranks, and receives those of all
+/// ranks in `all`. Returns the rule for the whole sequence.
 template <int Kept>
 __device__ RowRule exchange_keys(const CandidateExchange& x, int block_size, int groups,
                                  const uint64_t* best, uint64_t* all) {
@@ -30,7 +31,8 @@ __device__ RowRule exchange_keys(const CandidateExchange& x, int block_size, int
     return {x.rule, seen_keys(x.visible, row / groups), block_size};
 }
 
-/// Of the picked blocks, in any order, those of this part, as ids of the part.
+/// Writes the picked blocks that lie in this part, as ids of the part. `staying`: all picked
+/// blocks, in any order.
 template <int Kept>
 __device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, int top_k,
                               uint64_t key, bool stays, const int (&staying)[Kept]) {
@@ -45,16 +47,16 @@ __device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, i
     }
     int32_t* const ids = x.own_ids + int64_t{blockIdx.x} * top_k;
     if (stays && block >= x.first_block && block < end) ids[place] = block - x.first_block;
-    const int newest = lane - part.first - own;  // behind those of both
+    const int newest = lane - part.first - own;  // the newest come after the oldest and the picked
     if (lane < part.first) ids[lane] = lane;
     if (newest >= 0 && lane < top_k)
         ids[lane] = newest < part.local ? part.visible - part.local + newest : -1;
 }
 
-/// Merges the lists of the splits: a thread block per row, a thread per head, 32 / Kept lists at a
-/// time per warp. The k-th best of the best heads at each lane bounds the k-th best key from below,
-/// so most lists are never read, and few keys are left to be ranked.
-/// Where keys are divided among ranks (Exchanged), the best of this one are exchanged first.
+/// Merges the lists of the splits. A thread block takes a row; a thread takes the head of a list,
+/// its best score; a warp reads 32 / Kept lists at a time. The best heads of the lanes bound the
+/// k-th best candidate from below, so most lists are never read, and few candidates are left to be
+/// ranked. If keys are divided among ranks (Exchanged), the best of each rank are exchanged first.
 template <int Kept, bool Exchanged>
 __global__ void __launch_bounds__(kMostIndexSplits)
     merge_splits(const __grid_constant__ IndexSelectArgs args,
@@ -63,14 +65,14 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     __shared__ int lists[kMostIndexSplits];
     __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
     __shared__ int list_count, found_count;
-    __shared__ uint32_t least;  // score of any key that may stay
+    __shared__ uint32_t least;  // the least score (ordered_key) that may stay
     __shared__ int staying[Kept];
     const int lane = threadIdx.x % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
     launch_dependents();
     RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
-    const int kept = max(own.kept, 1);  // of none kept, the list is not read
+    const int kept = max(own.kept, 1);  // if none is kept, the list is not read
     const SplitLists<Kept> from(args, row);
     // Places in a row that several warps fill, in any order.
     auto append = [&](auto* to, int& count, bool wanted, auto value) {
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     __syncthreads();
 
     constexpr int kAtOnce = kWarp / Kept;
-    const auto key_at = [&](int n) {  // of lists n to n + kAtOnce - 1, where it may matter
+    const auto key_at = [&](int n) {  // of lists n to n + kAtOnce - 1; 0 if it cannot stay
         const int mine = n + lane / Kept;
         const uint64_t key = mine < list_count ? __ldcg(from.list(lists[mine]) + lane % Kept) : 0;
         return key >> 32 >= least ? key : 0;
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     append(found, found_count, list.key != 0, list.key);
     __syncthreads();
 
-    // A key's rank tells whether it stays, the rank of its block among those that stay, where.
+    // A key's rank decides whether it stays. The rank of its block among those that stay is its
+    // place.
     int all = found_count;
     uint64_t key = split < all ? found[split] : 0;
     auto rank_of_key = [&](int count) {
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         __shared__ uint64_t best[Kept];
         if (split < Kept) best[split] = 0;
         __syncthreads();
-        // Blocks by their numbers in the whole sequence; a key has the complement.
+        // Numbers the block in the whole sequence; a key holds the complement of the number.
         if (key != 0 && rank < Kept) best[rank] = key - static_cast<uint32_t>(exchange.first_block);
         __syncthreads();
         own = exchange_keys<Kept>(exchange, args.block_size, args.groups, best, found);
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     for (int n = 0; n < Kept; ++n) place += staying[n] < block_of(key);
     int32_t* const ids = args.ids + row * args.rule.top_k;
     if (stays) ids[place] = block_of(key);
-    const int newest = split - own.first - min(all, own.kept);  // behind those of both
+    const int newest = split - own.first - min(all, own.kept);  // after the oldest and the picked
     if (split < own.first) ids[split] = split;
     if (newest >= 0 && split < args.rule.top_k)
         ids[split] = newest < own.local ? own.visible - own.local + newest : -1;
@@ -156,7 +159,7 @@ __global__ void __launch_bounds__(kMostIndexSplits)
         write_own_ids<Kept>(exchange, part, args.rule.top_k, key, stays, staying);
 }
 
-/// Threads of merge_splits: two per list, so that those that matter are read in fewer rounds.
+/// Threads of merge_splits: two per list, so that the lists that matter are read in fewer rounds.
 template <int Kept>
 int merge_threads(const IndexSelectArgs& args, const CandidateExchange* exchange) {
     const int wanted = max(2 * args.splits, exchange != nullptr ? exchange->ranks * Kept : 0);

@@ -35,7 +35,7 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
                  : "memory");
 }
-/// The same of the transposed matrices.
+/// The same for the transposed matrices.
 __device__ inline void load_transposed(uint32_t (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

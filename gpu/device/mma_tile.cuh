@@ -20,7 +20,7 @@ constexpr int kChunk = 8;  // values in 16 bytes
 template <int kWidth>
 struct MmaTile {
     static constexpr int kChunks = kWidth / kChunk;
-    static constexpr int kSteps = kWidth / 32;  // of words_of
+    static constexpr int kSteps = kWidth / 32;  // calls of words_of() for a row
     uint16_t* at;
 
     static constexpr int bytes(int rows) { return rows * kWidth * 2; }
@@ -32,24 +32,25 @@ struct MmaTile {
     __device__ uint16_t& value(int row, int column) const {
         return chunk(row, column / kChunk)[column % kChunk];
     }
-    /// Of the lane: values 32 step + 8 (lane % 4) on of a row.
+    /// The lane's 8 values of a row, from 32 step + 8 (lane % 4) on.
     __device__ uint4 words_of(int row, int step) const {
         return *reinterpret_cast<const uint4*>(chunk(row, 4 * step + lane_id() % 4));
     }
-    /// A [16, 16] of rows and columns from there on, in the order of the columns.
+    /// Operand A [16, 16]: the rows from `row` and the columns from `column` on, in their order.
     __device__ void load_a(uint32_t (&a)[4], int row, int column) const {
         const int lane = lane_id();
         load_matrices(a, chunk(row + lane % 16, column / kChunk + lane / 16));
     }
-    /// B of two products: depth are 16 rows from there on, 16 columns.
+    /// Operand B of two products: the 16 rows from `row` on are the depth, with the 16 columns from
+    /// `column` on.
     __device__ void load_b(uint32_t (&b)[4], int row, int column) const {
         const int lane = lane_id();
         load_transposed(b, chunk(row + lane % 16, column / kChunk + lane / 16));
     }
 };
 
-/// sum += A B of two products of depth 16: the lane's words of rows g and g + 8 of A, and of
-/// column g of B, g = lane / 4.
+/// sum += A B, two products of depth 16. With g = lane / 4, `low` and `high` are the lane's words
+/// of rows g and g + 8 of A, `column` those of column g of B.
 template <typename T>
 __device__ inline void multiply_words(float* sum, const uint4& low, const uint4& high,
                                       const uint4& column) {
@@ -59,7 +60,7 @@ __device__ inline void multiply_words(float* sum, const uint4& low, const uint4&
     multiply_16x8<T>(sum, second, second_b);
 }
 
-/// 16 bytes from global to shared memory, or zeros; without waiting.
+/// Starts a copy of 16 bytes from global to shared memory, or writes zeros there.
 __device__ inline void copy_chunk(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
@@ -68,14 +69,15 @@ __device__ inline void copy_chunk(void* to, const void* from, bool there) {
 }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// Of `threads` threads of the block, those that name the barrier, 1 to 15.
+/// Waits at named barrier `Number`, 1 to 15, until `threads` threads of the block have arrived.
 template <int Number>
 __device__ inline void barrier_of(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(Number), "r"(threads) : "memory");
 }
 
-/// Registers of a thread from here on, for four warps that call it together; an architecture
-/// without the instruction keeps what the launch gave. Source: PTX ISA, setmaxnreg.
+/// Sets the number of registers of a thread; called by the four warps of a warpgroup together. An
+/// architecture without the instruction keeps the number of the launch. Source: PTX ISA,
+/// setmaxnreg.
 template <int Registers>
 __device__ inline void take_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -89,7 +91,7 @@ __device__ inline void give_up_registers() {
 #endif
 }
 
-/// Two values of type T, those that are not finite as zeros.
+/// A pair of values of type T, with zeros in place of values that are not finite.
 template <typename T>
 __device__ inline uint32_t finite_or_zero(uint32_t pair) {
     constexpr uint32_t kExponent = kExponentBits<T>;
@@ -98,7 +100,8 @@ __device__ inline uint32_t finite_or_zero(uint32_t pair) {
     return pair;
 }
 
-/// Two values rounded to T, and what the rounding left, the first in the low half.
+/// Two values rounded to T (high), and the errors of this rounding, rounded to T (low). The first
+/// value is in the low half of each word.
 template <typename T>
 struct SplitPair {
     uint32_t high, low;

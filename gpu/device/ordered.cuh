@@ -15,7 +15,7 @@ __device__ inline uint32_t ordered_key(float score) {
     const auto bits = static_cast<int32_t>(__float_as_int(score + 0.0F));
     return static_cast<uint32_t>(bits < 0 ? ~bits : bits | INT32_MIN);
 }
-/// The score that has this key; -inf where it is no candidate's.
+/// The score that has this key; -inf for kNoCandidate.
 __device__ inline float score_of_key(uint32_t key) {
     if (key == kNoCandidate) return -INFINITY;
     return __int_as_float(static_cast<int>(key >> 31 != 0 ? key ^ 1U << 31 : ~key));

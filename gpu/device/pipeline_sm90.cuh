@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What kernels with producer warps and work items share: how rings are counted, how an item is
-// handed on, and the instructions between copies and products.
+// Common parts of kernels with producer warps and work items: stages of ring buffers, the exchange
+// of items, and the instructions between copies and products.
 #pragma once
 
 #include "gpu/device/sm90.cuh"
@@ -10,15 +10,15 @@ namespace msa::cuda::sm90 {
 
 constexpr int kItemStages = 2;
 
-/// Registers that a product wrote may be read from here on.
+/// Tells the compiler that a product has written these registers. They may be read from here on.
 template <int N>
 __device__ void settle(float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-/// swizzled_operand() of shared memory by its address, as a low word that steps of bytes / 16 are
-/// added to; warps agree on it, so that it is kept in uniform registers.
+/// The low word of swizzled_operand() for an address in shared memory; operand() adds an offset.
+/// The word is the same in all lanes, so the compiler keeps it in a uniform register.
 __device__ inline uint32_t operand_low(uint32_t address, uint32_t box_bytes = 16) {
     return __shfl_sync(kAllLanes, (box_bytes >> 4 << 16) | (address >> 4), 0);
 }
@@ -31,13 +31,14 @@ __device__ inline void copy_float(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
-/// Arrives at the barrier once this thread's copies so far are there.
+/// Arrives at the barrier once this thread's copies so far have arrived.
 __device__ inline void arrive_after_copies(Barrier& barrier) {
     asm volatile(
         "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
         : "memory");
 }
-/// Four 8 x 8 matrices of bf16, transposed: lane l names the row l % 8 of matrix l / 8.
+/// Stores four 8 x 8 matrices of 16-bit values, transposed. Lane l gives the address of row l % 8
+/// of matrix l / 8.
 __device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
                                         uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -45,7 +46,7 @@ __device__ inline void store_transposed(uint32_t to, uint32_t a, uint32_t b, uin
                  : "memory");
 }
 
-/// Where a count stands in a ring.
+/// The stage, and the parity of the phase, of the count-th use of a ring buffer.
 template <int Stages>
 __device__ int stage_of(uint32_t count) {
     return static_cast<int>(count % Stages);
@@ -55,7 +56,7 @@ __device__ uint32_t parity_of(uint32_t count) {
     return count / Stages % 2;
 }
 
-/// Every role: waits for the n-th item of the thread block, and gives its place back.
+/// Waits for the thread block's n-th item. give_item_back() frees its place.
 template <typename Memory>
 __device__ const auto& wait_item(Memory& shared, uint32_t n) {
     shared.item_full[stage_of<kItemStages>(n)].wait(parity_of<kItemStages>(n));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Words that GPUs write into each other's memory. A word carries 8 bytes and, twice, the number of
-// its round: a reader knows by these that both halves have come, and needs no flag behind them (as
-// in the LL protocol of NCCL).
+// Words that GPUs write into each other's memory. A word has 8 bytes of data and, twice, the number
+// of its round. The two numbers tell the reader that both halves have arrived, so no other flag is
+// needed (the LL protocol of NCCL).
 #pragma once
 
 #include "gpu/kernels/rank_exchange.h"
 
 namespace msa::cuda {
 
-/// Place of a word in the inbox of whoever gets it.
+/// The index of a word in the inbox of the rank that receives it.
 __device__ inline int64_t word_at(const RankExchange& x, uint32_t round, int from, int message,
                                   int word) {
     return ((int64_t{static_cast<int>(round % 2)} * x.ranks + from) * x.messages + message) *
@@ -22,7 +22,8 @@ __device__ inline void put_word(uint4* to, uint32_t low, uint32_t high, uint32_t
                  : "memory");
 }
 
-/// Waits for the word. A rank that never sends it has failed: the kernel traps after some seconds.
+/// Waits for the word. If it does not come, its sender has failed, and the kernel traps after some
+/// seconds.
 __device__ inline uint2 take_word(const uint4* from, uint32_t round) {
     constexpr int kMostPolls = 1 << 23;
     uint4 word{};

@@ -8,7 +8,7 @@
 
 namespace msa::cuda {
 
-/// A barrier that counts arrivals; its phase flips when all are there.
+/// A barrier that counts arrivals; its phase flips when all have arrived.
 struct ArrivalBarrier {
     uint64_t word;
 
@@ -22,7 +22,7 @@ struct ArrivalBarrier {
                          address_in_shared(this))
                      : "memory");
     }
-    /// Arrives once all copies that this thread has started are there.
+    /// Arrives once all copies that this thread has started have arrived.
     __device__ void arrive_with_copies() {
         asm volatile(
             "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address_in_shared(this))
@@ -42,7 +42,7 @@ struct ArrivalBarrier {
     }
 };
 
-/// Where a producer or consumer stands in a ring.
+/// The position of a producer or consumer in a ring buffer.
 template <int Stages>
 struct RingPlace {
     int stage = 0;
@@ -52,8 +52,8 @@ struct RingPlace {
     }
 };
 
-/// Starts copies of Rows rows of Dim values, `stride` values apart, by one warp; rows from `there`
-/// on become zeros. There must be one row at least.
+/// Starts copies of Rows rows of Dim values, `stride` values apart; called by one warp. Rows from
+/// `there` on become zeros. `there` must be at least 1.
 template <int Dim, int Rows>
 __device__ inline void warp_copy_rows(uint16_t* tile, const uint16_t* from, int64_t stride,
                                       int there) {

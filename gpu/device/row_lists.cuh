@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
-// The best candidates of many rows, in shared memory, each of which one warp works on. Two kinds of
-// lists, which give the same: which is faster depends on how many warps there are to go on while
-// one waits for its exchanges.
+// The lists of best candidates of many rows, in shared memory. One warp works on a row. There are
+// two kinds of lists, with the same results. Which one is faster depends on how many other warps
+// can run while one waits for its shuffles.
 //
-//   SortedLists    take in candidates as they come: several rows at once, in few exchanges
-//   WaitingLists   let candidates wait until there is no room for more, and sort them together: in
-//                  fewer instructions, a row after the other
+//   SortedLists    insert candidates at once: several rows together, with few shuffles
+//   WaitingLists   buffer candidates until the buffer is full, then sort them together: with fewer
+//                  instructions, one row after the other
 //
-// Both: clear(row, kept), by one thread: of how many candidates the best are wanted.
-//       offer(row, score, block), by the warp: a candidate a lane for each of some rows; scores of
-//       -inf and NaN are none. Blocks rise from lane to lane and from call to call.
-//       whole(row, list), by the warp: the lists of some rows.
+// Both have:
+//   clear(row, kept)           called by one thread; the list shall keep the `kept` best candidates
+//   offer(row, score, block)   called by the warp; one candidate per lane for each of some rows.
+//                              Scores of -inf and NaN are no candidates. Blocks ascend from lane to
+//                              lane and from call to call.
+//   whole(row, list)           called by the warp; reads the lists of some rows
 #pragma once
 
 #include "gpu/device/warp_top_k.cuh"
@@ -54,17 +56,17 @@ struct SortedLists {
     }
 };
 
-/// Candidates wait that are better than the worst of the list when it was last put in order: a row
-/// that has seen n blocks takes in about k of the next n. As blocks rise, one of an equal score is
-/// never better, and scores alone decide who waits.
+/// A candidate waits if it is better than the worst of the list when that was last sorted. A row
+/// that has seen n blocks lets about k of the next n wait. Since blocks ascend, a candidate with an
+/// equal score is never better, so the score alone decides.
 template <int Rows, int Kept>
 struct WaitingLists {
     static constexpr int kMostWaiting = kWarp / 2;
     uint64_t best[Rows][Kept];  // best first; 0: none
     uint64_t waiting[Rows][kMostWaiting];
-    float least[Rows];    // a candidate's score is above it
-    uint8_t kept[Rows];   // 1 where none is wanted
-    uint8_t count[Rows];  // of those that wait
+    float least[Rows];    // a candidate's score must be above it
+    uint8_t kept[Rows];   // 1 if none is wanted; `least` then excludes all
+    uint8_t count[Rows];  // of waiting candidates
 
     __device__ void clear(int row, int wanted) {
         for (uint64_t& key : best[row]) key = 0;
@@ -75,7 +77,7 @@ struct WaitingLists {
     template <int Places>
     __device__ void whole(int row, WarpTopK (&list)[Places]) const {
         const int lane = threadIdx.x % kWarp;
-        const int at = lane - (kWarp - kMostWaiting);  // those that wait are in the last lanes
+        const int at = lane - (kWarp - kMostWaiting);  // the last lanes take the waiting candidates
         uint64_t key[Places];
         int any = 0;
 #pragma unroll
@@ -120,7 +122,7 @@ struct WaitingLists {
                 sort(row + n, key[n], wanted[n]);
                 waits[n] = 0;
             }
-        __syncwarp();  // all lanes have read what waited
+        __syncwarp();  // all lanes have read the waiting candidates
 #pragma unroll
         for (int n = 0; n < Places; ++n) {
             if ((wanted[n] >> lane) & 1)
@@ -130,8 +132,8 @@ struct WaitingLists {
     }
 
 private:
-    /// Puts the row's list in order, with the lanes' candidates if they are too many to wait.
-    /// `wanted`: becomes those that may wait.
+    /// Sorts the row's list and its waiting candidates, and the lanes' candidates too if they are
+    /// too many to wait. `wanted` becomes the set of lanes whose candidates are to wait.
     __device__ void sort(int row, uint64_t key, uint32_t& wanted) {
         WarpTopK one[1];
         whole(row, one);

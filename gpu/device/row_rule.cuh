@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The selection's rule for one row.
+// The selection rule for one row.
 #pragma once
 
 #include "gpu/kernels/device_rule.h"
 
 namespace msa::cuda {
 
-/// Blocks with a visible token, and places that the forced ones leave.
+/// Counts of a row's visible blocks, forced blocks, and slots that forced blocks leave free.
 struct RowRule {
     int visible, limit, first, local, kept;
     __device__ RowRule(const DeviceRule& rule, int seen, int block_size) {

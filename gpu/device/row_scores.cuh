@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How index_select's kernels take scores into a row's list, and lists to ids.
+// How index_select's kernels add scores to the lists of rows, and turn lists into ids.
 #pragma once
 
 #include "gpu/device/warp_top_k.cuh"
@@ -7,8 +7,8 @@
 
 namespace msa::cuda {
 
-/// The lists of one row that the splits made, and the score of each one's first key once more, as
-/// the key has it.
+/// The lists that the splits made for one row, and a copy of the score (ordered_key) of each list's
+/// first candidate.
 template <int Kept>
 struct SplitLists {
     uint64_t* lists;
@@ -19,16 +19,16 @@ struct SplitLists {
     __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
 };
 
-/// What scaled_score() takes of operands that have no scales of their own.
+/// The arguments of scaled_score() for operands without scales.
 struct OneScale {
     float scale;
     __device__ float of_row(int) const { return scale; }
     __device__ float of_block(int) const { return 1; }
 };
 
-/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp,
-/// from `place` on: at once, as each waits for its exchanges. `first`: id of the part's block 0.
-/// `scales` give those of any place of the warp's and of any id.
+/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp
+/// from `place` on. Rows are processed together, since each waits for its shuffles. `first`: id of
+/// the part's block 0. `scales` returns the scale of a place's row and of a block.
 template <int Places, typename S, typename Scales>
 __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
                              int first, int begin, int end) {
@@ -37,7 +37,7 @@ __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& sc
     const float of_block = scales.of_block(id);
     float score[Places];
 #pragma unroll
-    for (int n = 0; n < Places; ++n) {  // reads, whether they count or not, wait for nothing
+    for (int n = 0; n < Places; ++n) {  // reads all scores unconditionally, so reads do not wait
         const float scaled = scaled_score(scales.of_row(place + n), of_block,
                                           shared.scores.at(place + n, block & (kWarp - 1)));
         score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
@@ -45,8 +45,9 @@ __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& sc
     shared.lists.offer(place, score, id);
 }
 
-/// By a warp: the lists of `count` places of a tile from `place` on become ids, or lists of this
-/// split, AtOnce at a time; row_at(place) is a place's row of the tile.
+/// Called by a warp: writes the lists of `count` places of a tile from `place` on, as ids or, if
+/// there are several splits, as lists of this split. Takes AtOnce places at a time; row_at(place)
+/// is a place's row of the tile.
 template <int Kept, int AtOnce, typename S, typename RowAt>
 __device__ void write_lists(const IndexSelectArgs& args, S& shared, const QueryTile& tile,
                             int place, int count, RowAt row_at) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The online softmax of e4m3 operands: what attend_e4m3_sm90.cuh says of scales and weights.
+// The online softmax of e4m3 operands. Scales and weights are explained in attend_e4m3_sm90.cuh.
 #pragma once
 
 #include "gpu/device/exp2.cuh"
@@ -7,7 +7,7 @@
 
 namespace msa::cuda::sm90 {
 
-/// What the scales of a block's keys and values become.
+/// The scales of a block's keys and values in the form that the softmax uses.
 struct BlockScales {
     float k, v_log2, v_inverse;
 };
@@ -15,23 +15,23 @@ __device__ inline BlockScales block_scales(float k, float v) { return {k, log2f(
 
 /// Running softmax of this thread's two rows.
 struct ScaledSoftmax {
-    static constexpr float kLargestWeight = 8;      // its power of two; e4m3 goes up to 448
+    static constexpr float kLargestWeight = 8;      // log2 of it: 256; e4m3 goes up to 448
     float running_max[2] = {-INFINITY, -INFINITY};  // of logit + log2 of the values' scale, base 2
     float sum[2] = {0, 0};  // of this thread's columns: weights over the values' scale
 
-    /// The power of two that the row's sum and outputs are multiples of.
+    /// log2 of the unit of the row's sum and outputs.
     __device__ float best(int side) const { return running_max[side] - kLargestWeight; }
 
-    /// What weigh() needs of a block: a score's factor and what is added to it; `any`: does a row
-    /// of the warp see any of its keys?
+    /// weigh() computes 2^(score * by + offset). `any`: whether a row of the warp sees a key of the
+    /// block.
     struct Step {
         bool any;
         float by[2], offset[2];
     };
 
-    /// Masks the scores and takes them into the running maximum; `factor` is what results made
-    /// before must be multiplied with. `scale`: of the products of each row, to base 2, but for
-    /// k's. `seen` keys of the block are visible to the row; with none, the row stays as it is.
+    /// Masks the scores and updates the running maximum. Earlier results must be multiplied by
+    /// `factor`. `scale` turns each row's products into base-2 logits, except for the scale of k.
+    /// The row sees `seen` keys of the block; with none, it stays as it is.
     template <int Sums>
     __device__ Step meet(float (&score)[Sums], const int (&seen)[2], const float (&scale)[2],
                          const BlockScales& block, float (&factor)[2]) {
@@ -67,8 +67,8 @@ struct ScaledSoftmax {
         return step;
     }
 
-    /// Scores become weights, 0 where masked, and go to the sums. Not for step.any == false: the
-    /// weights are 0 then.
+    /// Turns scores into weights, 0 where masked, and adds them to the sums. Not to be called if
+    /// step.any is false; all weights are then 0.
     template <int Sums>
     __device__ void weigh(float (&score)[Sums], const Step& step, const BlockScales& block,
                           const float (&factor)[2]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products of fixed rows with a stream of key tiles: what index_select and block_mass share.
+// Products of fixed rows with a stream of key tiles, for index_select and block_mass.
 //
 // One producer thread streams tiles of 128 keys through a ring in shared memory (TMA). Consumer
 // warpgroups hold their rows as register operands, one or two times 64: while the tensor cores work
@@ -26,8 +26,8 @@ struct TileRows {
     static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
     static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : Consumers == 2 ? 240 : 112;
     static constexpr int kProducerRegisters = 24;
-    /// Of a thread of each warpgroup together, as the launch gives them: setmaxnreg.inc waits for
-    /// ever for more.
+    /// Registers that the launch gives to one thread of every warpgroup, added up. If the
+    /// warpgroups ask for more in all, setmaxnreg.inc waits forever.
     static constexpr int kRegisters =
         kRegistersOfSm / (kThreads * kBlocksPerSm) / 8 * 8 * (Consumers + 1);
     static_assert(Consumers * kConsumerRegisters + kProducerRegisters <= kRegisters);
@@ -55,14 +55,14 @@ template <int Stages>
 struct Ring {
     Barrier full[Stages], empty[Stages];  // empty: one arrival per consumer warp
 
-    /// By one thread, before a barrier of the block.
+    /// Called by one thread, before a barrier of the thread block.
     __device__ void init(int consumers) {
         for (int s = 0; s < Stages; ++s) full[s].init(1), empty[s].init(4 * consumers);
         fence_barriers();
     }
 };
 
-/// Where a producer or consumer stands in a ring.
+/// The position of a producer or consumer in a ring buffer.
 template <int Stages>
 struct Cursor {
     int stage = 0;
@@ -72,7 +72,7 @@ struct Cursor {
     }
 };
 
-/// The producer thread: `count` tiles of the keys from row `key` on, channels from `column` on.
+/// The producer thread: copies `count` tiles of keys from row `key` on, channels from `column` on.
 template <typename Shape, int Stages>
 __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int count, char* tiles,
                         Ring<Stages>& ring, Keep keep = Keep::normal) {
@@ -88,8 +88,8 @@ __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int co
     }
 }
 
-/// Row of the tile that this thread's accumulators of `half` start at; the others are 8 below. A
-/// warp owns 16 consecutive rows of each half.
+/// The first of the two rows of the tile that this thread's accumulators of `half` belong to; the
+/// other is 8 rows further. A warp owns 16 consecutive rows of each half.
 template <typename Rows>
 __device__ int first_row(int consumer, int half) {
     const int thread = threadIdx.x % kWarpgroup;
@@ -102,7 +102,7 @@ template <typename Shape>
 struct RowOperand {
     uint32_t word[4 * Shape::kSteps];
 
-    /// `row`: those of this thread.
+    /// `row`: the two rows of this thread.
     __device__ void load(const char* base, int64_t query_bytes, int heads, int rows,
                          const int (&row)[2]) {
         const int quad = threadIdx.x % 4;
@@ -135,8 +135,8 @@ __device__ void multiply(auto(&sum)[kSums], const RowOperand<Shape>& rows, const
     wgmma_commit();
 }
 
-/// A consumer warpgroup: epilogue(half, tile, sum) for every half of every tile, tiles ascending.
-/// One product is in flight behind the first half's epilogue.
+/// A consumer warpgroup: calls epilogue(half, tile, sum) for every half of every tile, in the order
+/// of tiles. The next product runs during the first half's epilogue.
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
@@ -168,14 +168,14 @@ __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const cha
     }
 }
 
-/// The larger one; NaN beats everything.
+/// The larger of the two; NaN if either is NaN.
 __device__ inline float max_or_nan(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
-/// Largest of the first or second row of this thread's accumulators in the columns of the tile's
-/// n-th block, over the four threads that share it. NaN wins.
+/// The maximum of the first or second of this thread's rows over the columns of the tile's n-th
+/// block, reduced over the four threads that share the row. NaN if one of them is NaN.
 template <int BlockSize, typename Sum>
 __device__ Sum row_max(const Sum (&sum)[kSums], int side, int n) {
     const int first = n * (BlockSize / 8), last = first + BlockSize / 8;

@@ -7,7 +7,7 @@
 
 namespace msa::cuda {
 
-/// Keys that a query sees.
+/// The number of keys that a query sees.
 __device__ inline int seen_keys(const KeyRange* visible, int64_t query) {
     return static_cast<int>(visible[query].count);
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What a sink leaves of a head.
+// The share of a head's probability that its sink leaves to the keys.
 #pragma once
 
 namespace msa::cuda {
 
-/// The logarithm of the share of a head's probability that its sink leaves to the keys, from the
-/// lse of the keys' logits alone.
+/// The natural logarithm of that share. `lse` is that of the keys' logits, without the sink.
 inline __device__ float log_share(float sink, float lse) {
     const float above = sink - lse;
     return above > 0 ? -above - log1pf(expf(-above)) : -log1pf(expf(above));

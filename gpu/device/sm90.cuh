@@ -57,13 +57,14 @@ struct Barrier {
 __device__ inline void fence_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/// Ordinary writes to shared memory before it, matrix products and bulk copies after it.
+/// Makes ordinary writes to shared memory before it visible to matrix products and bulk copies
+/// after it.
 __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// Launches a kernel that may begin before the one ahead of it in the stream is done (programmatic
-/// dependent launch); it must call wait_for_previous_kernel().
+/// Launches a kernel that may begin before the previous one in the stream has ended (programmatic
+/// dependent launch). It must call wait_for_previous_kernel().
 template <typename... Args>
 cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, size_t shared_bytes,
                          cudaStream_t stream, const Args&... args) {
@@ -87,7 +88,8 @@ enum class Keep : uint64_t {
     longest = 0x14F0000000000000
 };
 
-/// Box of a 2-d tensor map at (column, row) to shared memory; rows out of bounds become 0.
+/// Copies the box of a 2-d tensor map at (column, row) to shared memory; rows out of bounds become
+/// 0.
 __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row,
                                 Barrier* barrier, Keep keep = Keep::normal) {
     asm volatile(
@@ -98,7 +100,7 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, in
         : "memory");
 }
 
-/// The same of a 3-d tensor map at (column, row, plane).
+/// The same for a 3-d tensor map at (column, row, plane).
 __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, int row, int plane,
                                 Barrier* barrier, Keep keep = Keep::normal) {
     asm volatile(
@@ -109,7 +111,7 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, int column, in
         : "memory");
 }
 
-/// `bytes` bytes, a multiple of 16, from an aligned address.
+/// Copies `bytes` bytes, a multiple of 16, from an aligned address.
 __device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, Barrier* barrier,
                                   Keep keep) {
     asm volatile(
@@ -119,12 +121,12 @@ __device__ inline void copy_bytes(void* to, const void* from, uint32_t bytes, Ba
         : "memory");
 }
 
-/// Fetches a tensor map, which the first copy by it would else wait for.
+/// Prefetches a tensor map, so that the first copy does not wait for it.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Where the thread block `rank` of the cluster has what this one has at `pointer`.
+/// The address in the cluster at which thread block `rank` has what this one has at `pointer`.
 __device__ inline uint32_t address_in_cluster(const void* pointer, int rank) {
     uint32_t address;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -132,8 +134,8 @@ __device__ inline uint32_t address_in_cluster(const void* pointer, int rank) {
         : "r"(shared_address(pointer)), "r"(rank));
     return address;
 }
-/// Writes to another thread block's shared memory; its barrier counts the bytes. Both as
-/// address_in_cluster() gives them.
+/// Writes to another thread block's shared memory, whose barrier counts the bytes. `to` and
+/// `barrier` are results of address_in_cluster().
 __device__ inline void send(uint32_t to, float4 x, uint32_t barrier) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -168,9 +170,9 @@ __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-/// Operand in shared memory: rows of 128 bytes in the 128-byte swizzle, groups of 8 rows 1024 bytes
-/// apart, aligned to 1024 bytes; steps of 32 bytes along a row are allowed. Where the rows run
-/// along K (transposed), boxes of 64 channels lie `box_bytes` apart.
+/// The descriptor of an operand in shared memory: rows of 128 bytes in the 128-byte swizzle, groups
+/// of 8 rows 1024 bytes apart, aligned to 1024 bytes; steps of 32 bytes along a row are allowed. If
+/// the rows run along K (transposed), boxes of 64 channels are `box_bytes` apart.
 __device__ inline uint64_t swizzled_operand(const void* tile, uint32_t box_bytes = 16) {
     return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{box_bytes >> 4} << 16) |
            ((shared_address(tile) & 0x3FFFF) >> 4);

@@ -8,19 +8,19 @@
 
 namespace msa::cuda {
 
-/// Running softmax of this thread's two rows. The reference that exponents are taken from follows
-/// the largest score only once that is kSlack powers of two above it, as each change costs a factor
-/// on all results so far: weights are up to 2^kSlack, which every type here holds as precisely.
+/// Running softmax of this thread's two rows. The exponents' reference follows the largest score
+/// only once that is kSlack powers of two above it, because each change rescales all results so
+/// far. So weights go up to 2^kSlack, which every type here holds with the same relative precision.
 struct Softmax {
     static constexpr float kSlack = 8;
     float reference[2] = {-INFINITY, -INFINITY};  // of the rows, not scaled
     float sum[2] = {0, 0};                        // of this thread's columns
 
     /// Scores of `Parts` equal parts of columns, a block of keys each, become
-    /// 2^(scale (score - reference)), 0 where masked; `factor` is what results made before must be
-    /// multiplied with. `seen` keys of a part are visible to the row; with none in any, the row
-    /// stays as it is. `any`: does a row of the warp see any key of the part? If not, its scores
-    /// are left as they are, as zeros written here would cost every step their registers.
+    /// 2^(scale (score - reference)), 0 where masked. Earlier results must be multiplied by
+    /// `factor`. The row sees `seen` keys of a part; with none in any part, it stays as it is.
+    /// `any`: whether a row of the warp sees a key of the part. If not, the part's scores are left
+    /// as they are: writing zeros here would cost registers in every step.
     template <int Parts, int Sums>
     __device__ void step(float (&score)[Sums], const int (&seen)[Parts][2], float scale,
                          float (&factor)[2], bool (&any)[Parts]) {
@@ -51,7 +51,7 @@ struct Softmax {
         for (int part = 0; part < Parts; ++part)
             if (any[part]) weigh<Parts>(score, part, seen[part], scale, shift);
     }
-    /// The same of one part.
+    /// The same for a single part.
     template <int Sums>
     __device__ void step(float (&score)[Sums], const int (&seen)[2], float scale,
                          float (&factor)[2]) {
@@ -61,8 +61,8 @@ struct Softmax {
     }
 
 private:
-    /// Masks what rows that see some of a part's keys do not see; `now` becomes the largest score
-    /// of this thread's columns, if it is larger.
+    /// Masks the keys that a row does not see, in rows that see some of the part's keys. `now`
+    /// becomes the largest score of this thread's columns, if that is larger.
     template <int Parts, int Sums>
     __device__ static void meet(float (&score)[Sums], int part, const int (&seen)[2],
                                 float (&now)[2]) {
@@ -87,14 +87,14 @@ private:
             for (int j = 0; j < kScores / 4; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], at(side, j, i));
-            // A bound, as a condition would become a branch around all of it.
+            // A bound instead of a condition, which would become a branch around all of this.
             const float bound = seen[side] > 0 ? INFINITY : -INFINITY;
             now[side] = fmaxf(now[side], fminf(fmaxf(m[0], m[1]), bound));
         }
     }
 
-    /// Scores of a part to weights, which go to the sums. Rows that see none of its keys have
-    /// weights of 0, or NaN where a score is no finite number.
+    /// Turns scores of a part into weights and adds them to the sums. In rows that see none of the
+    /// part's keys weights are 0, or NaN if a score is NaN or +inf.
     template <int Parts, int Sums>
     __device__ void weigh(float (&score)[Sums], int part, const int (&seen)[2], float scale,
                           const float (&shift)[2]) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Rows in registers against tiles of keys and values that stream through shared memory, in the
-// instructions of compute capability 8.0: cp.async and mma.sync. Tiles have the layout of
-// gpu/device/mma_tile.cuh. A lane's addresses in a tile differ by constants and by one bit flipped,
-// so that a product costs no arithmetic of addresses.
+// Products of rows in registers with tiles of keys and values that stream through shared memory,
+// with the instructions of compute capability 8.0: cp.async and mma.sync. Tiles have the layout of
+// gpu/device/mma_tile.cuh. A lane's addresses in a tile differ only by constants and one flipped
+// bit, so products need no address arithmetic.
 //
 // A warp has M times 16 rows; sums lie as mma.sync leaves them: element 4 j + 2 side + i is row
 // lane / 4 + 8 side, column 8 j + 2 (lane % 4) + i.
@@ -16,7 +16,8 @@ __device__ inline uint32_t address_in_shared(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-/// 16 bytes of shared memory. Volatile: it stays behind the barrier that it waits for.
+/// Reads 16 bytes of shared memory. Volatile, so the compiler keeps it after the barrier that it
+/// depends on.
 __device__ inline uint4 shared_words(uint32_t address) {
     uint4 to;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -31,7 +32,7 @@ __device__ inline void shared_transposed(uint32_t (&to)[4], uint32_t address) {
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Until all but the last `Pending` groups of this thread's copies are there.
+/// Waits until all but the last `Pending` groups of this thread's copies have arrived.
 template <int Pending>
 __device__ inline void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -41,13 +42,14 @@ __device__ inline void wait_for_groups() {
 template <int Dim>
 struct LaneWords {
     static constexpr int kSteps = Dim / 32, kRowBytes = Dim * 2;
-    uint32_t even;  // its words of row lane / 4
+    uint32_t even;  // address of the lane's words of row lane / 4, for even steps
 
     __device__ explicit LaneWords(uint32_t tile) {
         const int row = lane_id() / 4, swizzle = (row & 1) << 2 | (row >> 1 & 3);
         even = tile + row * kRowBytes + ((lane_id() % 4 ^ swizzle) << 4);
     }
-    /// Of row `row` + lane / 4; `row` is a multiple of 8. `offset`: bytes of 8 rows, or a multiple.
+    /// The lane's words of row `row` + lane / 4. `row` is a multiple of 8, `offset` a multiple of
+    /// the bytes of 8 rows.
     __device__ uint4 at(int row, int step, uint32_t offset = 0) const {
         return shared_words(((even + offset) ^ (step & 1) << 6) + row * kRowBytes + step / 2 * 128);
     }
@@ -64,19 +66,19 @@ struct LaneColumns {
         const int row = lane_id() % 16, swizzle = (row & 1) << 2 | (row >> 1 & 3);
         first = tile + row * kRowBytes + ((lane_id() / 16 ^ swizzle) << 4);
     }
-    /// Rows `row` on, a multiple of 16, and columns 16 pair on.
+    /// The rows from `row` on, a multiple of 16, and the columns from 16 pair on.
     __device__ void at(uint32_t (&b)[4], int row, int pair, uint32_t offset = 0) const {
         shared_transposed(b,
                           ((first + offset) ^ (pair & 3) << 5) + row * kRowBytes + pair / 4 * 128);
     }
 };
 
-/// M times 16 rows of Dim values, an operand in registers.
+/// An operand in registers: M times 16 rows of Dim values.
 template <int Dim, int M>
 struct WordRows {
     uint4 word[M][2][Dim / 32];
 
-    /// row(m, side): where the lane's row begins, null for zeros.
+    /// row(m, side) points to the lane's row, or is null for zeros.
     template <typename RowAt>
     __device__ void load(RowAt row) {
 #pragma unroll
@@ -132,8 +134,8 @@ __device__ inline void multiply_values(float (&out)[M][Dim / 2], const uint32_t 
         }
 }
 
-/// Starts copies of `rows` rows of Dim values, `stride` values apart, by `threads` threads of the
-/// block; rows from `there` on become zeros. There must be one row at least.
+/// Starts copies of Rows rows of Dim values, `stride` values apart; called by the block's first
+/// Threads threads. Rows from `there` on become zeros.
 template <int Dim, int Rows, int Threads>
 __device__ inline void copy_rows(uint16_t* tile, const uint16_t* from, int64_t stride, int there) {
     constexpr int kChunks = Dim / kChunk, kRowsAtOnce = Threads / kChunks;

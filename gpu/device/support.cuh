@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The keys that one query of one group attends to, span by span: the visible tokens of its selected
-// blocks, or all visible tokens as one span; and attention to them, a thread block per query and
-// group.
+// The keys that one query of one group attends to, as spans: the visible tokens of each selected
+// block, or all visible tokens as one span. Also attention to them, with a thread block per query
+// and group.
 #pragma once
 
 #include "core/selection.h"
@@ -17,7 +17,7 @@ struct KeySupport {
     const KeyRange* visible;  // [Nq]
 
     __device__ int64_t spans() const { return ids == nullptr ? 1 : top_k; }
-    /// Packed tokens; empty where the row of ids is padded.
+    /// A span of packed tokens; empty if the slot is padding.
     __device__ KeyRange span(int64_t query, int64_t group, int64_t slot) const {
         const KeyRange seen = visible[query];
         if (ids == nullptr) return seen;
@@ -33,7 +33,7 @@ inline KeySupport key_support(const Call& call, View<const int32_t, 3> ids) {
             call.visible};
 }
 
-/// The `part` of the heads of one query and group, by a whole thread block.
+/// Attention of part `part` of the heads of one query and group; called by a whole thread block.
 template <typename T>
 __device__ void attend_to_support(const Heads<T>& in, const HeadTiling& tiling,
                                   const KeySupport& support, int64_t query, int64_t group,
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
                       &shared[0].x);
 }
 
-/// out [Nq, heads, width], or absent where the heads have no values, and lse [Nq, heads].
+/// Writes lse [Nq, heads] and, unless it is absent, out [Nq, heads, width].
 template <typename T>
 void attend_to_support(const Call& call, const Heads<T>& heads, const KeySupport& support,
                        const Output& out, float* lse) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The arithmetic that the plain kernels share: a thread block holds a tile of rows (queries' heads)
-// and 32 keys at a time as floats in shared memory; each warp owns a few rows, each of its lanes
-// one key.
+// The arithmetic that the plain kernels share. A thread block holds a tile of rows (query, head)
+// and 32 keys at a time as floats in shared memory. Each warp owns a few rows, and each of its
+// lanes one key.
 #pragma once
 
 #include <cmath>
@@ -26,16 +26,16 @@ inline constexpr int kTileThreads = kPlainTileRows / kRowsPerWarp * kWarp, kTile
 /// Warps that hold `rows` rows.
 constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPerWarp; }
 
-/// Floats from one row of a tile to the next: whole float4, an odd number of them, so that the
-/// lanes' rows lie in different banks.
+/// Floats from one row of a tile to the next: an odd number of float4, so that the lanes' rows lie
+/// in different banks.
 constexpr int tile_stride(int width) { return ((width + 3) / 4 | 1) * 4; }
 
-/// Tiles one behind the other in shared memory: the same pushes give a kernel the places and the
+/// Consecutive tiles in shared memory. The same calls of push() give the kernel the offsets and the
 /// host the size.
 struct TileStack {
     int floats = 0;
 
-    /// Where a tile begins, in floats.
+    /// Adds a tile and returns its offset in floats.
     constexpr int push(int rows, int width) {
         const int at = floats;
         floats += rows * tile_stride(width);
@@ -44,7 +44,7 @@ struct TileStack {
     constexpr int bytes() const { return floats * static_cast<int>(sizeof(float)); }
 };
 
-/// Rows, and 32 keys at a time.
+/// The shared memory of a tile of rows, and of 32 keys.
 struct RowsAndKeys {
     TileStack stack;
     int rows, keys;
@@ -53,8 +53,8 @@ struct RowsAndKeys {
         : rows(stack.push(row_count, width)), keys(stack.push(kPlainTileKeys, width)) {}
 };
 
-/// Fills `rows` rows of a tile; source(row) points to `width` values, or is null for a row of
-/// zeros. Zeros behind the width. scale(row) is a factor of the values of a row that is there.
+/// Fills `rows` rows of a tile. source(row) points to `width` values, or is null for a row of
+/// zeros. scale(row) is the factor on its values. Columns from `width` on become zeros.
 template <typename Source, typename Scale>
 __device__ void stage(float* tile, int rows, int width, Source source, Scale scale) {
     const int stride = tile_stride(width), warps = static_cast<int>(blockDim.x) / kWarp;
@@ -97,10 +97,11 @@ struct OnlineSum {
 
 struct SoftmaxStep {
     float weight;  // exp(the lane's logit - the running maximum), 0 for a lane that is not seen
-    float factor;  // what sums made before must be multiplied with
+    float factor;  // earlier sums must be multiplied by it
 };
 
-/// Takes in one logit of every lane from `hidden` to `seen`, at least one. A NaN stays a NaN.
+/// Adds one logit of every lane from `hidden` to `seen` - 1, at least one, to the sums. NaN
+/// propagates.
 __device__ inline SoftmaxStep softmax_step(float logit, int seen, OnlineSum& state,
                                            int hidden = 0) {
     const bool mine = hidden <= lane_id() && lane_id() < seen;
@@ -117,7 +118,7 @@ __device__ inline int keys_before(int64_t end, int64_t first) {
     return static_cast<int>(max(int64_t{0}, min(end - first, int64_t{kPlainTileKeys})));
 }
 
-/// Raises the limit on a kernel's dynamic shared memory to `bytes` where that is needed.
+/// Sets the limit on a kernel's dynamic shared memory to `bytes`.
 template <typename Kernel>
 void allow_shared(Kernel* kernel, int bytes) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

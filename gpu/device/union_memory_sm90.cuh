@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// What a team of gpu/kernels/sparse_attention_union_sm90.cu has in shared memory.
+// The shared memory of a team of gpu/kernels/sparse_attention_union_sm90.cu.
 #pragma once
 
 #include "gpu/device/union_task_sm90.cuh"
 
 namespace msa::cuda::sm90 {
 
-/// What a team has.
+/// The shared memory of one team.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 struct alignas(1024) UnionMemory {
     static constexpr int kTeamsOf = kTeams<T, Dim, BlockSize>;
     using Threads = UnionThreadsOf<T, Dim, BlockSize>;
     static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
     using S = OperandShape<T, Dim, kKeys>;
-    static constexpr int kTasks = Dim == 64 ? 2 : 1;  // of 128, a second would cost a stage
+    static constexpr int kTasks = Dim == 64 ? 2 : 1;  // with 128, a second would cost a stage
     static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
     char q[kTasks][S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
@@ -26,7 +26,7 @@ struct alignas(1024) UnionMemory {
     Ring<kStages> k_ring, v_ring;
     TaskScales<T, kTasks, kStages> scales;
 
-    /// By one thread, before a barrier of the block.
+    /// Called by one thread, before a barrier of the thread block.
     __device__ void init() {
         q_ring.init(Threads::kConsumers);
         k_ring.init(Threads::kConsumers);

@@ -7,8 +7,8 @@
 
 namespace msa::cuda::sm90 {
 
-/// By one lane: the queries of a tile, and the task at this stage, but for what all lanes have put
-/// there.
+/// Called by one lane: copies the queries of a tile, and fills the task at this stage, except for
+/// the arrays that all lanes fill.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_queries(const SparseUnionArgs& args,
                               UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage,
@@ -27,7 +27,8 @@ __device__ void fetch_queries(const SparseUnionArgs& args,
                  static_cast<int>(tile.query), &full);
 }
 
-/// By a lane for each block of a step: its keys, or its values. `key`: its first row.
+/// Called by one lane for each block of a step: copies its keys, or its values. `key`: its first
+/// row.
 template <typename S, int BlockSize>
 __device__ void copy_block(char* to, const CUtensorMap* map, int group, int dim, int key,
                            Barrier& full) {
@@ -36,7 +37,7 @@ __device__ void copy_block(char* to, const CUtensorMap* map, int group, int dim,
         copy_box(rows + box * S::kKeyBox, map, group * dim + 64 * box, key, &full);
 }
 
-/// By the warp, whose first lanes have the blocks of a step: their keys.
+/// Called by the warp, whose first lanes have the blocks of a step: copies their keys.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_keys(const SparseUnionArgs& args,
                            UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage, int group,
@@ -53,7 +54,7 @@ __device__ void fetch_keys(const SparseUnionArgs& args,
         copy_block<S, BlockSize>(shared.k[stage], &args.k, group, Dim, key, full);
 }
 
-/// The same of their values; `number`: of the block's scales.
+/// Copies their values. `number`: index of the (block, group) pair over all sequences (e4m3).
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_values(const SparseUnionArgs& args,
                              UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage, int group,
@@ -71,7 +72,7 @@ __device__ void fetch_values(const SparseUnionArgs& args,
         copy_block<S, BlockSize>(shared.v[stage], &args.v, group, Dim, key, full);
 }
 
-/// By the warp: a task with its queries, once its place is free.
+/// Called by the warp: hands over a task with its queries, once its place is free.
 template <typename T, int Dim, int BlockSize, Slots Kind, typename Rows, int Tasks>
 __device__ void put_task(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockSize, Kind>& shared,
                          const Cursor<Tasks>& at, const QueryTile& tile, int group,
@@ -89,8 +90,8 @@ __device__ void put_task(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockS
     if (lane == 0) fetch_queries(args, shared, at.stage, tile, group, steps);
 }
 
-/// The steps of all tiles as the producer warp asks for them: where it stands, and the keys at `at`
-/// whose values are still to be asked for, if `group` says that there are any.
+/// The producer warp's position in the steps of all tiles. If `group` is not negative, the keys of
+/// the step at `at` have been requested, but its values have not.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 struct UnionSteps {
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;
@@ -100,9 +101,9 @@ struct UnionSteps {
     int group = -1, key = 0;
     int64_t number = 0;
 
-    /// The keys of a step, whose blocks the first lanes have.
+    /// Requests the keys of a step, whose blocks the first lanes have.
     __device__ void fetch_next_keys(const QueryTile& tile, int of_group, const UnionBlock& block) {
-        // Behind the union's end come rows before all keys, which are copied as zeros.
+        // After the union's end, rows before all keys are requested, which are copied as zeros.
         key =
             block.queries != 0 ? static_cast<int>(tile.key) + block.block * BlockSize : -BlockSize;
         number = int64_t{tile.first_block + block.block} * args.groups + of_group;
@@ -112,7 +113,7 @@ struct UnionSteps {
         fetch_keys(args, shared, at.stage, group, key, block, scales);
         __syncwarp();
     }
-    /// The values of the same step.
+    /// Requests the values of the same step.
     __device__ void fetch_last_values() {
         if (group < 0) return;
         shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
@@ -123,10 +124,10 @@ struct UnionSteps {
     }
 };
 
-/// The producer warp of a team. It asks for a step's values behind its keys. Where kTakeTurns says
-/// so, it does that when the next step begins: a tile's last values are asked for once the next
-/// tile has been read, whose first keys then do not wait until the last tile's queries are done
-/// with. Elsewhere it takes fewer registers.
+/// The producer warp of a team. It requests a step's values after its keys. With kTakeTurns it does
+/// so only when the next step begins. So it reads the next tile before it requests the last values
+/// of this one, and the next tile's first keys need not wait until this tile's queries are no
+/// longer needed. Without kTakeTurns it needs fewer registers.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void produce_blocks(const SparseUnionArgs& args,
                                UnionMemory<T, Dim, BlockSize, Kind>& shared, int team) {
@@ -178,7 +179,7 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
         shared.tasks[q_at.stage].steps = kNoTask;
         shared.q_ring.full[q_at.stage].expect(0);
     }
-    wait_for_previous_kernel();  // the next kernel waits for this one alone
+    wait_for_previous_kernel();  // since the next kernel waits only for this one
 }
 
 }  // namespace msa::cuda::sm90

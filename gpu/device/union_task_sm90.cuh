@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the producer and the consumers of gpu/kernels/sparse_attention_union_sm90.cu hand to each
-// other, and the slots that a warp adds to its rows.
+// The tasks that the producer of gpu/kernels/sparse_attention_union_sm90.cu hands to its consumers,
+// and the slots that a warp adds to its rows.
 #pragma once
 
 #include "gpu/device/union_threads_sm90.cuh"
@@ -8,22 +8,25 @@
 
 namespace msa::cuda::sm90 {
 
-constexpr int kRun = kSlotRun;  // neighbouring rows, one of each thread's two in a warp
+constexpr int kRun = kSlotRun;  // neighbouring rows of a warp: each thread has one row of each run
 constexpr int kRuns = kSparseTileRows / kRun;  // of a tile
 static_assert(kSparseTileRows == kAttendRows);
 
-/// How the tiles' queries fill slots: not at all; the rows of a run are one query's (G a multiple
-/// of 8) and have as many slots; or each row of a run has a number of its own.
+/// Which slots the rows of a run have.
+///   none    there are no slots
+///   alike   the rows of a run belong to one query (G is a multiple of 8), so they have equally
+///   many mixed   each row of a run has its own number of slots
 enum class Slots { none, alike, mixed };
 
-/// Slots of a run of rows: row of the first in slot 0, and how many, at most.
+/// Slots of a run of rows: the row of partial_out where its slot 0 begins, and the largest number
+/// of slots of a row.
 struct Run {
     int first, count;
 };
 
 constexpr int kNoTask = -1;
 
-/// A (tile, group) pair as the producer hands it over.
+/// A (tile, group) pair, from the producer to the consumers.
 struct Task {
     int64_t query;
     int queries, group;
@@ -32,14 +35,14 @@ struct Task {
     Run runs[kRuns];
 };
 
-/// What a warp needs of its task at the end: out of the way of its registers.
+/// The parts of a task that a warp needs again at the end. In shared memory, to save registers.
 struct Kept {
     int64_t query;
     int queries, group;
 };
 
-/// Scales of e4m3 operands: of the rows of the tasks and of the blocks at hand. Other types have
-/// none.
+/// Scales of e4m3 operands: those of the tasks' rows and of the blocks in the stages. Empty for
+/// other types.
 template <typename T, int Tasks, int Stages>
 struct TaskScales {
     struct Rows {};
@@ -57,7 +60,7 @@ struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
     struct Rows {
         float scale[kSparseTileRows / kWarp];  // row lane + n kWarp
     };
-    /// By a warp. Rows that are not there get the last one's.
+    /// Called by a warp. Rows beyond the tile's last row get its scale.
     __device__ static Rows read_rows(const SparseUnionArgs& args, const QueryTile& tile,
                                      int group) {
         const int heads = args.group_size();
@@ -83,8 +86,8 @@ struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
     __device__ BlockScales at(int stage) const { return block[stage]; }
 };
 
-/// A warp's stream of slots of type T, for its two runs of rows; as many as Stages are on their
-/// way.
+/// A warp's stream of slots of type T, for its two runs of rows, with up to Stages copies in
+/// flight.
 template <typename T, int Dim, int Stages>
 struct WarpSlots {
     struct __align__(16) Stage {
@@ -94,16 +97,17 @@ struct WarpSlots {
     Stage stages[Stages];
     Barrier full[Stages];
     Run runs[2];
-    int counts[2 * kRun];  // of the rows, where they are mixed
-    int added;             // of all tiles
+    int counts[2 * kRun];  // of slots of each row, if Slots::mixed
+    int added;             // slots added so far, over all tiles
 
-    /// By one thread, before a barrier of the block.
+    /// Called by one thread, before a barrier of the thread block.
     __device__ void init() {
         for (Barrier& barrier : full) barrier.init(1);
         added = 0;
     }
 
-    /// By one lane: starts with the n-th slot of both runs, if there is one; `stage` is free.
+    /// Called by one lane: starts the copy of the n-th slot, counted through both runs, to the free
+    /// stage `stage`. Does nothing if there is no such slot.
     __device__ void fetch(const SparseUnionArgs& args, Run run, Run next, int n, int stage) {
         if (n >= run.count) n -= run.count, run = next;
         if (n >= run.count) return;
@@ -116,15 +120,16 @@ struct WarpSlots {
                    Keep::shortest);
     }
 
-    /// By one lane: the first slots of a tile.
+    /// Called by one lane: starts the copies of a tile's first slots.
     __device__ void start(const SparseUnionArgs& args, Run run, Run next) {
         runs[0] = run, runs[1] = next;
         if (run.count + next.count == 0) return;
         for (int n = 0; n < Stages; ++n) fetch(args, run, next, n, (added + n) % Stages);
     }
 
-    /// By the warp: adds the slots of a run to a row of the softmax state (best, total), base 2.
-    /// What a run holds behind the slots of a row is not its own and may be anything.
+    /// Called by the warp: adds the slots of a run to its rows, and to the softmax state (best,
+    /// total) in base 2. If rows have different numbers of slots, data beyond a row's own slots may
+    /// be anything.
     template <bool Mixed>
     __device__ void add(const SparseUnionArgs& args, int side, float (&sums)[Dim / 2], float& best,
                         float& total) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The tiles that a team of gpu/kernels/sparse_attention_union_sm90.cu takes, for its producer
-// warp.
+// The tiles of a team of gpu/kernels/sparse_attention_union_sm90.cu, as its producer warp takes
+// them.
 #pragma once
 
 #include "gpu/device/seen_keys.cuh"
@@ -8,7 +8,8 @@
 
 namespace msa::cuda::sm90 {
 
-/// The slots of the queries of a tile and group, a lane each, and of its runs of rows.
+/// Reads the numbers of slots of a tile and group: `slots` of one query per lane, and the Run of
+/// one run of rows per lane.
 __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, int group,
                                  int& slots) {
     const int lane = opaque_thread() % kWarp, heads = args.group_size();
@@ -24,7 +25,7 @@ __device__ inline Run read_slots(const SparseUnionArgs& args, int tile_index, in
     return run;
 }
 
-/// What the lanes of the producer read of a task's rows.
+/// What the producer's lanes have read about a task's rows.
 template <typename Scales>
 struct TaskRows {
     int visible, slots;
@@ -43,8 +44,8 @@ __device__ auto read_rows(const SparseUnionArgs& args, const Memory&, int tile_i
     return rows;
 }
 
-/// The tiles of a round and a team, for its producer warp. Group major, so that tiles that run
-/// together share keys.
+/// The queue of a round's (tile, group) pairs, for a team's producer warp. Groups are outermost, so
+/// that tiles that run at the same time share keys.
 template <int Teams>
 struct TileQueue {
     int first_tile, tiles, index, taken = 0;
@@ -59,8 +60,8 @@ struct TileQueue {
     __device__ bool any(int groups) const { return index < tiles * groups; }
     __device__ int tile() const { return first_tile + index % tiles; }
     __device__ int group() const { return index / tiles; }
-    /// By one lane: asks for the next one, which next() moves to. Late, so that a tile does not
-    /// wait here while another team is free.
+    /// Called by one lane: takes the next pair from the counter, which next() moves to. It is
+    /// called late, so that a tile does not wait here while another team is free.
     __device__ void take(const SparseUnionArgs& args) {
         taken = static_cast<int>(Teams * gridDim.x) + atomicAdd(&round(args).taken, 1);
     }

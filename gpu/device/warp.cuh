@@ -10,7 +10,7 @@ inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-/// The thread's number, anew: what follows from it is not kept till then.
+/// threadIdx.x, read again. So the compiler keeps no value derived from it in registers until here.
 __device__ inline int opaque_thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -24,7 +24,7 @@ __device__ T warp_sum(T value) {
     return value;
 }
 
-/// NaN is passed over.
+/// Ignores NaN.
 __device__ inline float warp_max(float value) {
     for (int step = kWarp / 2; step > 0; step /= 2)
         value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));

@@ -9,8 +9,8 @@
 
 namespace msa::cuda {
 
-/// A candidate as one number: higher is better, equal scores go to the lower block. 0 is no
-/// candidate, which is what -inf and NaN give; -0 equals +0.
+/// A candidate as one number: higher is better, and of equal scores the lower block is better. 0 is
+/// no candidate; -inf and NaN give 0. -0 equals +0.
 __device__ inline uint64_t candidate_key(float score, int32_t block) {
     if (!(score > -INFINITY)) return 0;
     return (uint64_t{ordered_key(score)} << 32) | static_cast<uint32_t>(~block);
@@ -19,9 +19,9 @@ __device__ inline int32_t block_of(uint64_t key) {
     return static_cast<int32_t>(~static_cast<uint32_t>(key));
 }
 
-/// Puts one value per lane in descending order over the warp (bitonic network), and so each of
-/// several, whose exchanges do not wait for each other. With `Merge`, the values already rise and
-/// then fall, or fall and then rise.
+/// Sorts one value per lane in descending order over the warp (bitonic network). Sorts each of
+/// Count lists so; their shuffles do not wait for each other. With `Merge`, the values must already
+/// be bitonic: first rising, then falling, or the reverse.
 template <bool Merge = false, int Count, typename Key>
 __device__ inline void sort_each_descending(Key (&mine)[Count]) {
     const int lane = threadIdx.x % kWarp;
@@ -60,7 +60,7 @@ struct WarpTopK {
         *this = one[0];
     }
 
-    /// The same for several lists, whose exchanges do not wait for each other.
+    /// The same for several lists, whose shuffles do not wait for each other.
     template <int Lists>
     static __device__ void offer_each(WarpTopK (&lists)[Lists], const uint64_t (&candidate)[Lists],
                                       const uint32_t (&wanted)[Lists]) {
@@ -83,7 +83,7 @@ struct WarpTopK {
         }
     }
 
-    /// Like insert(), for many: sorts them, and merges the two lists.
+    /// Like insert() for many candidates: sorts them and merges the two lists.
     __device__ void merge(uint64_t candidate, uint32_t wanted) {
         const int lane = threadIdx.x % kWarp;
         const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
@@ -102,8 +102,8 @@ struct WarpTopK {
     }
 };
 
-/// The ids of one row, before they are in order: the best `kept` blocks of the list and the forced
-/// ones, k <= 32 at most; INT32_MAX in the other lanes.
+/// The ids of one row, one per lane, not yet sorted: the best blocks of the list and the forced
+/// ones, at most k <= 32; INT32_MAX in the other lanes.
 __device__ inline int32_t unsorted_id(const WarpTopK& list, int k, int visible, int forced_first,
                                       int forced_local) {
     const int lane = threadIdx.x % kWarp;
@@ -117,7 +117,7 @@ __device__ inline int32_t unsorted_id(const WarpTopK& list, int k, int visible, 
     return lane >= kept + first + local ? INT32_MAX : id;
 }
 
-/// Writes the ids of some rows, ascending and padded with -1 to k; nowhere where `ids` is null.
+/// Writes the ids of some rows, ascending and padded with -1 to k. Skips rows whose `ids` is null.
 template <int Rows>
 __device__ inline void write_ids(const int32_t (&unsorted)[Rows], int k,
                                  int32_t* const (&ids)[Rows]) {
@@ -130,7 +130,7 @@ __device__ inline void write_ids(const int32_t (&unsorted)[Rows], int k,
     for (int n = 0; n < Rows; ++n)
         if (lane < k && ids[n] != nullptr) ids[n][lane] = id[n] == -INT32_MAX ? -1 : -id[n];
 }
-/// The same of one row's list.
+/// The same for one row's list.
 __device__ inline void write_ids(const WarpTopK& list, int k, int visible, int forced_first,
                                  int forced_local, int32_t* ids) {
     write_ids<1>({unsorted_id(list, k, visible, forced_first, forced_local)}, k, {ids});

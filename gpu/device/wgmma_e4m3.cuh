@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// wgmma of e4m3 beside that of gpu/device/wgmma.cuh, where the layouts are said: sum [64, N] +=
-// A [64, 32] B [32, N]. Rows of B run along N, always. A step's products and the sum so far are
-// added with 13 fraction bits of the largest.
+// More wgmma of e4m3 operands: sum [64, N] += A [64, 32] B [32, N]. Layouts: gpu/device/wgmma.cuh.
+// Rows of B always run along N. A step's products and the sum so far are added with 13 fraction
+// bits of the largest.
 #pragma once
 
 #include "gpu/device/wgmma.cuh"

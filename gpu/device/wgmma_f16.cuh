@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// wgmma of f16 operands, as gpu/device/wgmma.cuh has it of bf16 ones, and the product in the type
-// of its operands.
+// wgmma of f16 operands, like that of bf16 operands in gpu/device/wgmma.cuh, and products that
+// choose between them by the operands' type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -136,7 +136,7 @@ __device__ inline void multiply_in(float (&d)[N], const A& a, uint64_t b, bool a
     else
         multiply_bf16<Transposed>(d, a, b, add);
 }
-/// Of int8_t: A in registers, N = 128.
+/// The same for int8_t: A in registers, N = 128.
 template <typename T>
 __device__ inline void multiply_in(int32_t (&d)[64], const uint32_t* a, uint64_t b, bool add) {
     static_assert(std::is_same_v<T, int8_t>);
