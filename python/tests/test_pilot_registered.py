@@ -109,7 +109,7 @@ def test_runs_of_other_blocks_seeds_change_nothing(tmp_path):
 def test_an_answer_is_the_check_that_decides(tmp_path):
     write_block_a(tmp_path, {"blocks-128": wave(0.02, 0.06)})
     lines = registered.answers_markdown(read_records(tmp_path), {}).splitlines()
-    [size] = [line for line in lines if line.startswith("| block size")]
+    [size] = [line for line in lines if line.startswith("| block size changes little |")]
     assert "bits_per_byte, blocks-128" in size and size.endswith("| **disagree** |")
 
 

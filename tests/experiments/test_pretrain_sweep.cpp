@@ -137,11 +137,9 @@ TEST_F(PretrainSweep, WordsOfTheFileAreThoseOfAllArms) {
 
 /// Every run of Pilot II has a command line, and those of a trunk are one chain with it.
 TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
-    const std::vector<std::tuple<const char*, size_t, size_t>> blocks{{"block_a", 60, 6},
-                                                                      {"block_a2", 36, 12},
-                                                                      {"block_c", 48, 48},
-                                                                      {"block_d", 36, 36},
-                                                                      {"block_d2", 8, 8}};
+    const std::vector<std::tuple<const char*, size_t, size_t>> blocks{
+        {"block_a", 60, 6},  {"block_a2", 36, 12}, {"block_b", 12, 12}, {"block_c", 48, 48},
+        {"block_d", 36, 36}, {"block_d2", 8, 8},   {"block_f", 9, 9}};
     for (const auto& [name, count, chains] : blocks) {
         arms(file_text(concat(MSA_SOURCE_DIR, "/data/pilot/", name, ".json")));
         const std::vector<SweepRun> runs = planned();

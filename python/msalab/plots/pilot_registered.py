@@ -16,14 +16,16 @@ from .pilot_records import Records, emergence_step
 
 LEVEL = 0.05  # of each one-sided test
 # Of each block; "none": runs of the exploratory part, whose differences have the spread of family A.
-SEEDS = {"A": range(11, 17), "A2": range(17, 29), "C": range(11, 23), "D": range(11, 14),
-         "D2": range(14, 18), "none": range(1, 4)}
+SEEDS = {"A": range(11, 17), "A2": range(17, 29), "B": range(11, 15), "C": range(11, 23),
+         "D": range(11, 14), "D2": range(14, 18), "F": range(11, 14), "none": range(1, 4)}
 FORKED = ("window", "blocks-32", "blocks-128", "forced-first", "forced-local", "forced-both",
           "value-head")
-FAMILIES = {"A": (("msa", FORKED),), "C": (("msa", ("no-warmup",)),)}
+FAMILIES = {"A": (("msa", FORKED),), "B": (("msa-8k", ("blocks-32-8k", "blocks-128-8k")),),
+            "C": (("msa", ("no-warmup",)),)}
 LOST = 1  # seeds that a check may lose by runs that failed
-_FOLLOWS = _pairs({"bits_per_byte": "near", "training_loss of the last tenth": "near",
-                   "gradient_spike": "no higher"}, ("msa", "full"))
+_CLOSE = {"bits_per_byte": "near", "training_loss of the last tenth": "near",
+          "gradient_spike": "no higher"}
+_FOLLOWS = _pairs(_CLOSE, ("msa", "full"))
 _SAME = {"bits_per_byte": "near", "exact_match recall": "near"}
 
 
@@ -43,11 +45,15 @@ ATTACHED = ("attached-w1", "attached-w2", "attached-w3", "attached-w5", "attache
 CLAIMS = (
     Claim("A", "MSA follows full attention", _FOLLOWS),
     Claim("A2", "MSA follows full attention, asked again", _FOLLOWS),
+    Claim("F", "MSA follows full attention, 29M parameters",
+          _pairs(_CLOSE, ("msa-large", "full-large"))),
     Claim("A", "dynamic selection beats the window",
           _pairs({"bits_per_byte": "higher", "exact_match recall": "lower"}, ("window", "msa"))),
     Claim("A", "also along training", (Check("window", "msa", PAST_COPYING, "higher"),)),
     Claim("A", "block size changes little",
           _pairs(_SAME, ("blocks-32", "msa"), ("blocks-128", "msa"))),
+    Claim("B", "block size changes little, where a query keeps 8 to 32",
+          _pairs(_SAME, ("blocks-32-8k", "msa-8k"), ("blocks-128-8k", "msa-8k"))),
     Claim("A", "forced blocks change little",
           _pairs(_SAME, ("forced-first", "msa"), ("forced-local", "msa"), ("forced-both", "msa"))),
     Claim("A", "with a warm-up, a value head gains nothing",
@@ -195,8 +201,8 @@ def _expand(records: Records, check: Check) -> list[Check]:
 
 
 def judge(records: Records, claim: Claim, before: Records | None = None) -> tuple[list[Found], str]:
-    """The checks, and the claim's verdict: it waits for runs while a seed is missing. `before`: the records
-    of the exploratory part, for the claim that needs no new runs."""
+    """The checks, and the claim's verdict: it waits for runs while a seed is missing. `before`: the
+    records of the exploratory part, for the claim that needs no new runs."""
     spread_of = records
     records = of_block(before or {} if claim.block == "none" else records, claim.block)
     found = [compare(records, claim.block, one, spread_of) for check in claim.checks
@@ -221,8 +227,8 @@ def _words(check: Check) -> str:
 
 
 def _weighs(one: Found, verdict: str) -> tuple:
-    """Sorts the checks of a claim by what its verdict rests on: a disagreement on the surest one, an
-    undecided claim on the first check that does not agree."""
+    """Sorts the checks of a claim by what its verdict rests on: a disagreement on the surest one,
+    an undecided claim on the first check that does not agree."""
     return (one.p,) if verdict == DISAGREE else (one.verdict == AGREE,)
 
 
