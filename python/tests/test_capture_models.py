@@ -454,6 +454,22 @@ def test_a_plain_module_through_an_adapter(tmp_path, sequences):
                          to_numpy(model.blocks[number].attended), layer)
 
 
+def test_sequences_are_cut_at_the_positions_of_the_model(tmp_path, sequences, capsys):
+    model = make_model("qwen3")
+    model.config.max_position_embeddings = 40
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "a.npy", sequences[0])
+    np.save(tmp_path / "b.npy", sequences[1][:30])
+    arguments = ["capture", str(tmp_path / "model"), "--tokens", str(tmp_path / "a.npy"), "--tokens",
+                 str(tmp_path / "b.npy"), "--layers", "2", "--out"]
+    for more, cut in (([], 40), (["--max-tokens", "50"], 50)):  # more are taken only where they are asked for
+        assert main([*arguments, str(tmp_path / f"{cut}.h5"), *more]) == 0
+        said = capsys.readouterr().err
+        assert (f"a sequence has {len(sequences[0])} tokens, the model 40 positions" in said) == (cut == 40)
+        with ActivationsReader(tmp_path / f"{cut}.h5") as file:
+            assert list(file.cu_seqlens) == [0, cut, cut + 30]
+
+
 def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     model = make_model("qwen3", torch.bfloat16)
     model.save_pretrained(tmp_path / "model")

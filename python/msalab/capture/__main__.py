@@ -65,8 +65,13 @@ def run_capture(options):
     sequences = read_sequences(options, tokenize)
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
-    capture(model, sequences, options.out, options.layers, max_tokens=options.max_tokens,
-            overwrite=options.overwrite, note=lambda text: print(text, file=sys.stderr))
+    most, longest = options.max_tokens, max(map(np.size, sequences))
+    if most is None and longest > (model.positions or longest):
+        most = model.positions
+        print(f"a sequence has {longest} tokens, the model {most} positions: what is beyond them is cut off",
+              file=sys.stderr)
+    capture(model, sequences, options.out, options.layers, max_tokens=most, overwrite=options.overwrite,
+            note=lambda text: print(text, file=sys.stderr))
 
 
 # What only import, and only rotation, looks at.
@@ -169,7 +174,8 @@ def parser() -> argparse.ArgumentParser:
                          help="UTF-8 text, one sequence; repeatable; - is standard input")
     command.add_argument("--tokens", action="append", default=[], metavar="FILE",
                          help="token ids of one sequence, .npy or a JSON list; repeatable")
-    command.add_argument("--max-tokens", type=int, metavar="N", help="of each sequence")
+    command.add_argument("--max-tokens", type=int, metavar="N",
+                         help="of each sequence, the rest is cut off; default: the positions of the model")
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
     command.add_argument("--dtype", default="auto",
                          choices=("auto", "float32", "bfloat16", "float16"),

@@ -40,6 +40,8 @@ class TransformersModel:
         self.decoder = decoder.eval()
         self.model_id = model_id or model.config.name_or_path or type(model).__name__
         self.model_config = self.decoder.config.to_json_string(use_diff=False)
+        # What a sequence can have of tokens, where the model says it.
+        self.positions = getattr(decoder.config.get_text_config(), "max_position_embeddings", None)
         self._rotary = RotaryObserver(decoder)
         self._attention, self._turned = self._find_attention()
         self.layers = sorted(self._attention)
