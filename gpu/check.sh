@@ -198,7 +198,7 @@ if ((sanitizers)); then
         small+="All/CudaKlCases.TensorCores*/$case:"
     done
     for case in decode mixed packed g3; do small+="All/E4m3Tuned.MatchesTheReference/cuda_$case:"; done
-    for case in tail_block packed pilot_packed g5 blocks_of_32_packed; do
+    for case in tail_block packed pilot_packed g5 pilot_blocks_of_32; do
         small+="All/CudaGradCases.TunedIsPlainButForRoundings/$case:"
         small+="All/CudaGradCases.WhatIsNotSeenHasNoInfluence/$case:"
     done

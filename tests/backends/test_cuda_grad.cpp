@@ -174,36 +174,6 @@ private:
     Uploaded<3> narrow_[3], wide_[3];
 };
 
-Case grad_case(const char* name, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k,
-               int64_t heads, int64_t groups, int64_t dim, int64_t block, int64_t top_k) {
-    Problem p = square_problem(0, heads, groups, dim, 64, block);
-    p.batch = PackedBatch(std::move(cu_q), std::move(cu_k));
-    return {name, p, {.top_k = top_k}};
-}
-
-std::vector<Case> grad_cases() {
-    const std::vector<int64_t> q{0, 100, 101, 138, 438}, k{0, 228, 358, 395, 895};
-    return {
-        grad_case("tail_block", {0, 1000}, {0, 1000}, 32, 2, 128, 128, 4),
-        grad_case("packed", q, k, 32, 2, 128, 128, 4),
-        grad_case("more_queries_than_keys", {0, 40, 300}, {0, 20, 280}, 32, 2, 128, 128, 2),
-        grad_case("pilot", {0, 700}, {0, 700}, 16, 4, 64, 64, 5),
-        grad_case("pilot_packed", q, k, 16, 4, 64, 64, 5),
-        grad_case("narrow_wide", {0, 600}, {0, 600}, 24, 8, 64, 128, 3),
-        grad_case("g1", {0, 600}, {0, 600}, 8, 8, 128, 128, 3),
-        grad_case("g5", {0, 600}, {0, 600}, 40, 8, 128, 128, 3),
-        grad_case("g64", {0, 600}, {0, 600}, 64, 1, 128, 128, 3),
-        grad_case("g1_packed", q, k, 8, 8, 64, 64, 5),
-        grad_case("g2_blocks_of_32", {0, 710}, {0, 710}, 8, 4, 64, 32, 7),
-        grad_case("g5_blocks_of_32_packed", q, k, 20, 4, 64, 32, 8),
-        grad_case("g7_packed", q, k, 14, 2, 128, 64, 5),
-        grad_case("g20_packed", q, k, 40, 2, 64, 64, 5),
-        grad_case("k32", {0, 2500}, {0, 2500}, 16, 2, 64, 64, 32),
-        grad_case("blocks_of_32_packed", q, k, 16, 4, 64, 32, 8),
-        grad_case("wide_blocks_of_32", {0, 600}, {0, 600}, 24, 2, 128, 32, 32),
-    };
-}
-
 class CudaGrad : public testing::Test {
 protected:
     void SetUp() override {
@@ -228,7 +198,7 @@ protected:
     std::string name() const override { return GetParam().backend; }
     Element element() const { return GetParam().element; }
 };
-INSTANTIATE_TEST_SUITE_P(All, CudaGradCases, testing::ValuesIn(of_all_families(grad_cases())),
+INSTANTIATE_TEST_SUITE_P(All, CudaGradCases, testing::ValuesIn(of_all_families(cases(kGradient))),
                          [](const auto& instance) { return instance.param.name; });
 
 TEST_P(CudaGradCases, TunedIsPlainButForRoundings) {
@@ -316,10 +286,11 @@ TEST_F(CudaGrad, ManyChunksAreTheirSum) {
     static_assert(cuda::sparse_grad_chunk_queries(9000, 10, 128, 16) < 9000 &&
                   cuda::sparse_grad_chunk_queries(33'000, 4, 64, 4) < 33'000);
     // Some blocks are split over work items. Large slots are fetched ahead.
-    for (const Case& c : {grad_case("small_slots", {0, 9000}, {0, 9000}, 8, 2, 128, 128, 8),
-                          grad_case("large_slots", {0, 9000}, {0, 9000}, 10, 2, 128, 128, 8),
-                          grad_case("blocks_of_32", {0, 9000}, {0, 9000}, 8, 2, 128, 32, 16),
-                          grad_case("narrow", {0, 33'000}, {0, 33'000}, 4, 1, 64, 64, 4)}) {
+    for (const Case& c :
+         {make_case("small_slots", {8, 2, 128, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
+          make_case("large_slots", {10, 2, 128, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
+          make_case("blocks_of_32", {8, 2, 128, 64, 32}, {0, 9000}, {0, 9000}, {.top_k = 16}),
+          make_case("narrow", {4, 1, 64, 64, 64}, {0, 33'000}, {0, 33'000}, {.top_k = 4})}) {
         const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
         if (!why_not.empty()) GTEST_SKIP() << why_not;
         for (const Element element : {Element::bf16, Element::f16}) {
@@ -335,7 +306,7 @@ TEST_F(CudaGrad, ManyChunksAreTheirSum) {
 TEST_F(CudaGrad, LossesOfAnySizeHaveGradientsThatF16Holds) {
     // dS of the first are about 2^-20, where values of f16 lie 2^-24 apart; of the last, parts of
     // d_q are above its largest value.
-    const Case c = grad_case("losses", {0, 512}, {0, 512}, 32, 2, 128, 128, 3);
+    const Case c = make_case("losses", {32, 2, 128, 64, 128}, {0, 512}, {0, 512}, {.top_k = 3});
     const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
     if (!why_not.empty()) GTEST_SKIP() << why_not;
     for (const float of_loss : {0x1p-14F, 0x1p9F, 0x1p12F}) {
@@ -353,7 +324,8 @@ TEST_F(CudaGrad, LossesOfAnySizeHaveGradientsThatF16Holds) {
 TEST_F(CudaGrad, DenseInPiecesIsThePlainOneButForRoundings) {
     if (backend_->device().find("cuDNN") == std::string::npos) GTEST_SKIP() << "no cuDNN";
     // dS of the longer sequence takes 27 GiB: two pieces, and the other sequence.
-    const Case c = grad_case("pieces", {0, 300, 30300}, {0, 400, 30400}, 16, 2, 64, 64, 1);
+    const Case c =
+        make_case("pieces", {16, 2, 64, 64, 64}, {0, 300, 30300}, {0, 400, 30400}, {.top_k = 1});
     for (const Element element : {Element::bf16, Element::f16}) {
         Pass pass(*backend_, {c, element});
         pass.attend(false);

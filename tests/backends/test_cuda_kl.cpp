@@ -21,33 +21,6 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-Case kl_case(const char* name, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k, int64_t heads,
-             int64_t groups, int64_t dim, int64_t index_dim, int64_t block, int64_t top_k) {
-    Problem p = square_problem(0, heads, groups, dim, index_dim, block);
-    p.batch = PackedBatch(std::move(cu_q), std::move(cu_k));
-    return {name, p, {.top_k = top_k}};
-}
-
-std::vector<Case> kl_cases() {
-    const std::vector<int64_t> q{0, 100, 101, 138, 438}, k{0, 228, 358, 395, 895};
-    return {
-        kl_case("paper", {0, 700}, {0, 700}, 64, 4, 128, 128, 128, 3),
-        kl_case("paper_packed", q, k, 32, 2, 128, 128, 128, 3),
-        kl_case("pilot", {0, 700}, {0, 700}, 16, 4, 64, 64, 64, 5),
-        kl_case("pilot_packed", q, k, 16, 4, 64, 64, 64, 5),
-        kl_case("narrow_index", {0, 600}, {0, 600}, 16, 2, 128, 64, 128, 3),
-        kl_case("g2_small_blocks", {0, 500}, {0, 500}, 8, 4, 64, 64, 16, 7),
-        kl_case("g8_blocks_of_32", {0, 500}, {0, 500}, 16, 2, 128, 128, 32, 6),
-        kl_case("pilot_blocks_of_32", q, k, 16, 4, 64, 64, 32, 8),
-        kl_case("many_uses", {0, 5000}, {0, 5000}, 8, 2, 64, 64, 64, 4),
-        // The other sizes of index_kl_sm90, and groups that leave columns of its products empty.
-        kl_case("g1_wide_blocks", {0, 600}, {0, 600}, 2, 2, 64, 64, 128, 3),
-        kl_case("g3_packed", q, k, 6, 2, 128, 128, 64, 4),
-        kl_case("g5_narrow_index", {0, 500}, {0, 500}, 10, 2, 128, 64, 64, 4),
-        kl_case("g12_packed", q, k, 24, 2, 128, 128, 128, 3),
-    };
-}
-
 class CudaKl : public testing::Test {
 protected:
     void SetUp() override {
@@ -88,7 +61,7 @@ protected:
 
     Operands operands_;
 };
-INSTANTIATE_TEST_SUITE_P(All, CudaKlCases, testing::ValuesIn(in_half_types(kl_cases())),
+INSTANTIATE_TEST_SUITE_P(All, CudaKlCases, testing::ValuesIn(in_half_types(cases(kKl))),
                          [](const auto& instance) { return instance.param.name; });
 
 View<const int32_t, 3> support(const Tensor<int32_t, 3>& ids) {
@@ -289,8 +262,9 @@ INSTANTIATE_TEST_SUITE_P(All, CudaKlTypes, testing::Values(Element::bf16, Elemen
 TEST_P(CudaKlTypes, RoundsAndPiecesAreTheirSum) {
     // More slots than one workspace holds: rounds of blocks on the full support, pieces of the
     // queries on the selected one.
-    for (const Case& c : {kl_case("rounds", {0, 20000}, {0, 20000}, 8, 4, 128, 128, 128, 4),
-                          kl_case("pieces", {0, 40000}, {0, 40000}, 8, 4, 128, 128, 64, 32)}) {
+    for (const Case& c :
+         {make_case("rounds", {8, 4, 128, 128, 128}, {0, 20000}, {0, 20000}, {.top_k = 4}),
+          make_case("pieces", {8, 4, 128, 128, 64}, {0, 40000}, {0, 40000}, {.top_k = 32})}) {
         const bool full = c.name == "rounds";
         const Operands o = make_operands(c, element());
         const Tensor<int32_t, 3> ids =

@@ -17,30 +17,6 @@
 namespace msa::test {
 namespace {
 
-std::vector<Case> e4m3_cases() {
-    const auto sized = [](int64_t heads, int64_t groups, int64_t dim, int64_t block,
-                          std::vector<int64_t> queries, std::vector<int64_t> keys) {
-        Problem p = square_problem(0, heads, groups, dim, dim, block);
-        p.batch = PackedBatch(std::move(queries), std::move(keys));
-        return p;
-    };
-    return {
-        {"paper", sized(32, 2, 128, 128, {0, 90}, {0, 700}), {.top_k = 3}},
-        {"mixed", sized(64, 4, 128, 128, {0, 140}, {0, 1700}), {.top_k = 3}},  // unions and slots
-        {"packed",
-         sized(16, 2, 128, 128, {0, 39, 74, 74, 75, 130}, {0, 39, 280, 280, 475, 830}),
-         {.top_k = 3}},
-        {"blocks_of_64", sized(16, 2, 128, 64, {0, 70}, {0, 500}), {.top_k = 4}},
-        {"narrow", sized(16, 4, 64, 64, {0, 80}, {0, 380}), {.top_k = 4}},
-        {"narrow_mixed", sized(16, 4, 64, 64, {0, 60}, {0, 1700}), {.top_k = 3}},
-        {"narrow_wide_blocks", sized(16, 2, 64, 128, {0, 60}, {0, 600}), {.top_k = 3}},
-        {"g3", sized(12, 4, 128, 128, {0, 50}, {0, 700}), {.top_k = 3}},
-        {"g64", sized(64, 1, 64, 64, {0, 20}, {0, 400}), {.top_k = 4}},
-        {"decode", sized(32, 2, 128, 128, {0, 1, 2, 10}, {0, 300, 800, 1400}), {.top_k = 8}},
-        {"decode_narrow", sized(8, 2, 64, 64, {0, 1, 3}, {0, 200, 777}), {.top_k = 6}},
-    };
-}
-
 class E4m3Tuned : public testing::TestWithParam<std::tuple<std::string, Case>> {
 protected:
     void SetUp() override {
@@ -108,12 +84,12 @@ std::string tuned_name(const testing::TestParamInfo<std::tuple<std::string, Case
     return std::get<0>(of.param) + "_" + std::get<1>(of.param).name;
 }
 INSTANTIATE_TEST_SUITE_P(All, E4m3Tuned,
-                         testing::Combine(testing::Values("cuda"), testing::ValuesIn(e4m3_cases())),
+                         testing::Combine(testing::Values("cuda"), testing::ValuesIn(cases(kE4m3))),
                          tuned_name);
 // The last case, for the tests' own sake.
 INSTANTIATE_TEST_SUITE_P(Host, E4m3Tuned,
                          testing::Combine(testing::Values("cpu"),
-                                          testing::Values(e4m3_cases().back())),
+                                          testing::Values(cases(kE4m3).back())),
                          tuned_name);
 
 TEST_P(E4m3Tuned, MatchesTheReference) {

@@ -23,54 +23,6 @@ std::vector<Subject> group_subjects() {
     return all;
 }
 
-struct Sizes {
-    int64_t heads, groups, dim, block;
-};
-
-Problem packed(Sizes s, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
-    Problem p = square_problem(0, s.heads, s.groups, s.dim, s.dim, s.block);
-    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
-    return p;
-}
-
-std::vector<Case> group_cases() {
-    return {
-        {"g1_ragged",
-         packed({3, 3, 64, 64}, {0, 70, 70, 71, 170}, {0, 70, 70, 71, 170}),
-         {.top_k = 3}},
-        {"g1_widest_tables", packed({2, 2, 64, 128}, {0, 70}, {0, 4400}), {.top_k = 32}},
-        {"g2_prefix", packed({4, 2, 128, 64}, {0, 120}, {0, 900}), {.top_k = 6}},
-        {"g3_packed", packed({6, 2, 64, 128}, {0, 50, 130}, {0, 300, 1000}), {.top_k = 4}},
-        {"g4_square", packed({16, 4, 64, 64}, {0, 300}, {0, 300}), {.top_k = 4}},
-        {"g4_rising", packed({8, 2, 64, 64}, {0, 100}, {0, 700}), {.top_k = 6}, Values::rising},
-        {"g4_wide", packed({8, 2, 128, 128}, {0, 90}, {0, 700}), {.top_k = 3}},
-        {"g5_packed", packed({10, 2, 128, 64}, {0, 25, 51, 130}, {0, 25, 300, 900}), {.top_k = 5}},
-        // Unions and slots in one tile.
-        {"g5_slots", packed({10, 2, 64, 64}, {0, 60}, {0, 2000}), {.top_k = 3}},
-        {"g6_slots", packed({12, 2, 128, 64}, {0, 60}, {0, 1600}), {.top_k = 5}},
-        {"g6_square", packed({12, 2, 64, 64}, {0, 130}, {0, 130}), {.top_k = 32}},
-        {"g7_prefix", packed({14, 2, 64, 128}, {0, 50}, {0, 640}), {.top_k = 4}},
-        {"g12_wide", packed({24, 2, 128, 128}, {0, 40}, {0, 600}), {.top_k = 3}},
-        {"g24_prefix", packed({24, 1, 64, 64}, {0, 80}, {0, 400}), {.top_k = 4}},
-        {"g33_prefix", packed({33, 1, 128, 64}, {0, 30}, {0, 300}), {.top_k = 3}},
-        {"g40_packed", packed({80, 2, 64, 64}, {0, 17, 31}, {0, 200, 500}), {.top_k = 4}},
-        {"g48_wide", packed({48, 1, 128, 128}, {0, 21}, {0, 420}), {.top_k = 3}},
-        {"g71_decode", packed({71, 1, 64, 64}, {0, 1, 2, 5}, {0, 300, 800, 1000}), {.top_k = 4}},
-        {"g4_blocks_of_32", packed({16, 4, 64, 32}, {0, 41, 300}, {0, 41, 300}), {.top_k = 8}},
-        {"g5_wide_blocks_of_32", packed({10, 2, 128, 32}, {0, 60}, {0, 900}), {.top_k = 11}},
-        {"g71_decode_blocks_of_32",
-         packed({71, 1, 128, 32}, {0, 1, 2, 5}, {0, 300, 800, 1000}),
-         {.top_k = 9}},
-    };
-}
-
-/// More tiles than a GPU has at work at once: two for each SM with 64 channels, else one.
-std::vector<Case> cases_of_many_tiles() {
-    return {
-        {"g4_many_tiles", packed({64, 16, 64, 64}, {0, 700}, {0, 900}), {.top_k = 3}},
-        {"g16_many_tiles", packed({64, 4, 128, 128}, {0, 400}, {0, 900}), {.top_k = 3}},
-    };
-}
 std::vector<Subject> gpu_subjects() {
     std::vector<Subject> all = group_subjects();
     std::erase_if(all, [](const Subject& s) { return s.backend == "cpu"; });
@@ -113,11 +65,11 @@ protected:
 };
 INSTANTIATE_TEST_SUITE_P(Tuned, GroupSizes,
                          testing::Combine(testing::ValuesIn(group_subjects()),
-                                          testing::ValuesIn(group_cases())),
+                                          testing::ValuesIn(cases(kGroupSizes))),
                          param_name);
 INSTANTIATE_TEST_SUITE_P(ManyTiles, GroupSizes,
                          testing::Combine(testing::ValuesIn(gpu_subjects()),
-                                          testing::ValuesIn(cases_of_many_tiles())),
+                                          testing::ValuesIn(cases(kManyTiles))),
                          param_name);
 
 TEST_P(GroupSizes, MatchReferenceInEveryOrder) {
@@ -173,20 +125,6 @@ TEST_P(GroupSizes, ForeignBlocksThatAreNotFiniteChangeNothing) {
 
 /// A tile's union of any size up to 9 blocks, the last of which is short: steps that take several
 /// blocks end within one.
-std::vector<Case> union_cases() {
-    const auto wide = [](int64_t block) {  // tiles of 8 queries, and of 32
-        return packed({16, 1, 128, block}, {0, 12}, {0, 9 * block - 5});
-    };
-    const auto narrow = [](int64_t block) {
-        return packed({8, 2, 64, block}, {0, 40}, {0, 9 * block - 5});
-    };
-    return {{"blocks_of_32", narrow(32), {.top_k = 9}},
-            {"blocks_of_64", narrow(64), {.top_k = 9}},
-            {"blocks_of_128", narrow(128), {.top_k = 9}},
-            {"wide_blocks_of_32", wide(32), {.top_k = 9}},
-            {"wide_blocks_of_64", wide(64), {.top_k = 9}}};
-}
-
 class EveryUnionSize : public GroupSizes {
 protected:
     /// Of the last `size` blocks, a query selects those that it sees but for about a third, others
@@ -209,7 +147,7 @@ protected:
 };
 INSTANTIATE_TEST_SUITE_P(Tuned, EveryUnionSize,
                          testing::Combine(testing::ValuesIn(group_subjects()),
-                                          testing::ValuesIn(union_cases())),
+                                          testing::ValuesIn(cases(kUnions))),
                          param_name);
 
 TEST_P(EveryUnionSize, MatchesReference) {
@@ -236,13 +174,12 @@ TEST_P(EveryUnionSize, ABlockOfNanIsOfThoseWhoSelectedIt) {
 }
 
 class EveryGroupSize : public GroupSizes {};
-INSTANTIATE_TEST_SUITE_P(Tuned, EveryGroupSize,
-                         testing::Combine(testing::ValuesIn(group_subjects()),
-                                          testing::Values(Case{
-                                              "to_64",
-                                              packed({kMostHeads, 1, 64, 64}, {0, 70}, {0, 230}),
-                                              {.top_k = 2}})),
-                         param_name);
+INSTANTIATE_TEST_SUITE_P(
+    Tuned, EveryGroupSize,
+    testing::Combine(testing::ValuesIn(group_subjects()),
+                     testing::Values(make_case("to_64", {kMostHeads, 1, 64, 64, 64}, {0, 70},
+                                               {0, 230}, {.top_k = 2}))),
+    param_name);
 
 TEST_P(EveryGroupSize, IsAPartOfTheLargest) {
     const Attention all = reference().sparse_attention(problem(), operands_, ids_);

@@ -10,9 +10,9 @@
 namespace msa::test {
 namespace {
 
-const Case& regular() { return cases().front(); }
+Case regular() { return cases().front(); }
 /// With a window, a soft cap and sinks.
-const Case& own_attention() { return own_attention_cases().back(); }
+Case own_attention() { return cases(kOwnAttention).back(); }
 
 /// `matches` holds, holds with half a bound added to one finite element, fails with two bounds.
 template <typename Check, typename T, int Rank>

@@ -18,58 +18,6 @@
 namespace msa::test {
 namespace {
 
-Problem packed(Problem p, std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
-    p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
-    return p;
-}
-
-std::vector<Case> tuned_cases() {
-    const auto sizes = [](int64_t heads, int64_t groups, int64_t dim, int64_t block) {
-        return square_problem(0, heads, groups, dim, dim, block);
-    };
-    // Groups enough to fill a chip, or else automatic takes the kernel for few queries. Of at most
-    // 4 k blocks, 8 k with 64 channels, it takes unions alone, of more it has slots too.
-    const Problem paper = sizes(32, 2, 128, 128), narrow = sizes(64, 8, 64, 64),
-                  small = sizes(64, 16, 64, 32);  // the pilot's heads, groups enough
-    std::vector<Case> all{
-        {"square", packed(paper, {0, 1100}, {0, 1100}), {.top_k = 2}},
-        {"square_narrow", packed(narrow, {0, 700}, {0, 700}), {.top_k = 5}},
-        {"wide_groups", packed(sizes(64, 2, 64, 128), {0, 300}, {0, 900}), {.top_k = 3}},
-        {"many_groups", packed(sizes(40, 5, 64, 64), {0, 150}, {0, 1200}), {.top_k = 2}},
-        {"odd_groups", packed(sizes(30, 10, 64, 64), {0, 90}, {0, 1200}), {.top_k = 2}},
-        {"few_wide", packed(sizes(64, 1, 128, 64), {0, 3, 12}, {0, 700, 1100}), {.top_k = 12}},
-        {"few_narrow", packed(sizes(16, 2, 64, 128), {0, 2, 20}, {0, 900, 5000}), {.top_k = 32}},
-        {"ragged",
-         packed(narrow, {0, 39, 74, 74, 75, 370}, {0, 39, 74, 74, 75, 370}),
-         {.top_k = 3}},
-        {"prefix", packed(paper, {0, 100}, {0, 1500}), {.top_k = 6}},
-        {"middle", packed(paper, {0, 900}, {0, 900}).with_queries({100, 300}), {.top_k = 4}},
-        {"prefixes", packed(narrow, {0, 1, 9, 30}, {0, 530, 638, 1300}), {.top_k = 4}},
-        {"decode", packed(paper, {0, 1, 2, 10}, {0, 1000, 3500, 4100}), {.top_k = 16}},
-        {"forced",
-         packed(narrow, {0, 120}, {0, 2000}),
-         {.top_k = 7, .forced_local = 3, .forced_first = 2}},
-        {"k_above_blocks", packed(narrow, {0, 300}, {0, 300}), {.top_k = 32}},
-        {"empty_keys", packed(narrow, {0, 5, 70}, {0, 0, 65}), {.top_k = 2}},
-        {"more_queries_than_keys", packed(narrow, {0, 90}, {0, 70}), {.top_k = 2}},
-        {"small_blocks", packed(small, {0, 715}, {0, 715}), {.top_k = 5}},
-        {"small_blocks_packed",
-         packed(small, {0, 39, 74, 74, 75, 370}, {0, 39, 84, 84, 285, 670}),
-         {.top_k = 7, .forced_local = 2, .forced_first = 1}},
-        {"small_blocks_wide", packed(sizes(64, 8, 128, 32), {0, 300}, {0, 300}), {.top_k = 32}},
-        {"small_blocks_decode",
-         packed(sizes(16, 4, 64, 32), {0, 1, 2, 6}, {0, 1000, 3507, 4107}),
-         {.top_k = 19}},
-        {"small_blocks_extreme", packed(small, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
-        {"all_equal", packed(narrow, {0, 500}, {0, 500}), {.top_k = 4}, Values::equal},
-        {"extreme_scores", packed(narrow, {0, 300}, {0, 300}), {.top_k = 3}, Values::extreme},
-    };
-    Problem sampled = packed(paper, {0, 6}, {0, 1200});
-    sampled.batch = PackedBatch({0, 6}, {0, 1200}, {0, 5, 127, 128, 700, 1199});
-    all.push_back({"sampled", sampled, {.top_k = 4}});
-    return all;
-}
-
 class Tuned : public testing::TestWithParam<HalfCase> {
 protected:
     void SetUp() override {
@@ -126,7 +74,7 @@ protected:
     Operands operands_;
     Tensor<int32_t, 3> ids_;
 };
-INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(of_all_families(tuned_cases())),
+INSTANTIATE_TEST_SUITE_P(All, Tuned, testing::ValuesIn(of_all_families(cases(kTuned))),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST_P(Tuned, SparseAttentionMatchesReferenceInEveryOrder) {

@@ -72,13 +72,12 @@ inline std::vector<int> rank_counts(const Subject& subject) {
 /// The cases of all operations that ranks can divide, once by queries and once by keys.
 inline std::vector<Case> divisible_cases(bool windows) {
     std::vector<Case> all;
-    for (const auto* list : {&cases(), &own_attention_cases()})
-        for (const Case& c : *list) {
-            const Problem& p = c.problem;
-            if (p.sequences() == 1 && p.batch.query_positions().empty() &&
-                p.queries() <= p.keys() && (windows || !p.window))
-                all.push_back(c);
-        }
+    for (const Case& c : cases(kTruth | kOwnAttention)) {
+        const Problem& p = c.problem;
+        if (p.sequences() == 1 && p.batch.query_positions().empty() && p.queries() <= p.keys() &&
+            (windows || !p.window))
+            all.push_back(c);
+    }
     return all;
 }
 

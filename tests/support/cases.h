@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The one list of cases that every operation runs on every backend.
+// The one list of cases of the operations. Tags say which tests a case is for.
 #pragma once
 
 #include <ostream>
@@ -39,9 +39,26 @@ std::vector<HalfCase> in_half_types(const std::vector<Case>&);
 /// These on cuda, and as sm80_... and sm86_... on the backends of these names.
 std::vector<HalfCase> of_all_families(const std::vector<Case>&);
 
-/// Small enough for the reference in a sanitizer build; every edge that the contract names.
-const std::vector<Case>& cases();
-/// For the operations of the Main Branch: windows, soft caps and sinks.
-const std::vector<Case>& own_attention_cases();
+struct Sizes {
+    int64_t query_heads, kv_heads, head_dim, index_dim, block_size;
+};
+/// For a test that has a case of its own.
+Case make_case(std::string name, const Sizes&, std::vector<int64_t> cu_seqlens_q,
+               std::vector<int64_t> cu_seqlens_k, const SelectionRule&);
+
+/// A set of tags.
+using Tags = uint16_t;
+inline constexpr Tags kTruth = 1,  // every operation on every backend
+    kOwnAttention = 2,             // the Main Branch's operations: windows, soft caps and sinks
+    kTuned = 4,                    // kernels tuned for one GPU generation answer
+    kGradient = 8,                 // sparse_attention_grad of such kernels
+    kKl = 16,                      // index_kl of such kernels
+    kE4m3 = 32,                    // such kernels for operands in e4m3
+    kGroupSizes = 64,              // such kernels for groups of 1 to 71 heads
+    kManyTiles = 128,              // more tiles than a GPU has at work at once
+    kUnions = 256;                 // unions of 1 to 9 blocks
+
+/// Those with any of the tags, in the list's order. A tag has a name once.
+std::vector<Case> cases(Tags any = kTruth);
 
 }  // namespace msa::test

@@ -133,11 +133,11 @@ protected:
                              testing::Combine(testing::ValuesIn(::msa::test::subjects()), \
                                               testing::ValuesIn(::msa::test::cases())),   \
                              ::msa::test::param_name)
-#define MSA_FOR_OWN_ATTENTION(fixture)                                           \
-    INSTANTIATE_TEST_SUITE_P(                                                    \
-        OwnAttention, fixture,                                                   \
-        testing::Combine(testing::ValuesIn(::msa::test::subjects()),             \
-                         testing::ValuesIn(::msa::test::own_attention_cases())), \
+#define MSA_FOR_OWN_ATTENTION(fixture)                                                       \
+    INSTANTIATE_TEST_SUITE_P(                                                                \
+        OwnAttention, fixture,                                                               \
+        testing::Combine(testing::ValuesIn(::msa::test::subjects()),                         \
+                         testing::ValuesIn(::msa::test::cases(::msa::test::kOwnAttention))), \
         ::msa::test::param_name)
 
 }  // namespace msa::test

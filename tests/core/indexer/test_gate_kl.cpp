@@ -89,7 +89,7 @@ testing::AssertionResult matches(const GateResult& got, const GateResult& want,
 class GateKl : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, GateKl, testing::ValuesIn(cases()),
                          [](const auto& c) { return c.param.name; });
-INSTANTIATE_TEST_SUITE_P(OwnAttention, GateKl, testing::ValuesIn(own_attention_cases()),
+INSTANTIATE_TEST_SUITE_P(OwnAttention, GateKl, testing::ValuesIn(cases(kOwnAttention)),
                          [](const auto& c) { return c.param.name; });
 
 TEST_P(GateKl, FastTeacherMatchesReference) {

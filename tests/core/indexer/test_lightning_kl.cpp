@@ -124,7 +124,7 @@ testing::AssertionResult matches(const Result& got, const Result& want, const Bo
 class LightningKl : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, LightningKl, testing::ValuesIn(cases()),
                          [](const auto& c) { return c.param.name; });
-INSTANTIATE_TEST_SUITE_P(OwnAttention, LightningKl, testing::ValuesIn(own_attention_cases()),
+INSTANTIATE_TEST_SUITE_P(OwnAttention, LightningKl, testing::ValuesIn(cases(kOwnAttention)),
                          [](const auto& c) { return c.param.name; });
 
 TEST_P(LightningKl, FastMatchesReferenceOnBothSupports) {
