@@ -34,9 +34,6 @@ struct Problem {
     int64_t head_dim = 0;      // dh
     int64_t index_dim = 0;     // didx; 0 without an Index Branch
     int64_t block_size = 128;  // Bk
-    int64_t dsa_heads = 0;     // of DSA's indexer (core/indexer/lightning_kl.h),
-    int64_t dsa_dim = 0;       // and channels of each; 0 without one
-    int64_t gate_dim = 0;      // of SeerAttention's gate (core/indexer/gate_kl.h), or 0
 
     /// Factors on the raw dot products q . k and index_q . index_k; absent: 1/sqrt(dh) and
     /// 1/sqrt(didx).

@@ -41,9 +41,9 @@ bool LayerInfo::has(Field field) const {
         case Field::index_k: return index_dim > 0;
         case Field::dsa_q:
         case Field::dsa_k:
-        case Field::dsa_w: return dsa_heads > 0;
+        case Field::dsa_w: return learned.dsa_heads > 0;
         case Field::gate_q:
-        case Field::gate_k: return gate_dim > 0;
+        case Field::gate_k: return learned.gate_dim > 0;
         default: return true;
     }
 }
@@ -56,7 +56,7 @@ int64_t LayerInfo::heads(Field field) const {
         case Field::index_q:
         case Field::gate_q:
         case Field::gate_k: return kv_heads;
-        case Field::dsa_q: return dsa_heads;
+        case Field::dsa_q: return learned.dsa_heads;
         default: return 1;
     }
 }
@@ -67,10 +67,10 @@ int64_t LayerInfo::channels(Field field) const {
         case Field::index_q:
         case Field::index_k: return index_dim;
         case Field::dsa_q:
-        case Field::dsa_k: return dsa_dim;
-        case Field::dsa_w: return dsa_heads;
+        case Field::dsa_k: return learned.dsa_dim;
+        case Field::dsa_w: return learned.dsa_heads;
         case Field::gate_q:
-        case Field::gate_k: return gate_dim;
+        case Field::gate_k: return learned.gate_dim;
         default: return head_dim;
     }
 }
@@ -89,7 +89,7 @@ int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo& layer, F
     if (field != Field::gate_k) return cu_seqlens.back();
     int64_t blocks = 0;
     for (size_t s = 1; s < cu_seqlens.size(); ++s)
-        blocks += ceil_div(cu_seqlens[s] - cu_seqlens[s - 1], layer.gate_block_size);
+        blocks += ceil_div(cu_seqlens[s] - cu_seqlens[s - 1], layer.learned.gate_block_size);
     return blocks;
 }
 
@@ -102,9 +102,6 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
                                layer.index_dim, block_size);
     p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
     p.softmax_scale_override = layer.softmax_scale;
-    p.dsa_heads = layer.dsa_heads;
-    p.dsa_dim = layer.dsa_dim;
-    p.gate_dim = layer.gate_dim;
     const auto own = [&](const char* name) -> std::optional<double> {
         const auto found = layer.own_attention.find(name);
         if (found == layer.own_attention.end()) return {};

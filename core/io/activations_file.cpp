@@ -47,7 +47,8 @@ void check_rows(int64_t found, std::span<const int64_t> cu_seqlens, const LayerI
     if (field == Field::gate_k)
         require(found == rows, place.text(), " has ", found,
                 " blocks, the sequences of /cu_seqlens have ", rows,
-                " of gate_block_size = ", layer.gate_block_size, " tokens; they must agree");
+                " of gate_block_size = ", layer.learned.gate_block_size,
+                " tokens; they must agree");
     else
         require(found == rows, place.text(), " has ", found, " tokens, /cu_seqlens ends at ", rows,
                 "; they must agree");
@@ -91,9 +92,9 @@ void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
             " heads, dsa_q has ", q[1]);
     require(q[2] == k[1], place(Field::dsa_k).text(), " has index dim ", k[1], ", dsa_q has ",
             q[2]);
-    layer.dsa_heads = q[1];
-    layer.dsa_dim = q[2];
-    check_dims(layer.dsa_dim, place(Field::dsa_k), "index dim");
+    layer.learned.dsa_heads = q[1];
+    layer.learned.dsa_dim = q[2];
+    check_dims(layer.learned.dsa_dim, place(Field::dsa_k), "index dim");
 }
 
 /// SeerAttention's gate, where the layer has one; its keys are blocks, which shape() does not
@@ -114,15 +115,15 @@ void read_gate(hid_t file, hid_t group, const h5::Place& at, Place place, Shape 
                 block_size == std::floor(block_size),
             at.text(), " attribute ", kBlockSize, " is ", block_size, ", must be an integer from ",
             kMinBlockSize, " to ", kMaxBlockSize);
-    layer.gate_block_size = static_cast<int64_t>(block_size);
+    layer.learned.gate_block_size = static_cast<int64_t>(block_size);
     const std::vector<int64_t> q = shape(Field::gate_q), k = shape(Field::gate_k);
     for (const auto& [field, heads] : {std::pair{Field::gate_q, q[1]}, {Field::gate_k, k[1]}})
         require(heads == layer.kv_heads, place(field).text(), " has ", heads, " heads, k has ",
                 layer.kv_heads, "; there is one head of the gate per GQA group");
     require(q[2] == k[2], place(Field::gate_k).text(), " has gate dim ", k[2], ", gate_q has ",
             q[2]);
-    layer.gate_dim = q[2];
-    check_dims(layer.gate_dim, place(Field::gate_k), "gate dim");
+    layer.learned.gate_dim = q[2];
+    check_dims(layer.learned.gate_dim, place(Field::gate_k), "gate dim");
 }
 
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,

@@ -40,7 +40,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
     add_given("rope_attention_factor", layer.rope_attention_factor);
     if (layer.rope_interleaved) add("rope_layout", "interleaved");
     if (layer.own_sparse) add("own_attention", "sparse");
-    if (layer.gate_dim > 0) add("gate_block_size", layer.gate_block_size);
+    if (layer.learned.gate_dim > 0) add("gate_block_size", layer.learned.gate_block_size);
     add_given("own_block_size", layer.own_block_size);
     add_given("own_top_k", layer.own_top_k);
     for (const auto& [name, values] : layer.own_attention) add_each(name, values);

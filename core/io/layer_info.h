@@ -12,6 +12,7 @@
 
 #include "core/element.h"
 #include "core/rope.h"
+#include "core/select/learned_operands.h"
 
 namespace msa::io {
 
@@ -32,16 +33,13 @@ inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chu
 /// A layer group: sizes from the shapes of its datasets, the rest from its attributes
 /// (data/FORMAT.md). Attributes that are present are valid.
 struct LayerInfo {
-    int64_t layer = 0;            // number in the model, from 0
-    int64_t query_heads = 0;      // Hq
-    int64_t kv_heads = 0;         // Hkv
-    int64_t head_dim = 0;         // dh
-    int64_t index_dim = 0;        // didx; 0: no index_q, index_k
-    int64_t model_dim = 0;        // d_model; 0: no x
-    int64_t dsa_heads = 0;        // of DSA's indexer; 0: no dsa_q, dsa_k, dsa_w
-    int64_t dsa_dim = 0;          // and channels of each
-    int64_t gate_dim = 0;         // of SeerAttention's gate; 0: no gate_q, gate_k
-    int64_t gate_block_size = 0;  // tokens of a block of gate_k
+    int64_t layer = 0;        // number in the model, from 0
+    int64_t query_heads = 0;  // Hq
+    int64_t kv_heads = 0;     // Hkv
+    int64_t head_dim = 0;     // dh
+    int64_t index_dim = 0;    // didx; 0: no index_q, index_k
+    int64_t model_dim = 0;    // d_model; 0: no x
+    LearnedSizes learned;     // of dsa_q, dsa_k, dsa_w, gate_q and gate_k
     RopeState q_state = RopeState::post_rope;
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
@@ -61,8 +59,8 @@ struct LayerInfo {
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
     bool has(Field) const;
-    /// Heads of a field: Hq for q, Hkv for k, v, index_q, gate_q, gate_k, dsa_heads for dsa_q, 1
-    /// for the others.
+    /// Heads of a field: Hq for q, Hkv for k, v, index_q, gate_q, gate_k, learned.dsa_heads for
+    /// dsa_q, 1 for the others.
     int64_t heads(Field) const;
     /// Channels of one head of a field.
     int64_t channels(Field) const;

@@ -66,8 +66,9 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
         }
 }
 
-PolicyCost CompressedKeysSelector::cost(const Problem& p, int64_t /*prompt*/) const {
-    return per_head(p, over_queries(p, [&](int64_t keys) { return of_.whole(keys); }));
+PolicyCost CompressedKeysSelector::cost(const Phase& phase) const {
+    return per_head(phase.problem,
+                    over_queries(phase.problem, [&](int64_t keys) { return of_.whole(keys); }));
 }
 
 }  // namespace msa

@@ -59,17 +59,17 @@ inline PolicyCost index_branch_cost(const Problem& p) {
 }
 
 /// Products of DSA's index heads with every visible key, each times its head's weight.
-inline PolicyCost lightning_cost(const Problem& p) {
-    const double keys = keys_seen(p), width = static_cast<double>(p.dsa_dim);
-    return {2 * static_cast<double>(p.dsa_heads) * (width + 1) * keys,
+inline PolicyCost lightning_cost(const Problem& p, const LearnedSizes& of) {
+    const double keys = keys_seen(p), width = static_cast<double>(of.dsa_dim);
+    return {2 * static_cast<double>(of.dsa_heads) * (width + 1) * keys,
             kCostElementBytes * width * keys};
 }
 
 /// Products of every group's gate query with the gate keys of the blocks before the query's own.
-inline PolicyCost gate_cost(const Problem& p) {
+inline PolicyCost gate_cost(const Problem& p, const LearnedSizes& of) {
     const double blocks = over_queries(
         p, [&](int64_t keys) { return std::max<int64_t>(0, own_block(keys, p.block_size)); });
-    const double width = static_cast<double>(p.kv_heads * p.gate_dim) * blocks;
+    const double width = static_cast<double>(p.kv_heads * of.gate_dim) * blocks;
     return {2 * width, kCostElementBytes * width};
 }
 

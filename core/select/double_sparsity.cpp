@@ -36,11 +36,12 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        const double share = static_cast<double>(rank(phase)) / static_cast<double>(phase.head_dim);
-        PolicyCost labels = per_head(phase, share * keys_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        const double share =
+            static_cast<double>(rank(phase.problem)) / static_cast<double>(phase.problem.head_dim);
+        PolicyCost labels = per_head(phase.problem, share * keys_seen(phase.problem));
         // Every head reads its own label keys.
-        labels.bytes *= static_cast<double>(phase.group_size() * bits_) / 16;
+        labels.bytes *= static_cast<double>(phase.problem.group_size() * bits_) / 16;
         return labels;
     }
 

@@ -23,10 +23,11 @@ public:
                  &compress_, 1, 1024}};
     }
     /// Every key, or every mean of keys, is scored once.
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        const PolicyCost cost = LightningPolicy::cost(phase, prompt);
+    PolicyCost cost(const Phase& phase) const override {
+        const PolicyCost cost = LightningPolicy::cost(phase);
         return compress_ == 1 ? cost
-                              : cost_of_scored(cost, phase, IndexPieces::seen(phase, compress_));
+                              : cost_of_scored(cost, phase.problem,
+                                               IndexPieces::seen(phase.problem, compress_));
     }
 
     void prepare(const SelectorLayer& layer) override {

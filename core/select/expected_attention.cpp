@@ -146,18 +146,21 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .values = true, .rope = true}; }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        const double dims = static_cast<double>(phase.head_dim) * (covariance_ != 0 ? 1 : 0);
-        const double heads = 2 * static_cast<double>(phase.query_heads * phase.head_dim);
+    PolicyCost cost(const Phase& phase) const override {
+        const double dims =
+            static_cast<double>(phase.problem.head_dim) * (covariance_ != 0 ? 1 : 0);
+        const double heads =
+            2 * static_cast<double>(phase.problem.query_heads * phase.problem.head_dim);
         PolicyCost cost;
-        for (int64_t s = 0; s < phase.sequences(); ++s) {
-            const int64_t length = sequence_length(phase, s);
-            const int64_t step = prompt > 0 ? std::min(prompt, length) : phase.block_size;
-            const int64_t last = prompt > 0 ? step : length - 1;
+        for (int64_t s = 0; s < phase.problem.sequences(); ++s) {
+            const int64_t length = sequence_length(phase.problem, s);
+            const int64_t step =
+                phase.prompt > 0 ? std::min(phase.prompt, length) : phase.problem.block_size;
+            const int64_t last = phase.prompt > 0 ? step : length - 1;
             for (int64_t end = step; step > 0 && end <= last; end += step) {
                 const auto keys = static_cast<double>(end), queries = static_cast<double>(step);
                 cost.flops += heads * (keys * (dims + 1) + queries * dims);
-                cost.bytes += per_head(phase, keys * (values_ != 0 ? 2 : 1)).bytes;
+                cost.bytes += per_head(phase.problem, keys * (values_ != 0 ? 2 : 1)).bytes;
             }
         }
         return cost;

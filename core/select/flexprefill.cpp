@@ -85,9 +85,9 @@ public:
     Needs needs() const override {
         return {.queries = true, .rule = true, .phases = Phases::prefill};
     }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        const PolicyCost probe = probe_cost(phase, phase.block_size, prompt),
-                         map = per_head(phase, block_pairs(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        const PolicyCost probe = probe_cost(phase.problem, phase.problem.block_size, phase.prompt),
+                         map = per_head(phase.problem, block_pairs(phase.problem));
         return {probe.flops + map.flops, probe.bytes + map.bytes};
     }
 

@@ -21,14 +21,15 @@ public:
                  1 << 30}};
     }
     /// The mean of every complete block, and every visible token of the candidates.
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+    PolicyCost cost(const Phase& phase) const override {
         const auto scored = [&](int64_t keys) {
-            return keys / phase.block_size +
-                   std::min(keys, (most(phase) - 1) * phase.block_size + keys -
-                                      own_block(keys, phase.block_size) * phase.block_size);
+            return keys / phase.problem.block_size +
+                   std::min(keys, (most(phase.problem) - 1) * phase.problem.block_size + keys -
+                                      own_block(keys, phase.problem.block_size) *
+                                          phase.problem.block_size);
         };
-        return cost_of_scored(LightningPolicy<Kind>::cost(phase, prompt), phase,
-                              over_queries(phase, scored));
+        return cost_of_scored(LightningPolicy<Kind>::cost(phase), phase.problem,
+                              over_queries(phase.problem, scored));
     }
     void prepare(const SelectorLayer& layer) override {
         LightningPolicy<Kind>::prepare(layer);

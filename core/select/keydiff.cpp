@@ -47,8 +47,8 @@ public:
                "once, after the prompt";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return per_group(phase, blocks_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_group(phase.problem, blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {
         vectors_.emplace(layer, layer.problem.head_dim, mean_of_unit_keys, add_query);

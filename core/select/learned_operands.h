@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How policies read the operands of DSA's indexer and SeerAttention's gate, which are named as in
-// data/FORMAT.md.
+// The operands of DSA's indexer and SeerAttention's gate, which are named as in data/FORMAT.md.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +11,14 @@
 namespace msa {
 
 enum class LearnedOperand : uint8_t { dsa_q, dsa_k, dsa_w, gate_q, gate_k };
+
+/// Their sizes in a layer; 0 where it has none.
+struct LearnedSizes {
+    int64_t dsa_heads = 0;        // of DSA's indexer (core/indexer/lightning_kl.h),
+    int64_t dsa_dim = 0;          // and channels of each
+    int64_t gate_dim = 0;         // of SeerAttention's gate (core/indexer/gate_kl.h),
+    int64_t gate_block_size = 0;  // and tokens of a block of gate_k
+};
 
 /// Reads rows [n, heads, channels] of an operand to the host, for the given packed tokens
 /// (ascending) or for all if none are given. dsa_k has one head; dsa_w has one head with a channel

@@ -73,7 +73,7 @@ std::vector<int64_t> highest(View<const float, 1> scores, int64_t count) {
 }
 
 void LightningReader::prepare(const SelectorLayer& layer) {
-    if (layer.problem.dsa_heads == 0) return;
+    if (layer.learned.dsa_heads == 0) return;
     Tensor<float, 3> all = layer.read_learned(LearnedOperand::dsa_k, {});
     Tensor<float, 2> keys({all.extent(0), all.extent(2)}, Fill::nothing);
     std::copy_n(all.data(), all.size(), keys.data());
@@ -82,7 +82,7 @@ void LightningReader::prepare(const SelectorLayer& layer) {
 
 LightningOperands LightningReader::operands(const SelectorLayer& layer,
                                             const SelectorChunk& chunk) const {
-    if (layer.problem.dsa_heads == 0) return {chunk.index_q, keys(layer), {}};
+    if (layer.learned.dsa_heads == 0) return {chunk.index_q, keys(layer), {}};
     return {{layer.backend, layer.read_learned(LearnedOperand::dsa_q, chunk.tokens)},
             keys(layer),
             layer.read_learned(LearnedOperand::dsa_w, chunk.tokens)};

@@ -19,8 +19,8 @@ struct LightningOperands {
 };
 
 /// Values per query that I reads: the channels of all heads, and their learned weights.
-inline int64_t lightning_query_width(const Problem& p) {
-    return p.dsa_heads > 0 ? p.dsa_heads * (p.dsa_dim + 1) : p.kv_heads * p.index_dim;
+inline int64_t lightning_query_width(const Problem& p, const LearnedSizes& of) {
+    return of.dsa_heads > 0 ? of.dsa_heads * (of.dsa_dim + 1) : p.kv_heads * p.index_dim;
 }
 
 /// Calls visit(row, I) for every query, I [keys it sees] on the host, from several threads.
@@ -42,7 +42,7 @@ public:
     void prepare(const SelectorLayer&);
     LightningOperands operands(const SelectorLayer&, const SelectorChunk&) const;
     const Mirror<2>& keys(const SelectorLayer& layer) const {
-        return layer.problem.dsa_heads == 0 ? layer.index_k : keys_;
+        return layer.learned.dsa_heads == 0 ? layer.index_k : keys_;
     }
 
 private:
@@ -60,8 +60,9 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     PolicyNeeds needs() const override { return {.lightning = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return phase.dsa_heads > 0 ? lightning_cost(phase) : index_branch_cost(phase);
+    PolicyCost cost(const Phase& phase) const override {
+        return phase.learned.dsa_heads > 0 ? lightning_cost(phase.problem, phase.learned)
+                                           : index_branch_cost(phase.problem);
     }
     void prepare(const SelectorLayer& layer) override { reader_.prepare(layer); }
 

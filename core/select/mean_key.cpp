@@ -17,8 +17,8 @@ public:
                "gate of MoBA at GQA-group granularity)";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return per_group(phase, blocks_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_group(phase.problem, blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {
         vectors_.emplace(layer, layer.problem.head_dim, mean_of_keys, add_query);

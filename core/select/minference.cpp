@@ -32,11 +32,11 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
+    PolicyCost cost(const Phase& phase) const override {
         PolicyCost most;
         for (const char* pattern : kPatterns)
             most = std::max(
-                most, make_selector(pattern)->cost(phase, prompt),
+                most, make_selector(pattern)->cost(phase),
                 [](const PolicyCost& a, const PolicyCost& b) { return a.flops < b.flops; });
         return most;
     }

@@ -18,8 +18,9 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        return per_group(phase, prompt > 0 ? blocks_seen(phase) : block_pairs(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_group(phase.problem, phase.prompt > 0 ? blocks_seen(phase.problem)
+                                                         : block_pairs(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {
         vectors_.emplace(layer, layer.problem.head_dim, mean_of_keys, add_query);

@@ -25,8 +25,8 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        return probe_cost(phase, probe_, prompt);
+    PolicyCost cost(const Phase& phase) const override {
+        return probe_cost(phase.problem, probe_, phase.prompt);
     }
     void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, probe_); }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {

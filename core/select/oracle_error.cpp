@@ -143,8 +143,8 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.values = true, .rule = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        const PolicyCost keys = oracle_cost(phase);
+    PolicyCost cost(const Phase& phase) const override {
+        const PolicyCost keys = oracle_cost(phase.problem);
         return {2 * keys.flops, 2 * keys.bytes};  // and values
     }
 

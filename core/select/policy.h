@@ -25,6 +25,13 @@ struct PolicyCost {
     double flops = 0, bytes = 0;
 };
 
+/// The queries that a policy decides for, sampled or not.
+struct Phase {
+    const Problem& problem;
+    int64_t prompt = 0;  // as in SelectorLayer
+    LearnedSizes learned = {};
+};
+
 /// One layer, shared by all its chunks of queries.
 struct SelectorLayer {
     const Problem& problem;  // of the whole layer
@@ -37,7 +44,8 @@ struct SelectorLayer {
     std::span<const SelectionRule> rules = {};  // all of the run, likewise; empty: `rule` alone
     /// q [n, Hq, dh] of any packed tokens (ascending), if needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
-    ReadLearned read_learned = {};  // where problem.dsa_heads > 0 or problem.gate_dim > 0
+    LearnedSizes learned = {};
+    ReadLearned read_learned = {};  // where learned.dsa_heads > 0 or learned.gate_dim > 0
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
     int64_t prompt = 0;
     /// Packed tokens (ascending) of the queries that averages count. A policy that spends its
@@ -109,11 +117,10 @@ public:
     virtual std::string_view note() const { return ""; }
     virtual Family family() const = 0;
     virtual Needs needs() const { return {}; }
-    /// The cost of deciding for all queries of the phase, sampled or not. Each query is charged as
-    /// if it came alone (decode); a decision made once for several queries is charged once. Not
-    /// counted: sums over blocks, top-k, and what is kept from one query to the next. prompt: as in
-    /// SelectorLayer.
-    virtual PolicyCost cost(const Problem& phase, int64_t prompt) const = 0;
+    /// The cost of deciding for all queries of the phase. Each query is charged as if it came alone
+    /// (decode); a decision made once for several queries is charged once. Not counted: sums over
+    /// blocks, top-k, and what is kept from one query to the next.
+    virtual PolicyCost cost(const Phase&) const = 0;
     /// Called once per layer, before its chunks. Computes what all rules have in common.
     virtual void prepare(const SelectorLayer&) {}
 

@@ -25,8 +25,9 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     PolicyNeeds needs() const override { return {.index = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return cost_of_scored(index_branch_cost(phase), phase, IndexPieces::seen(phase, compress_));
+    PolicyCost cost(const Phase& phase) const override {
+        return cost_of_scored(index_branch_cost(phase.problem), phase.problem,
+                              IndexPieces::seen(phase.problem, compress_));
     }
     void prepare(const SelectorLayer& layer) override {
         pieces_.emplace(layer, layer.index_k, compress_);

@@ -38,8 +38,8 @@ public:
         return "one bound per block, the source's pages are 16 tokens";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return per_group(phase, 2 * blocks_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_group(phase.problem, 2 * blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {
         vectors_.emplace(layer, 2 * layer.problem.head_dim, quest_bounds, add_quest_parts);

@@ -29,8 +29,8 @@ public:
         return {{"page", "tokens of a page", &page_, 1, kMaxBlockSize}};
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return per_group(phase, 2 * blocks_seen(in_pages(phase)));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_group(phase.problem, 2 * blocks_seen(in_pages(phase.problem)));
     }
     void prepare(const SelectorLayer& layer) override {
         pages_ = in_pages(layer.problem);

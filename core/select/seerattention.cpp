@@ -28,7 +28,9 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     Needs needs() const override { return {.gate = true, .rule = threshold_ > 0}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override { return gate_cost(phase); }
+    PolicyCost cost(const Phase& phase) const override {
+        return gate_cost(phase.problem, phase.learned);
+    }
 
     void prepare(const SelectorLayer& layer) override {
         gate_ = GateScores(layer, layer.read_learned(LearnedOperand::gate_k, {}));

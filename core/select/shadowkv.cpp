@@ -49,8 +49,8 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.rule = true}; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        return per_head(phase, blocks_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        return per_head(phase.problem, blocks_seen(phase.problem));
     }
 
     void prepare(const SelectorLayer& layer) override {

@@ -54,10 +54,10 @@ public:
         return {{"rank", "channels looked at; 0: one of 8", &rank_, 0, kMaxHeadDim}};
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        const double share =
-            static_cast<double>(channels_read(phase)) / static_cast<double>(phase.head_dim);
-        return per_head(phase, share * keys_seen(phase));
+    PolicyCost cost(const Phase& phase) const override {
+        const double share = static_cast<double>(channels_read(phase.problem)) /
+                             static_cast<double>(phase.problem.head_dim);
+        return per_head(phase.problem, share * keys_seen(phase.problem));
     }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;

@@ -41,13 +41,13 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Problem& phase, int64_t prompt) const override {
-        const PolicyCost coarse = coarse_->cost(phase, prompt),
+    PolicyCost cost(const Phase& phase) const override {
+        const PolicyCost coarse = coarse_->cost(phase),
                          fine = per_head(
-                             phase, over_queries(phase, [&](int64_t keys) {
-                                 return std::min(
-                                     keys, phase.block_size *
-                                               proposed(visible_blocks(keys, phase.block_size)));
+                             phase.problem, over_queries(phase.problem, [&](int64_t keys) {
+                                 return std::min(keys, phase.problem.block_size *
+                                                           proposed(visible_blocks(
+                                                               keys, phase.problem.block_size)));
                              }));
         return {coarse.flops + fine.flops,
                 coarse.bytes + fine.bytes * static_cast<double>(bits_) / 16};

@@ -44,9 +44,9 @@ public:
     Needs needs() const override {
         return {.queries = true, .rule = true, .phases = Phases::prefill};
     }
-    PolicyCost cost(const Problem& phase, int64_t) const override {
-        const Problem tiles = in_tiles(phase);
-        return per_head(phase, static_cast<double>(tiles.block_size) * block_pairs(tiles));
+    PolicyCost cost(const Phase& phase) const override {
+        const Problem tiles = in_tiles(phase.problem);
+        return per_head(phase.problem, static_cast<double>(tiles.block_size) * block_pairs(tiles));
     }
 
     void prepare(const SelectorLayer& layer) override {

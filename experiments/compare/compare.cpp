@@ -76,7 +76,7 @@ void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info
 void note_forced_budgets(const CompareOptions& o, const Problem& sizes, std::ostream& err) {
     if (o.ablation == Ablation::forced) return;  // its table says what is forced
     const std::string selector = "oracle";
-    for (const Config& config : make_plan(o, {selector}, sizes).configs)
+    for (const Config& config : make_plan(o, {selector}, sizes, {}).configs)
         if (config.selector == selector &&
             config.rule.top_k <= config.rule.forced_first + config.rule.forced_local)
             err << "note: a budget of " << config.budget << " is " << config.rule.top_k

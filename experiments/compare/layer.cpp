@@ -76,10 +76,9 @@ void write_about(const Config& config, const analysis::Cost& index, const std::s
 }
 
 /// What choosing costs a config, per query of the phase, of all views.
-analysis::Cost index_cost(const Config& config, const Problem& phase, int64_t prompt,
-                          int64_t views) {
-    const PolicyCost all = make_policy(config.selector)->cost(phase, prompt);
-    const auto queries = static_cast<double>(std::max<int64_t>(1, phase.queries()));
+analysis::Cost index_cost(const Config& config, const Phase& phase, int64_t views) {
+    const PolicyCost all = make_policy(config.selector)->cost(phase);
+    const auto queries = static_cast<double>(std::max<int64_t>(1, phase.problem.queries()));
     analysis::Cost cost;
     for (int64_t view = 0; view < views; ++view)
         cost = cost + analysis::Cost{all.flops / queries, all.bytes / queries};
@@ -96,8 +95,10 @@ public:
     void add(const Config& config, int64_t largest_budget, io::UnitWriter& to) {
         const Problem sizes = task_.data.problem(config.block_size);
         const Problem phase = phase_queries(sizes, task_.prompt);
-        write_about(config, index_cost(config, phase, task_.prompt, task_.data.views),
-                    concat("/metrics/", config.key, "/", task_.data.info.layer), to);
+        write_about(
+            config,
+            index_cost(config, {phase, task_.prompt, task_.data.info.learned}, task_.data.views),
+            concat("/metrics/", config.key, "/", task_.data.info.layer), to);
         task_.block_sizes.push_back(config.block_size);
         if (config.of_tokens) {
             tokens_.add(config, mean_tokens(phase, config.rule.top_k, largest_budget));
@@ -186,7 +187,7 @@ measure::LayerQueries compared_queries(const CompareOptions& o, const io::Activa
         sampled_queries(o, file.info().cu_seqlens, layer.layer, o.seed, o.prompt);
     require(!tokens.empty(), "--prompt is ", o.prompt, ", no sequence is longer");
     const Problem whole = io::layer_problem(file.info(), layer, o.block_size);
-    const int64_t beyond = make_plan(o, selectors, whole).largest_budget;
+    const int64_t beyond = make_plan(o, selectors, whole, layer.learned).largest_budget;
     const Problem p = whole.with_query_rows(tokens);
     return {p, std::move(tokens), analysis::rows_beyond(p, beyond)};
 }
@@ -204,7 +205,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
         before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views,
                        backend);
     const Problem sizes = data.problem(o.block_size);
-    const Plan plan = make_plan(o, selectors, sizes);
+    const Plan plan = make_plan(o, selectors, sizes, layer.learned);
     const std::vector<int64_t> counted = queries.counted();
     std::optional<StoredIds> stored;
     if (o.sharing != Sharing::head) stored.emplace(to, name, queries.tokens, part.queries, o.seed);

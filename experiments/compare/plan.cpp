@@ -94,18 +94,19 @@ void add_forced(const CompareOptions& o, const std::vector<std::string>& selecto
 }
 
 /// Tokens that a query could attend to beyond its budget for the FLOPs of the selector's scores.
-int64_t tokens_for_scores(const std::string& selector, const Problem& phase, int64_t prompt) {
-    const double flops = make_policy(selector)->cost(phase, prompt).flops;
-    const int64_t queries = std::max<int64_t>(1, phase.queries());
-    return std::llround(flops /
-                        (4 * static_cast<double>(phase.query_heads * phase.head_dim * queries)));
+int64_t tokens_for_scores(const std::string& selector, const Phase& phase) {
+    const double flops = make_policy(selector)->cost(phase).flops;
+    const Problem& p = phase.problem;
+    const int64_t queries = std::max<int64_t>(1, p.queries());
+    return std::llround(flops / (4 * static_cast<double>(p.query_heads * p.head_dim * queries)));
 }
 
 /// Every selector, the window of its budget (the paper's comparison, app:prelim-swa), and as a
 /// config of its own the window of its FLOPs.
 void add_windows(const CompareOptions& o, const std::vector<std::string>& selectors,
-                 const Problem& p, Configs& to) {
-    const Problem phase = phase_queries(p, o.prompt);
+                 const Problem& p, const LearnedSizes& learned, Configs& to) {
+    const Problem queries = phase_queries(p, o.prompt);
+    const Phase phase{queries, o.prompt, learned};
     std::set<int64_t> matched;
     const auto add = [&](const std::string& selector, int64_t tokens, const std::string& equal) {
         to.push_back(make_config(o, selector, p, tokens,
@@ -117,8 +118,7 @@ void add_windows(const CompareOptions& o, const std::vector<std::string>& select
         for (int64_t tokens : budgets(o, p)) {
             add(selector, tokens, "");
             to.back().matched_budget =
-                p.block_size *
-                ceil_div(tokens + tokens_for_scores(selector, phase, o.prompt), p.block_size);
+                p.block_size * ceil_div(tokens + tokens_for_scores(selector, phase), p.block_size);
             matched.insert(to.back().matched_budget);
         }
     }
@@ -149,13 +149,13 @@ int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond) {
     return rows > 0 ? std::max<int64_t>(1, tokens / rows) : top_k * queries.block_size;
 }
 
-Plan make_plan(const CompareOptions& o, const std::vector<std::string>& selectors,
-               const Problem& p) {
+Plan make_plan(const CompareOptions& o, const std::vector<std::string>& selectors, const Problem& p,
+               const LearnedSizes& learned) {
     Plan plan;
     switch (o.ablation) {
         case Ablation::none: add_plain(o, selectors, p, o.block_size, "", plan.configs); break;
         case Ablation::forced: add_forced(o, selectors, p, plan.configs); break;
-        case Ablation::window: add_windows(o, selectors, p, plan.configs); break;
+        case Ablation::window: add_windows(o, selectors, p, learned, plan.configs); break;
         case Ablation::block_size:
             for (int64_t size : kBlockSizes)
                 add_plain(o, selectors, p, size, concat(",block=", size), plan.configs);

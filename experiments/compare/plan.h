@@ -43,6 +43,6 @@ int64_t mean_tokens(const Problem& queries, int64_t top_k, int64_t beyond);
 /// the longest sequence is left out, since too few rows would see more keys. InputError if the
 /// forced blocks do not fit into a budget.
 Plan make_plan(const CompareOptions&, const std::vector<std::string>& selectors,
-               const Problem& whole);
+               const Problem& whole, const LearnedSizes&);
 
 }  // namespace msa::experiments::compare

@@ -153,9 +153,9 @@ std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer, int64_
     if (needs.lightning && !index && !dsa)
         return "dsa_q, dsa_k and dsa_w, nor index_q and index_k in their place";
     if (needs.gate && !layer.has(Field::gate_q)) return "gate_q and gate_k";
-    if (needs.gate && layer.gate_block_size != block_size)
+    if (needs.gate && layer.learned.gate_block_size != block_size)
         return concat("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",
-                      layer.gate_block_size, ")");
+                      layer.learned.gate_block_size, ")");
     if (needs.rope && !io::stored_rope(layer))
         return "rotary_dim and rope_theta, nor rope_inv_freq in their place";
     return "";

@@ -108,10 +108,12 @@ analysis::Cost Pricer::scores(const Setting& setting) const {
     const Problem last = all.with_query_rows(newest);
     const Problem& asked = decode_ ? last : all;
     const std::unique_ptr<Selector> selector = make_selector(setting.selector);
-    at->second = {selector->cost(asked, 0).flops, selector->cost(last, 0).bytes};
+    at->second = {selector->cost({asked, 0, layer_.learned}).flops,
+                  selector->cost({last, 0, layer_.learned}).bytes};
     if (at->second.bytes > 0) {  // else its scores know neither keys nor queries
-        const int64_t width = selector->needs().lightning ? lightning_query_width(all)
-                                                          : all.query_heads * all.head_dim;
+        const int64_t width = selector->needs().lightning
+                                  ? lightning_query_width(all, layer_.learned)
+                                  : all.query_heads * all.head_dim;
         at->second.bytes += kCostElementBytes * real(asked.queries()) * real(width);
     }
     return at->second;

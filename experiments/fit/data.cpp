@@ -67,10 +67,10 @@ TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const
     data.problem = io::layer_problem(file.info(), data.info, o.block_size);
     data.problem.index_dim = o.index_dim;
     const bool dsa = o.architecture == Architecture::dsa;
-    data.problem.dsa_heads = dsa ? o.index_heads.value_or(data.info.kv_heads) : 0;
-    data.problem.dsa_dim = dsa ? o.index_dim : 0;
+    data.learned.dsa_heads = dsa ? o.index_heads.value_or(data.info.kv_heads) : 0;
+    data.learned.dsa_dim = dsa ? o.index_dim : 0;
     const bool gate = o.architecture == Architecture::seerattention;
-    data.problem.gate_dim = gate ? o.index_dim : 0;
+    data.learned.gate_dim = gate ? o.index_dim : 0;
     data.problem.validate();
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);

@@ -17,6 +17,7 @@ namespace msa::experiments::fit {
 struct TrainingLayer {
     io::LayerInfo info;
     Problem problem;                 // every token is a query and a key; index_dim as asked
+    LearnedSizes learned;            // of the indexer that is fitted
     std::vector<int64_t> positions;  // [N] in their sequences
     Tensor<float, 3> x;              // [N, 1, d_model]; of a gate [N, 1, Hq dh]: q before RoPE
     Tensor<float, 3> q, k, v;        // as in core/problem.h

@@ -206,8 +206,8 @@ public:
     double teacher_entropy(const QueryOperands& queries, Teacher) const override {
         const Problem& p = queries.problem;
         Tensor<double, 2> nats({p.queries(), p.kv_heads});
-        const Tensor<float, 3> any_q({p.queries(), p.kv_heads, p.gate_dim}),
-            any_k({block_starts(p).back(), p.kv_heads, p.gate_dim});
+        const Tensor<float, 3> any_q({p.queries(), p.kv_heads, kMinHeadDim}),
+            any_k({block_starts(p).back(), p.kv_heads, kMinHeadDim});
         gate_kl(p, input(queries, any_q, any_k, {}), {.target_entropy = nats.view()}, threads_);
         return mean_of(nats);
     }
@@ -234,9 +234,9 @@ std::unique_ptr<Indexer> make_indexer(Architecture architecture, const TrainingL
     return std::make_unique<IndexBranch>(layer);
 }
 
-PolicyCost cost_per_query(const Indexer& indexer, const Problem& p) {
-    const PolicyCost all = make_selector(indexer.selector())->cost(p, 0);
-    const auto queries = static_cast<double>(p.queries());
+PolicyCost cost_per_query(const Indexer& indexer, const TrainingLayer& data) {
+    const PolicyCost all = make_selector(indexer.selector())->cost({data.problem, 0, data.learned});
+    const auto queries = static_cast<double>(data.problem.queries());
     return {all.flops / queries, all.bytes / queries};
 }
 

@@ -53,7 +53,7 @@ std::unique_ptr<Indexer> make_indexer(Architecture, const TrainingLayer&, const 
                                       int threads);
 
 /// Cost of the scores per query of the layer.
-PolicyCost cost_per_query(const Indexer&, const Problem&);
+PolicyCost cost_per_query(const Indexer&, const TrainingLayer&);
 
 /// Mean over all rows of the KL on their supports (eq:msa-kl).
 double mean_of(const Tensor<double, 2>& kl);

@@ -32,11 +32,11 @@ std::span<const Field> made_by(const IndexForm& form) {
 io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const FitOptions& o) {
     if (!o.keep_x) info.model_dim = 0;
     if (form.is_gate()) {
-        info.gate_dim = form.index_dim;
-        info.gate_block_size = o.block_size;
+        info.learned.gate_dim = form.index_dim;
+        info.learned.gate_block_size = o.block_size;
     } else if (form.head_weights) {
-        info.dsa_heads = form.groups;
-        info.dsa_dim = form.index_dim;
+        info.learned.dsa_heads = form.groups;
+        info.learned.dsa_dim = form.index_dim;
     } else {
         info.index_dim = form.index_dim;
     }
@@ -78,7 +78,7 @@ void write_gate_keys(io::ActivationsWriter& to, const io::ActivationsReader& fil
         return;
     }
     const std::vector<int64_t>& cu = file.info().cu_seqlens;
-    const int64_t block = layer.gate_block_size, step = kChunkTokens / block * block;
+    const int64_t block = layer.learned.gate_block_size, step = kChunkTokens / block * block;
     int64_t row = 0;
     for (size_t s = 0; s + 1 < cu.size(); ++s)
         for (int64_t begin = cu[s]; begin < cu[s + 1]; begin += step) {

@@ -159,8 +159,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     take_steps(run, work, held_out, checkpoint, workers, worker.progress, progress, state);
     write_fit(to, layer, state, work.plain(state.best));
-    write_sizes(to, o, work.data, run.split, held_out,
-                cost_per_query(*work.indexer, work.data.problem));
+    write_sizes(to, o, work.data, run.split, held_out, cost_per_query(*work.indexer, work.data));
     held_out.write_blocks(to, start, state.best);
     to.write<int64_t, 1>(
         concat("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},

@@ -130,12 +130,13 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                          {"q_state", to_string(layer.q_state)},
                          {"k_state", to_string(layer.k_state)},
                          {"softmax_scale", layer.softmax_scale}};
-        if (layer.dsa_heads > 0) {
-            row["dsa_heads"] = layer.dsa_heads;
-            row["dsa_dim"] = layer.dsa_dim;
+        if (layer.learned.dsa_heads > 0) {
+            row["dsa_heads"] = layer.learned.dsa_heads;
+            row["dsa_dim"] = layer.learned.dsa_dim;
         }
-        if (layer.gate_dim > 0)
-            row.update({{"gate_dim", layer.gate_dim}, {"gate_block_size", layer.gate_block_size}});
+        if (layer.learned.gate_dim > 0)
+            row.update({{"gate_dim", layer.learned.gate_dim},
+                        {"gate_block_size", layer.learned.gate_block_size}});
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
         if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);

@@ -114,6 +114,7 @@ SelectorLayer LayerView::selector_layer(const Problem& whole, uint64_t seed) con
                 [this](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, data.q(tokens, index));
                 },
+            .learned = data.info.learned,
             .read_learned = data.learned(),
             .rope = io::stored_rope(data.info).value_or(RopePairs{}),
             .sinks = sinks};

@@ -63,10 +63,10 @@ TEST(AdvisePrice, ReadsTheQueriesOfTheSelectorsOwnIndexer) {
             };
             return bytes(selector) - bytes("window");
         };
-        layer.dsa_heads = 3;
-        layer.dsa_dim = 32;  // and a weight for each head
+        layer.learned.dsa_heads = 3;
+        layer.learned.dsa_dim = 32;  // and a weight for each head
         EXPECT_DOUBLE_EQ(read_by("dsa"), 2 * (32 * kTokens + 3 * (32 + 1) * queries));
-        layer.dsa_heads = layer.dsa_dim = 0;  // index_q and index_k in their place
+        layer.learned.dsa_heads = layer.learned.dsa_dim = 0;  // index_q and index_k in their place
         EXPECT_DOUBLE_EQ(read_by("dsa"), 2 * (64 * kTokens + 2 * 64 * queries));
         EXPECT_DOUBLE_EQ(read_by("mean-key"), 2 * (2 * 64 * kBlocks + 16 * 64 * queries));
     }

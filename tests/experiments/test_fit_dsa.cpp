@@ -56,7 +56,7 @@ TEST_F(FitDsa, IndexerFileGivesOtherProgramsTheSameNumbers) {
     const std::string file = write("a.h5");
     ASSERT_EQ(fit(file, "out", {"--index-heads", "4"}).code, 0);
     const std::string indexer = path("out/indexer.h5");
-    EXPECT_EQ(io::ActivationsReader(indexer).layer(3).dsa_heads, 4);
+    EXPECT_EQ(io::ActivationsReader(indexer).layer(3).learned.dsa_heads, 4);
     EXPECT_FALSE(io::ActivationsReader(indexer).layer(3).has(io::Field::index_q));
     const json fitted = row("out");
     const json analyzed =

@@ -90,8 +90,8 @@ TEST_F(FitSeerAttention, IndexerFileGivesOtherProgramsTheSameNumbers) {
     ASSERT_EQ(fit(file, "out", {"--index-dim", "32", "--norm", "rms"}).code, 0);
     const std::string indexer = path("out/indexer.h5");
     const io::ActivationsReader reader(indexer);
-    EXPECT_EQ(reader.layer(3).gate_dim, 32);
-    EXPECT_EQ(reader.layer(3).gate_block_size, 8);
+    EXPECT_EQ(reader.layer(3).learned.gate_dim, 32);
+    EXPECT_EQ(reader.layer(3).learned.gate_block_size, 8);
     EXPECT_EQ(reader.info().rows(reader.layer(3), io::Field::gate_k), 24 + 14);
     EXPECT_FALSE(reader.layer(3).has(io::Field::index_q));
     const json fitted = row("out");

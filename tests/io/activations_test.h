@@ -41,10 +41,10 @@ protected:
         layer.kv_heads = 2;
         layer.head_dim = layer.index_dim = 16;
         layer.model_dim = 24;
-        layer.dsa_heads = 3;
-        layer.dsa_dim = 32;
-        layer.gate_dim = 48;
-        layer.gate_block_size = 8;  // 3 and 4 blocks
+        layer.learned.dsa_heads = 3;
+        layer.learned.dsa_dim = 32;
+        layer.learned.gate_dim = 48;
+        layer.learned.gate_block_size = 8;  // 3 and 4 blocks
         layer.softmax_scale = 0.25;
         layer.rotary_dim = 8;
         layer.rope_theta = 1e4;

@@ -27,10 +27,10 @@ TEST_F(Activations, RoundTripInEveryElementType) {
         EXPECT_EQ(layer.query_heads, 4);
         EXPECT_EQ(layer.index_dim, 16);
         EXPECT_EQ(layer.model_dim, 24);
-        EXPECT_EQ(layer.dsa_heads, 3);
-        EXPECT_EQ(layer.dsa_dim, 32);
-        EXPECT_EQ(layer.gate_dim, 48);
-        EXPECT_EQ(layer.gate_block_size, 8);
+        EXPECT_EQ(layer.learned.dsa_heads, 3);
+        EXPECT_EQ(layer.learned.dsa_dim, 32);
+        EXPECT_EQ(layer.learned.gate_dim, 48);
+        EXPECT_EQ(layer.learned.gate_block_size, 8);
         EXPECT_EQ(reader.info().rows(layer, Field::gate_k), 3 + 4);
         EXPECT_EQ(reader.info().rows(layer, Field::gate_q), kTokens);
         EXPECT_EQ(layer.rotary_dim, 8);

@@ -34,6 +34,7 @@ protected:
     const Tensor<float, 2> index_k_ = normal<2>({p_.keys(), 16}, 4);
     std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 2});
     std::vector<int64_t> counted_;  // as in SelectorLayer
+    LearnedSizes learned_;
     ReadLearned read_learned_;
     RopePairs rope_;
 
@@ -88,6 +89,7 @@ protected:
                 .seed = 7,
                 .rule = rule,
                 .read_q = read_q,
+                .learned = learned_,
                 .read_learned = read_learned_,
                 .prompt = prompt,
                 .counted = counted_,
@@ -129,12 +131,8 @@ protected:
     }
 
     /// Mean of k [dh] over block b of the token's sequence, and of one head's q.
-    std::vector<double> mean_key(int64_t token, int64_t r, int64_t b) const {
-        return mean(k_, token, r, b);
-    }
-    std::vector<double> mean_query(int64_t token, int64_t h, int64_t b) const {
-        return mean(q_, token, h, b);
-    }
+    auto mean_key(int64_t token, int64_t r, int64_t b) const { return mean(k_, token, r, b); }
+    auto mean_query(int64_t token, int64_t h, int64_t b) const { return mean(q_, token, h, b); }
 
     /// Attention of the last `probe` queries before position `end` on the keys of block b, and on
     /// its distances from the query, summed over the group's heads.

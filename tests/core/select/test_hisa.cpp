@@ -96,20 +96,20 @@ TEST_F(HisaByHand, CostsMeansAndCandidates) {
     const std::vector<int64_t> last{35};
     const Problem one = p_.with_query_rows(last);
     for (const char* name : {"hisa:candidates=24", "hisa-tokens:candidates=24"}) {
-        const PolicyCost cost = make_policy(name)->cost(one, 0);
+        const PolicyCost cost = make_policy(name)->cost({one});
         EXPECT_NEAR(cost.flops, 2 * 16 * (4 + 20), 1e-9) << name;
         EXPECT_NEAR(cost.bytes, 2 * 16 * (4 + 20), 1e-9) << name;
     }
-    EXPECT_NEAR(make_policy("hisa")->cost(one, 0).flops, 2 * 16 * (4 + 36), 1e-9);
-    EXPECT_NEAR(make_policy("hisa:candidates=8")->cost(one, 0).flops, 2 * 16 * (4 + 4), 1e-9);
+    EXPECT_NEAR(make_policy("hisa")->cost({one}).flops, 2 * 16 * (4 + 36), 1e-9);
+    EXPECT_NEAR(make_policy("hisa:candidates=8")->cost({one}).flops, 2 * 16 * (4 + 4), 1e-9);
 }
 
 /// With an indexer of its own: 3 heads of 32 channels, and weights of either sign.
 class HisaLearned : public Policy {
 protected:
     HisaLearned() {
-        p_.dsa_heads = 3;
-        p_.dsa_dim = 32;
+        learned_.dsa_heads = 3;
+        learned_.dsa_dim = 32;
         read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
             const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
             std::vector<int64_t> rows(tokens.begin(), tokens.end());

@@ -18,7 +18,6 @@ protected:
     static Problem problem(const std::vector<int64_t>& starts) {
         Problem p = square_problem(0, 2, 2, 16, 16, kBlock);
         p.batch = PackedBatch(starts, starts);
-        p.gate_dim = 16;
         return p;
     }
     template <int Rank>

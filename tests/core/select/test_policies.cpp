@@ -18,7 +18,7 @@ Problem two_queries() {
 TEST(PolicyCosts, ByHand) {
     const Problem p = two_queries();
     const auto expect = [&](const char* name, double flops, double bytes) {
-        const PolicyCost cost = make_policy(name)->cost(p, 0);
+        const PolicyCost cost = make_policy(name)->cost({p});
         EXPECT_EQ(cost.flops, flops) << name;
         EXPECT_EQ(cost.bytes, bytes) << name;
     };
@@ -27,9 +27,9 @@ TEST(PolicyCosts, ByHand) {
     expect("index", 2 * 2 * 8 * 420, 2 * 8 * 420);
     expect("oracle", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
     expect("previous-layer", 2 * 4 * 16 * 420, 2 * 2 * 16 * 420);
-    Problem gated = p;  // 3 and 9 blocks before the queries' own
-    gated.gate_dim = 32;
-    EXPECT_EQ(make_policy("seerattention")->cost(gated, 0).flops, 2 * 2 * 32 * (3 + 9));
+    // 3 and 9 blocks before the queries' own
+    EXPECT_EQ(make_policy("seerattention")->cost({p, 0, {.gate_dim = 32}}).flops,
+              2 * 2 * 32 * (3 + 9));
     expect("mean-key", 2 * 2 * 16 * (4 + 10), 2 * 2 * 16 * (4 + 10));
     expect("quest", 2 * 2 * 16 * 2 * (4 + 10), 2 * 2 * 16 * 2 * (4 + 10));
     expect("quest-pages", 2 * 2 * 16 * 2 * (7 + 20), 2 * 2 * 16 * 2 * (7 + 20));
@@ -57,11 +57,13 @@ TEST(PolicyCosts, ByHand) {
 }
 
 TEST(PolicyCosts, OfThePromptInDecode) {
-    const PolicyCost cost = make_policy("snapkv")->cost(two_queries(), 200);
+    const PolicyCost cost = make_policy("snapkv")->cost({two_queries(), 200});
     EXPECT_EQ(cost.flops, 32 * 2 * 4 * 16 * 200);
     EXPECT_EQ(cost.bytes, 2 * 2 * 16 * 200);
-    EXPECT_EQ(make_policy("minference-vs")->cost(two_queries(), 1000).flops, 64 * 2 * 4 * 16 * 320);
-    EXPECT_EQ(make_policy("minference-bs")->cost(two_queries(), 200).flops, 2 * 2 * 16 * (4 + 10));
+    EXPECT_EQ(make_policy("minference-vs")->cost({two_queries(), 1000}).flops,
+              64 * 2 * 4 * 16 * 320);
+    EXPECT_EQ(make_policy("minference-bs")->cost({two_queries(), 200}).flops,
+              2 * 2 * 16 * (4 + 10));
 }
 
 class EveryPolicy : public Policy {
@@ -108,7 +110,7 @@ TEST_F(EveryPolicy, SaysWhatItIs) {
         const std::unique_ptr<msa::Policy> policy = make_policy(name);
         EXPECT_EQ(policy->name(), name);
         EXPECT_GT(policy->rule().size(), 20U) << name;
-        EXPECT_GE(policy->cost(p_, 0).flops, 0) << name;
+        EXPECT_GE(policy->cost({p_}).flops, 0) << name;
         for (std::string_view other : policy->other_names())
             EXPECT_EQ(make_policy(other)->name(), name);
     }
@@ -182,7 +184,7 @@ TEST(PolicyOptions, OfEveryPolicyCanBeSet) {
                 const std::unique_ptr<msa::Policy> policy = make_policy(label);
                 EXPECT_EQ(make_policy(policy->label())->label(), policy->label());
                 EXPECT_FALSE(option.help.empty()) << label;
-                EXPECT_GE(policy->cost(two_queries(), 0).flops, 0) << label;
+                EXPECT_GE(policy->cost({two_queries(), 0}).flops, 0) << label;
             }
 }
 

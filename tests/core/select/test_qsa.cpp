@@ -216,7 +216,7 @@ TEST_F(Qsa, WithAMeanForABlockBothFormsKeepTheSame) {
 TEST_F(Qsa, CostsAProductPerMean) {
     const double means = 4 * (51 * 52 / 2) + 3 * 52 + 4 * (18 * 19 / 2);
     for (const char* name : {"qsa", "qsa-tokens"}) {
-        const PolicyCost cost = make_policy(name)->cost(p_, 0);
+        const PolicyCost cost = make_policy(name)->cost({p_});
         EXPECT_NEAR(cost.flops, 2 * 2 * 16 * means, 1e-9 * cost.flops) << name;
         EXPECT_NEAR(cost.bytes, 2 * 16 * means, 1e-9 * cost.bytes) << name;
     }

@@ -14,7 +14,7 @@ protected:
     static constexpr int64_t kDims = 32;
 
     SeerAttention() {
-        p_.gate_dim = kDims;
+        learned_.gate_dim = kDims;
         read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
             const Tensor<float, 3>& all = operand == LearnedOperand::gate_q ? gate_q_ : gate_k_;
             std::vector<int64_t> rows(tokens.begin(), tokens.end());
@@ -97,7 +97,7 @@ TEST_F(SeerAttention, CostsTheBlocksBeforeTheOwn) {
     // Of 210 tokens, 16 see each of 0 to 12 blocks before their own and 2 see 13; of 75, 16 see
     // each of 0 to 3 and 11 see 4.
     const double pairs = 16 * 78 + 2 * 13 + 16 * 6 + 11 * 4;
-    const PolicyCost cost = make_policy("seerattention")->cost(p_, 0);
+    const PolicyCost cost = make_policy("seerattention")->cost({p_, 0, learned_});
     EXPECT_EQ(cost.flops, 2 * 2 * kDims * pairs);
     EXPECT_EQ(cost.bytes, 2 * 2 * kDims * pairs);
 }

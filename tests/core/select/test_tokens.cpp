@@ -43,8 +43,8 @@ protected:
 class LearnedLightning : public TokenPolicies {
 protected:
     LearnedLightning() {
-        p_.dsa_heads = 3;
-        p_.dsa_dim = 32;
+        learned_.dsa_heads = 3;
+        learned_.dsa_dim = 32;
         read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
             const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
             std::vector<int64_t> rows(tokens.begin(), tokens.end());
@@ -128,8 +128,8 @@ TEST_F(LearnedLightning, CompressedKeysAreTheMeansOfTheirTokens) {
 
 /// 52 pieces of 4 in 210 tokens: n of them are seen by 4 queries, 52 by 3; 18 of 75 likewise.
 TEST_F(LearnedLightning, CompressedKeysCostLess) {
-    const PolicyCost whole = make_policy("dsa")->cost(p_, 0);
-    const PolicyCost cost = make_policy("dsa:compress=4")->cost(p_, 0);
+    const PolicyCost whole = make_policy("dsa")->cost({p_, 0, learned_});
+    const PolicyCost cost = make_policy("dsa:compress=4")->cost({p_, 0, learned_});
     const double share = (4 * (51 * 52 / 2) + 3 * 52 + 4 * (18 * 19 / 2)) / (22155.0 + 2850);
     EXPECT_NEAR(cost.flops, whole.flops * share, 1e-6 * cost.flops);
     EXPECT_NEAR(cost.bytes, whole.bytes * share, 1e-6 * cost.bytes);
@@ -157,7 +157,7 @@ TEST_F(LearnedLightning, KeepsTheHighestTokens) {
 TEST_F(LearnedLightning, CostsItsHeads) {
     // 210 * 211 / 2 + 75 * 76 / 2 pairs of a query and a key that it sees.
     const double pairs = 22155 + 2850;
-    const PolicyCost cost = make_policy("dsa")->cost(p_, 0);
+    const PolicyCost cost = make_policy("dsa")->cost({p_, 0, learned_});
     EXPECT_EQ(cost.flops, 2 * 3 * (32 + 1) * pairs);
     EXPECT_EQ(cost.bytes, 2 * 32 * pairs);
 }
