@@ -37,12 +37,20 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
 # does what the run of another test does, whose memory the address sanitizer sees. What is left of a
 # run that was interrupted is taken up in FitResume, Resume and Shards, all policies are tried in
 # Compare.HasARowForEverySelector*.
+# Runs that are checked for what they say: another test makes each with other values, whose memory is
+# seen. Intervals.OfAnalyze and FitResume.GoesOn* have the intervals of a run and of a fit,
+# Advise.AnErrorAndABudget* the three targets, CapturesOf several files, BenchCaptured.FileAndIndexer* a
+# file under msa-bench, PrecisionTest.MeasuresTheFormats* the formats. 80 s of a core.
 msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
     Elements.ARoundedRunIsTheRunOfARoundedFile FarComparison.OfBlocks*
     *EveryBackend.SelectsTheSameOnOneRealFile* *PrecisionOnBackends.KernelsSelectBy*
-    Bench.StructuredNeighbours* Bench.PacksFollow* Bench.EveryIndexElement*)
+    Bench.StructuredNeighbours* Bench.PacksFollow* Bench.EveryIndexElement*
+    Advise.ThePageFits* Advise.TheOracleIsABound* Advise.EveryPoint*
+    Advise.ALayerThatLooksEverywhere* Analyze.SampledQueriesAreRows* BenchCaptured.SampleOfTheRepository
+    CapturesRun.MakeAnIndexerOfDsa* FitResume.ARefusal* Intervals.OfAGain* Intervals.OfAFit*
+    PrecisionTest.FormatsThatMerge* PrecisionTest.FullPrecision*)
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 
