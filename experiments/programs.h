@@ -25,15 +25,16 @@ struct Named {
     const char* question;
 };
 
-#define MSA_PROGRAM(space, name, question, ...)                                           \
-    namespace space {                                                                     \
-    inline constexpr Named kProgram{name, question};                                      \
-    int run(Arguments args, std::ostream& out, std::ostream& err);                        \
-    /** Writes and prints what follows results.h5. */                                     \
-    void complete(const Completed&);                                                      \
-    /** Writes a layer's datasets from the files of its parts, in the order of queries:   \
-        their rows and sums are joined in that order. The activations are not needed. */  \
-    void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to); \
+#define MSA_PROGRAM(space, name, question, ...)                                            \
+    namespace space {                                                                      \
+    inline constexpr Named kProgram{name, question};                                       \
+    int run(Arguments args, std::ostream& out, std::ostream& err);                         \
+    /** Writes and prints what follows results.h5. Returns what comes nearest to the run's \
+        target if that is missed, else nothing. */                                         \
+    std::string complete(const Completed&);                                                \
+    /** Writes a layer's datasets from the files of its parts, in the order of queries:    \
+        their rows and sums are joined in that order. The activations are not needed. */   \
+    void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to);  \
     }
 #include "experiments/programs.def"
 #undef MSA_PROGRAM
@@ -43,7 +44,7 @@ enum class Inputs { not_needed, read_again };
 /// How msa-merge merges the shards of a program's run. Without `complete`, the program has no
 /// shards.
 struct Merge {
-    void (*complete)(const Completed&) = nullptr;
+    std::string (*complete)(const Completed&) = nullptr;
     void (*join)(const std::vector<std::filesystem::path>&, io::UnitWriter&) = nullptr;
     Inputs inputs = Inputs::not_needed;
 };

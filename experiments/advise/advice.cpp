@@ -46,17 +46,13 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     for (size_t n = 0; n < layer.kept.size(); ++n) {
         const auto s = static_cast<int64_t>(n);
         Kept& kept = layer.kept[n];
-        measure::Numbers mass = of.mean(concat(n, "/mass")),
-                         error = of.error(concat(n, "/group_output_error"));
-        kept.mass = mass.estimate();
-        kept.error = error.estimate();
-        kept.mass_draws = std::move(mass.draws);
-        kept.error_draws = std::move(error.draws);
+        kept.add(of.mean(concat(n, "/mass")));
+        kept.add(of.error(concat(n, "/group_output_error")));
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.tile_union = costs(s, 4);
         kept.enough =
-            reaches(advice.asked, advice.settings[n], kept.mass.least(), kept.error.most());
+            reaches(advice.asked, advice.settings[n], kept.mass().least(), kept.error().most());
     }
     return layer;
 }
@@ -64,26 +60,13 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
 /// Of some layers together: mean over layers, and the cost of the `share` of them.
 Kept together(const std::vector<const Kept*>& layers, double share) {
     Kept all;
-    size_t draws = kDraws;
-    for (const Kept* layer : layers) draws = std::min(draws, layer->mass_draws.size());
-    all.mass_draws.assign(draws, 0);
-    all.error_draws.assign(draws, 0);
-    const auto count = static_cast<double>(layers.size());
-    double mass = 0, error = 0;
+    static_cast<measure::Kept&>(all) = measure::mean_of({layers.begin(), layers.end()});
     all.order = layers.front()->order;
     for (const Kept* layer : layers) {
-        mass += layer->mass.value / count;
-        error += layer->error.value / count;
         all.cost = all.cost + layer->cost;
         if (layer->order != all.order) all.order.clear();
-        for (size_t n = 0; n < all.mass_draws.size(); ++n) {
-            all.mass_draws[n] += layer->mass_draws[n] / count;
-            all.error_draws[n] += layer->error_draws[n] / count;
-        }
     }
     all.cost = all.cost * share;
-    all.mass = analysis::with_interval(mass, all.mass_draws);
-    all.error = analysis::with_interval(error, all.error_draws);
     if (layers.size() == 1) all.tile_union = layers.front()->tile_union;
     return all;
 }
@@ -111,20 +94,20 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
     if (kept.empty()) return choice;
     choice.kept = together(kept, advice.share());
     choice.kept.cost = choice.kept.cost + dense * advice.share();
+    const size_t draws = choice.kept.draws[0].size();
     int64_t good = 0;
-    for (size_t n = 0; n < choice.kept.mass_draws.size(); ++n)
-        good += std::all_of(kept.begin(), kept.end(), [&](const Kept* layer) {
-            return reaches(advice.asked, advice.settings[setting], layer->mass_draws[n],
-                           layer->error_draws[n]);
+    for (size_t n = 0; n < draws; ++n)
+        good += std::ranges::all_of(kept, [&](const Kept* layer) {
+            return reaches(advice.asked, advice.settings[setting], layer->draws[0][n],
+                           layer->draws[1][n]);
         });
-    choice.confidence =
-        static_cast<double>(good) / static_cast<double>(choice.kept.mass_draws.size());
+    choice.confidence = static_cast<double>(good) / static_cast<double>(draws);
     return choice;
 }
 
 /// What is to be low: 1 - mass kept, or the output error under --error; NaN is worst.
 double loss(const AdviseOptions& asked, const Kept& kept) {
-    const double lost = asked.error ? kept.error.value : 1 - kept.mass.value;
+    const double lost = asked.error ? kept.error().value : 1 - kept.mass().value;
     return std::isnan(lost) ? std::numeric_limits<double>::infinity() : lost;
 }
 
@@ -182,7 +165,7 @@ void find_bound(Advice& advice) {
         const Kept& all = advice.all[s];
         const Setting& setting = advice.settings[s];
         if (!is_bound(setting) ||
-            !reaches(advice.asked, setting, all.mass.least(), all.error.most()))
+            !reaches(advice.asked, setting, all.mass().least(), all.error().most()))
             continue;
         if (!advice.bound || setting.tokens() < advice.settings[*advice.bound].tokens())
             advice.bound = s;
@@ -190,12 +173,6 @@ void find_bound(Advice& advice) {
 }
 
 }  // namespace
-
-std::string target_text(const AdviseOptions& asked) {
-    if (asked.keep) return concat("mass kept of at least ", *asked.keep);
-    if (asked.error) return concat("group output error of at most ", *asked.error);
-    return concat("budget of at most ", *asked.budget, " tokens");
-}
 
 Advice make_advice(const io::ResultsReader& results) {
     Advice advice;

@@ -11,17 +11,15 @@
 #include "core/io/results.h"
 #include "experiments/advise/setting.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/measure/drawn.h"
 
 namespace msa::experiments::advise {
 
-/// The target: "mass kept of at least 0.95"
-std::string target_text(const AdviseOptions&);
-
 /// A setting on a layer, or on several together: mean over the layers, costs those of all the
 /// layers of the model that they stand for.
-struct Kept {
-    analysis::Estimate mass, error;
-    std::vector<double> mass_draws, error_draws;  // [kDraws]
+struct Kept : measure::Kept {
+    const analysis::Estimate& mass() const { return measures[0]; }   // kept
+    const analysis::Estimate& error() const { return measures[1]; }  // group_output_error
     Cost cost;
     std::string order;      // fastest loop order; empty if layers differ
     double tile_union = 0;  // 0: not measured, or of several layers

@@ -70,15 +70,6 @@ Grid grid_for(const AdviseOptions& o, const io::ActivationsReader& file, std::os
     return grid;
 }
 
-Advice write_advice(const Completed& run) {
-    Advice advice = make_advice(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_advice(advice, record, page);
-    write_page(run, "advice.txt", page.str(), advise_summary(advice, record));
-    return advice;
-}
-
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
@@ -96,16 +87,21 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
     job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
-    job.begin(layer_units(
-        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-            advise_layer(o, file, layer, grid.settings, on, worker, to);
-        }));
-    if (!job.work(o, *backend, OnError::stop)) return 0;
-    const io::ResultsReader results = job.finish();
-    const Advice advice = write_advice({results, o.out, o.files, o.json, 0, out});
-    return target_code(kProgram.name, nearest_text(advice), err);
+    return job.run(
+        layer_units(file, o.layers,
+                    [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+                        advise_layer(o, file, layer, grid.settings, on, worker, to);
+                    }),
+        o, *backend, complete, out);
 }
 
-void complete(const Completed& run) { write_advice(run); }
+std::string complete(const Completed& run) {
+    const Advice advice = make_advice(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_advice(advice, record, page);
+    write_page(run, "advice.txt", page.str(), advise_summary(advice, record));
+    return nearest_text(advice);
+}
 
 }  // namespace msa::experiments::advise

@@ -2,8 +2,6 @@
 #include "experiments/advise/options.h"
 
 #include <algorithm>
-#include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
@@ -39,13 +37,13 @@ OptionTable option_table(AdviseOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.real("keep", "SHARE", o.keep,
-               "target: this share of the attention mass is kept; default, with 0.95");
+               "target: this share of the attention mass is kept; default, with 0.95",
+               proper_share());
     table.real("error", "E", o.error,
-               "target: the relative output error of a group of heads is at most this");
-    table
-        .count("budget", "TOKENS", o.budget,
-               "target: the most mass with at most this many tokens attended to by a query")
-        .at_least(1);
+               "target: the relative output error of a group of heads is at most this", positive());
+    table.count("budget", "TOKENS", o.budget,
+                "target: the most mass with at most this many tokens attended to by a query",
+                at_least(1));
     add_pricing(table, o, "; mass and error are those of FILE");
     table.numbers("layers", "L,...", o.layers, "layers; default: all");
     table.names(
@@ -54,17 +52,13 @@ OptionTable option_table(AdviseOptions& o) {
         "some of: " + join(list_pointwise_selectors()) +
             "; default: index if the file has one, oracle, mean-key, window, quest" +
             options_help(list_pointwise_selectors()));
-    table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block")
-        .between(kMinBlockSize, kMaxBlockSize);
-    table
-        .counts("top-ks", "BLOCKS,...", o.top_ks,
-                "k, blocks kept per query and group, forced ones included")
-        .at_least(1);
+    table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block",
+                 between(kMinBlockSize, kMaxBlockSize));
+    table.counts("top-ks", "BLOCKS,...", o.top_ks,
+                 "k, blocks kept per query and group, forced ones included", at_least(1));
     add_forced_first(table, o.forced_first);
-    table
-        .counts("forced-local", "BLOCKS,...", o.forced_local,
-                "newest blocks always kept, the query's own among them")
-        .at_least(1);
+    table.counts("forced-local", "BLOCKS,...", o.forced_local,
+                 "newest blocks always kept, the query's own among them", at_least(1));
     add_queries(table, o);
     table.seed(o.seed, "seed of sampling, the bootstrap and the selector random");
     add_compute(table, o);
@@ -79,18 +73,10 @@ std::optional<AdviseOptions> parse_advise_options(std::span<const std::string> a
                                                   std::ostream& out) {
     AdviseOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
-    const int targets =
-        int{o.keep.has_value()} + int{o.error.has_value()} + int{o.budget.has_value()};
-    require(targets <= 1, "--keep, --error and --budget exclude each other");
-    if (targets == 0) o.keep = kDefaultKeep;
-    require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
-            ", must be above 0 and below 1");
-    require(!o.error || (*o.error > 0 && std::isfinite(*o.error)), "--error is ",
-            o.error.value_or(0), ", must be above 0 and finite");
+    o.check_target(&TargetOptions::keep, kDefaultKeep);
     for (std::vector<int64_t>* sizes :
          {&o.block_sizes, &o.top_ks, &o.forced_first, &o.forced_local})
         sort_sizes(*sizes);
-    check_existing(o);
     return o;
 }
 

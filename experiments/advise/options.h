@@ -14,12 +14,8 @@
 
 namespace msa::experiments::advise {
 
-struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions, PricingOptions {
+struct AdviseOptions : RunOptions, ComputeOptions, QueryOptions, PricingOptions, TargetOptions {
     AdviseOptions() { sample_queries = 1024; }
-
-    // The target: exactly one of them once the options are parsed.
-    std::optional<double> keep, error;
-    std::optional<int64_t> budget;
 
     // The grid: every selector with every size.
     std::vector<std::string> selectors;  // empty: the default ones that the file has operands for

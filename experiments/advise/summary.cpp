@@ -18,6 +18,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr const char* kError = "group output error";
+
 ordered_json json_of(const Setting& s) {
     return {{"selector", s.selector},
             {"block_size", s.block_size},
@@ -29,8 +31,8 @@ ordered_json json_of(const Setting& s) {
 
 ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense) {
     ordered_json json = json_of(setting);
-    json["mass_kept"] = estimate_json(kept.mass);
-    json["group_output_error"] = estimate_json(kept.error);
+    json["mass_kept"] = estimate_json(kept.mass());
+    json["group_output_error"] = estimate_json(kept.error());
     json["cost"] = cost_json(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
@@ -92,8 +94,8 @@ std::vector<std::string> cells(const AdviseOptions& asked, const Setting& s, con
             std::to_string(s.rule.top_k),
             concat(s.rule.forced_first, "+", s.rule.forced_local),
             std::to_string(s.tokens()),
-            asked.error ? fixed_text(kept.mass.value, kDecimals) : text_of(kept.mass),
-            asked.error ? text_of(kept.error) : fixed_text(kept.error.value, kDecimals),
+            asked.error ? fixed_text(kept.mass().value, kDecimals) : text_of(kept.mass()),
+            asked.error ? text_of(kept.error()) : fixed_text(kept.error().value, kDecimals),
             time_text(kept.cost.seconds),
             fixed_text(kept.cost.seconds / dense.seconds, 3)};
 }
@@ -105,8 +107,8 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
     const Setting& setting = advice.settings[choice.setting];
     const Cost& cost = choice.kept.cost;
     out << "  " << setting_text(setting) << " (" << setting.tokens() << " tokens)\n"
-        << "  mass kept     " << text_of(choice.kept.mass) << '\n'
-        << "  group output error  " << text_of(choice.kept.error) << '\n'
+        << "  mass kept     " << text_of(choice.kept.mass()) << '\n'
+        << "  group output error  " << text_of(choice.kept.error()) << '\n'
         << "  time          " << time_text(cost.seconds) << ", dense attention "
         << time_text(advice.dense.seconds) << ": "
         << fixed_text(advice.dense.seconds / cost.seconds, 2) << " times as fast"
@@ -203,11 +205,8 @@ std::string advise_definitions() {
 
 std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
     const AdviseOptions& asked = advice.asked;
-    ordered_json target, front = ordered_json::array(), layers = ordered_json::array(),
-                         settings = ordered_json::array();
-    if (asked.keep) target["keep"] = *asked.keep;
-    if (asked.error) target["error"] = *asked.error;
-    if (asked.budget) target["budget"] = *asked.budget;
+    ordered_json front = ordered_json::array(), layers = ordered_json::array(),
+                 settings = ordered_json::array();
     for (size_t s : advice.front)
         front.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
     for (const LayerAdvice& layer : advice.layers) layers.push_back(json_of(advice, layer));
@@ -216,7 +215,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
         settings.back()["is_bound"] = is_bound(advice.settings[s]);
     }
     ordered_json json = begin_summary("msa-advise-summary", run);
-    json.update(ordered_json{{"target", target},
+    json.update(ordered_json{{"target", asked.target()},
                              {"seed", advice.seed},
                              {"draws", kDraws},
                              {"recommended", nullptr},
@@ -244,17 +243,17 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
 std::string nearest_text(const Advice& advice) {
     if (advice.recommended) return "";
     const Choice& nearest = advice.nearest;
-    return concat("target: ", target_text(advice.asked), ": ", advice.why_none, "; the nearest is ",
-                  setting_text(advice.settings[nearest.setting]), ", with mass kept ",
-                  text_of(nearest.kept.mass), ", group output error ", text_of(nearest.kept.error),
-                  ", ", time_text(nearest.kept.cost.seconds), " (dense attention ",
-                  time_text(advice.dense.seconds), ")");
+    return concat("target: ", advice.asked.target_text(kError), ": ", advice.why_none,
+                  "; the nearest is ", setting_text(advice.settings[nearest.setting]),
+                  ", with mass kept ", text_of(nearest.kept.mass()), ", group output error ",
+                  text_of(nearest.kept.error()), ", ", time_text(nearest.kept.cost.seconds),
+                  " (dense attention ", time_text(advice.dense.seconds), ")");
 }
 
 void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& out) {
     const AdviseOptions& asked = advice.asked;
     const int64_t longest = advice.layers.front().longest_sequence;
-    print_paragraph(out, concat("target: ", target_text(asked), "; ",
+    print_paragraph(out, concat("target: ", asked.target_text(kError), "; ",
                                 pricing_text(asked, std::ssize(advice.layers), longest)));
     out << '\n';
     if (advice.recommended) {

@@ -49,24 +49,25 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
     job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);
-    job.begin(query_units(
-        file, o.layers, o.unit_queries,
-        [&](const io::LayerInfo& layer) { return analyzed_queries(o, file, layer).blocks.begins; },
-        [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
-            analyze_part(o, file, part, worker, to);
-        }));
-    if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(join_layer), o.out, o.files, o.json, 0, out});
-    return 0;
+    return job.run(query_units(
+                       file, o.layers, o.unit_queries,
+                       [&](const io::LayerInfo& layer) {
+                           return analyzed_queries(o, file, layer).blocks.begins;
+                       },
+                       [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
+                           analyze_part(o, file, part, worker, to);
+                       }),
+                   o, *backend, complete, out, join_layer);
 }
 
-void complete(const Completed& run) {
+std::string complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
     check_mass_bounds(results);
     write_text(run.out / "metrics.csv", metrics_csv(results));
     std::ostringstream table;
     print_table(results, table);
     write_summary(run, summary_json(results), table.str());
+    return "";
 }
 
 }  // namespace msa::experiments::analyze

@@ -39,10 +39,9 @@ OptionTable option_table(AnalyzeOptions& o) {
     add_selectors(table, o.selectors, list_pointwise_selectors());
     add_sizes(table, o, &o.forced_first);
     add_oracle(table, o);
-    table
-        .count("sink-tokens", "TOKENS", o.sink_tokens,
-               "first tokens that also count as the sink, in addition to token 0 alone")
-        .at_least(1);
+    table.count("sink-tokens", "TOKENS", o.sink_tokens,
+                "first tokens that also count as the sink, in addition to token 0 alone",
+                at_least(1));
     add_queries(table, o);
     table.seed(o.seed, "seed of sampling and the selector random");
     add_compute(table, o);
@@ -65,7 +64,6 @@ std::optional<AnalyzeOptions> parse_analyze_options(std::span<const std::string>
     o.rule.forced_first = o.forced_first.back();
     o.rule.validate();
     o.rule.forced_first = o.forced_first.front();
-    check_existing(o);
     return o;
 }
 

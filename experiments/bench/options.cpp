@@ -97,7 +97,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
         table.names(flag, "NAME,...", to, any_name, help);
     };
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
-                          const char* help) { table.count(flag, form, to, help).at_least(1); };
+                          const char* help) { table.count(flag, form, to, help, at_least(1)); };
     table.text("out", "FILE", o.out, "record to write, updated after every measurement");
     table.text("backend", "NAME", o.backend,
                "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
@@ -115,7 +115,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
           "default: the first three");
     table.counts("tokens", "N,...", o.tokens,
                  "tokens of every case; default: each case's own, see below");
-    table.counts("batch", "N,...", o.batches, "sequences of a decode step").between(1, 4096);
+    table.counts("batch", "N,...", o.batches, "sequences of a decode step", between(1, 4096));
     table.text("preset", "MODEL", w.preset,
                "sizes: a Hugging Face config.json, or " + join(list_models()));
     size("query-heads", "N", w.query_heads, "Hq; default: the model's");
@@ -137,10 +137,9 @@ OptionTable option_table(BenchOptions& o, Words& w) {
         "devices", "N,...", o.devices,
         "GPUs that compute one layer together, compared with the first one alone (with --backend "
         "cpu, as many ranks): cases square and decode of one token, structured");
-    table
-        .count("samples", "N", o.samples,
-               "timed samples per measurement; fewer if they take more than 10 s")
-        .between(1, 1000);
+    table.count("samples", "N", o.samples,
+                "timed samples per measurement; fewer if they take more than 10 s",
+                between(1, 1000));
     table.seed(o.seed, "seed of operands and sampled rows");
     table.flag("overwrite", o.overwrite, "replace an existing record");
     table.flag("json", o.json, "print the record instead of the table");

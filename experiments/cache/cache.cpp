@@ -82,16 +82,6 @@ std::vector<LayerSteps> resolve(CacheOptions& o, const io::ResultsReader& result
     return layers;
 }
 
-Report write_report(const Completed& run) {
-    Report report = make_report(run.results);
-    std::ostringstream page;
-    print_report(report, page);
-    print_captures(run.results.run(), page);
-    write_text(run.out / "rows.csv", cache_rows_csv(report));
-    write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
-    return report;
-}
-
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
@@ -112,13 +102,17 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         units.push_back({concat("layer ", layer.layer), [&](const Worker& worker, auto& to) {
                              measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
-    job.begin(std::move(units));
-    if (!job.work(on_host, *backend, OnError::stop)) return 0;
-    const io::ResultsReader written = job.finish();
-    const Report report = write_report({written, o.out, {o.results}, o.json, 0, out});
-    return target_code(kProgram.name, nearest_text(report), err);
+    return job.run(std::move(units), on_host, *backend, complete, out);
 }
 
-void complete(const Completed& run) { write_report(run); }
+std::string complete(const Completed& run) {
+    const Report report = make_report(run.results);
+    std::ostringstream page;
+    print_report(report, page);
+    print_captures(run.results.run(), page);
+    write_text(run.out / "rows.csv", cache_rows_csv(report));
+    write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
+    return nearest_text(report);
+}
 
 }  // namespace msa::experiments::cache

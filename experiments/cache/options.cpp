@@ -2,7 +2,6 @@
 #include "experiments/cache/options.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "experiments/driver/layers.h"
 #include "experiments/programs.h"
@@ -41,20 +40,20 @@ OptionTable option_table(CacheOptions& o) {
     add_output(table, o);
     table.real("link", "GB/S", o.link,
                "bandwidth of the link into the GPU, 10^9 bytes a second one way; PCIe 5.0 x16: 64, "
-               "PCIe 4.0 x16: 32");
+               "PCIe 4.0 x16: 32",
+               positive());
     table.real("time-per-token", "US", o.time_per_token,
-               "time of a decode step in microseconds, all of which the link may use");
+               "time of a decode step in microseconds, all of which the link may use", positive());
     table.choice("prefetch", "BY", o.prefetch, {"none", kByLayer},
                  concat("prefetching that the recommendation assumes: none, or ", kByLayer,
                         ", which fetches the blocks that the previous layer selected; these cross "
                         "the link even if they are not used. FILE must have the layer directly "
                         "before each chosen one, except its first"));
     add_model_layers(table, o.model_layers);
-    table
-        .counts("sizes", "BLOCKS,...", o.sizes,
-                "sizes of the cache, per layer and group; default: from k to the context, in "
-                "steps of sqrt 2")
-        .between(1, kMostBlocks);
+    table.counts("sizes", "BLOCKS,...", o.sizes,
+                 "sizes of the cache, per layer and group; default: from k to the context, in "
+                 "steps of sqrt 2",
+                 between(1, kMostBlocks));
     table.element(
         "element", o.element, kElements,
         "type of the cached keys and values: bf16, f16, e4m3 or f32; default: as in FILE");
@@ -71,13 +70,7 @@ std::optional<CacheOptions> parse_cache_options(std::span<const std::string> arg
                                                 std::ostream& out) {
     CacheOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
-    for (const auto& [option, value] :
-         {std::pair{"link", o.link}, {"time-per-token", o.time_per_token}})
-        require(value > 0 && std::isfinite(value), "--", option, " is ", value,
-                ", must be above 0 and finite");
-    std::sort(o.sizes.begin(), o.sizes.end());
-    o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
-    check_existing(o);
+    sort_sizes(o.sizes);
     return o;
 }
 

@@ -108,20 +108,18 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const auto queries = [&](const io::LayerInfo& layer) {
         return compared_queries(o, file, layer, selectors_for(o, file, layer));
     };
-    job.begin(query_units(
-        file, o.layers, o.unit_queries,
-        [&](const io::LayerInfo& layer) { return queries(layer).blocks.begins; },
-        [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
-            const io::LayerInfo& layer = part.layer;
-            compare_part(o, file, part, layer_before(file, layer), selectors_for(o, file, layer),
-                         queries(layer), worker, to);
-        }));
-    if (!job.work(o, *backend, OnError::stop)) return 0;
-    complete({job.finish(join_layer), o.out, o.files, o.json, 0, out});
-    return 0;
+    return job.run(query_units(
+                       file, o.layers, o.unit_queries,
+                       [&](const io::LayerInfo& layer) { return queries(layer).blocks.begins; },
+                       [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
+                           const io::LayerInfo& layer = part.layer;
+                           compare_part(o, file, part, layer_before(file, layer),
+                                        selectors_for(o, file, layer), queries(layer), worker, to);
+                       }),
+                   o, *backend, complete, out, join_layer);
 }
 
-void complete(const Completed& run) {
+std::string complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
     const std::vector<LayerRows> rows = read_rows(results);
     check_compare_order(results, rows);
@@ -132,6 +130,7 @@ void complete(const Completed& run) {
     write_text(run.out / "metrics.csv", compare_csv(results, rows));
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
     write_page(run, "tables.txt", tables.str(), compare_summary(results, rows));
+    return "";
 }
 
 }  // namespace msa::experiments::compare

@@ -9,17 +9,18 @@
 #include "core/select/cost.h"
 #include "core/select/selector.h"
 #include "experiments/compare/plan.h"
-#include "experiments/compare/previous_layer.h"
-#include "experiments/compare/stored_ids.h"
 #include "experiments/compare/sums.h"
 #include "experiments/compare/tokens.h"
 #include "experiments/driver/layers.h"
+#include "experiments/driver/sample.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::compare {
 namespace {
 
 using measure::MeasuredChunk;
+
+constexpr int64_t kStoredRows = 1024;  // at most, the same queries for all configs
 
 const measure::LayerForm kForm{{"/queries", "/select"}, {"/layers", "/metrics"}, write_configs};
 
@@ -89,16 +90,21 @@ analysis::Cost index_cost(const Config& config, const Phase& phase, int64_t view
 /// sums.
 class Comparison : public measure::Observer {
 public:
-    Comparison(measure::Task& task, measure::Tally& tally, std::optional<StoredIds>& stored)
-        : task_(task), tally_(tally), stored_(stored), tokens_(tally) {}
+    Comparison(measure::Task& task, measure::Tally& tally, io::UnitWriter& to)
+        : task_(task), tally_(tally), to_(to), tokens_(tally) {
+        if (task.data.views > 1) return;  // the ids of a view are not the layer's
+        stored_ = stratified_sample(std::ssize(task.queries.tokens), kStoredRows, task.seed);
+        std::erase_if(stored_,
+                      [&](int64_t n) { return n < task.part.begin || n >= task.part.end; });
+    }
 
-    void add(const Config& config, int64_t largest_budget, io::UnitWriter& to) {
+    void add(const Config& config, int64_t largest_budget) {
         const Problem sizes = task_.data.problem(config.block_size);
         const Problem phase = phase_queries(sizes, task_.prompt);
         write_about(
             config,
             index_cost(config, {phase, task_.prompt, task_.data.info.learned}, task_.data.views),
-            concat("/metrics/", config.key, "/", task_.data.info.layer), to);
+            concat("/metrics/", config.key, "/", task_.data.info.layer), to_);
         task_.block_sizes.push_back(config.block_size);
         if (config.of_tokens) {
             tokens_.add(config, mean_tokens(phase, config.rule.top_k, largest_budget));
@@ -110,7 +116,11 @@ public:
         task_.of_blocks += int64_t{config.uneven};
         distances_.emplace_back(sizes.blocks());
         about_.blocks[config.key] = sizes.blocks();
-        if (stored_) stored_->create(config, sizes.kv_heads);
+        if (task_.data.views == 1)
+            to_.create<int32_t, 3>(ids_of(config),
+                                   {std::ssize(stored_), sizes.kv_heads, config.used.top_k},
+                                   {"query,group,slot", "block of the sequence",
+                                    make_selector(config.selector)->rule_in_full()});
     }
 
     void begin(const SelectorLayer& layer) override { tokens_.begin(layer); }
@@ -125,7 +135,7 @@ public:
             return measure::States{{key + "/overlap", overlap.state()},
                                    {key + "/reading", reading_of(of, kinds, of.of(ids))}};
         });
-        if (stored_) stored_->write(task_.choices[n], chunk.range, ids);
+        store(task_.choices[n], chunk.range, ids);
     }
     void done(const MeasuredChunk& chunk) override { tokens_.measure(chunk); }
 
@@ -137,12 +147,34 @@ public:
         tally_.about = nlohmann::json(about_).dump();
         for (size_t n = 0; n < distances_.size(); ++n)
             tally_.totals[task_.choices[n].key + "/distances"] = distances_[n].state();
+        if (task_.data.views > 1) return;
+        std::vector<int64_t> tokens;
+        for (int64_t n : stored_) tokens.push_back(task_.queries.tokens[static_cast<size_t>(n)]);
+        to_.write<int64_t, 1>(concat("/queries/", task_.data.info.layer, "/token"),
+                              {tokens.data(), {std::ssize(tokens)}},
+                              {"query", "token", "packed token index of each query in /select"});
     }
 
 private:
+    std::string ids_of(const measure::Choice& choice) const {
+        return concat("/select/", choice.key, "/", task_.data.info.layer, "/ids");
+    }
+    /// The ids [n, Hkv, k] of the sampled ones among the compared queries `range`.
+    void store(const measure::Choice& choice, QueryRange range, View<const int32_t, 3> ids) {
+        const auto begin = std::ranges::lower_bound(stored_, range.begin);
+        const auto end = std::lower_bound(begin, stored_.end(), range.end);
+        if (begin == end) return;
+        Tensor<int32_t, 3> rows({end - begin, ids.extent(1), ids.extent(2)});
+        for (auto row = begin; row != end; ++row)
+            std::copy_n(ids[*row - range.begin].data(), ids.extent(1) * ids.extent(2),
+                        rows.view()[row - begin].data());
+        to_.write_rows<int32_t, 3>(ids_of(choice), begin - stored_.begin(), rows);
+    }
+
     measure::Task& task_;
     measure::Tally& tally_;
-    std::optional<StoredIds>& stored_;
+    io::UnitWriter& to_;
+    std::vector<int64_t> stored_ = {};  // numbers of the queries whose ids are stored, ascending
     TokenConfigs tokens_;
     LayerAbout about_;
     std::vector<analysis::Distances> distances_;
@@ -200,33 +232,28 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
     const std::string name = std::to_string(layer.layer);
     const int64_t views = o.sharing == Sharing::head ? layer.query_heads / layer.kv_heads : 1;
     const measure::LayerData data(file, layer, layer_elements(backend, layer, o.element), views);
-    std::optional<PreviousLayer> before;
+    std::optional<measure::LayerData> before;
+    if (std::ranges::find(selectors, "previous-layer") == selectors.end()) previous = nullptr;
     if (previous != nullptr)
-        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views,
-                       backend);
+        before.emplace(file, *previous, layer_elements(backend, *previous, o.element), views);
     const Problem sizes = data.problem(o.block_size);
     const Plan plan = make_plan(o, selectors, sizes, layer.learned);
     const std::vector<int64_t> counted = queries.counted();
-    std::optional<StoredIds> stored;
-    if (o.sharing != Sharing::head) stored.emplace(to, name, queries.tokens, part.queries, o.seed);
-    measure::Task task{
-        .data = data,
-        .queries = queries,
-        .part = part.queries,
-        .backend = backend,
-        .block_sizes = {},
-        .seed = o.seed,
-        .of_blocks = 8,
-        .joined = true,
-        .one_choice = o.sharing == Sharing::layer,
-        .prompt = o.prompt,
-        .counted = counted,
-        .previous = [&](std::span<const int64_t> tokens, int64_t block_size, size_t view) {
-            return before->mass(tokens, block_size, view);
-        }};
+    measure::Task task{.data = data,
+                       .queries = queries,
+                       .part = part.queries,
+                       .backend = backend,
+                       .block_sizes = {},
+                       .seed = o.seed,
+                       .of_blocks = 8,
+                       .joined = true,
+                       .one_choice = o.sharing == Sharing::layer,
+                       .prompt = o.prompt,
+                       .counted = counted,
+                       .previous = before ? &*before : nullptr};
     measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
-    Comparison comparison(task, tally, stored);
-    for (const Config& config : plan.configs) comparison.add(config, plan.largest_budget, to);
+    Comparison comparison(task, tally, to);
+    for (const Config& config : plan.configs) comparison.add(config, plan.largest_budget);
     Progress progress(worker.progress, part.name(), (part.queries.end - part.queries.begin) * views,
                       "queries");
     measure::measure(task, tally, comparison, progress);
@@ -238,9 +265,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
                 {{"tokens", whole.keys()},
                  {"queries", std::ssize(queries.tokens)},
                  {"largest_budget", plan.largest_budget}});
-    if (stored) stored->write_queries();
-    if (previous != nullptr && std::ranges::find(selectors, "previous-layer") != selectors.end())
-        to.attribute("/layers/" + name, "previous_layer", previous->layer);
+    if (previous != nullptr) to.attribute("/layers/" + name, "previous_layer", previous->layer);
     measure::write_tally(tally, kForm, part, worker, to);
     note_timing(to, tally);
 }

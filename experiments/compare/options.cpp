@@ -77,12 +77,10 @@ OptionTable option_table(CompareOptions& o) {
                  "a table of the paper's appendix: block-size (32, 64, 128 at equal budget), "
                  "forced (first and newest blocks), window (against window-tokens of equal budget, "
                  "and of equal FLOPs); none: the plain comparison");
-    table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block")
-        .between(kMinBlockSize, kMaxBlockSize);
-    table
-        .count("forced-local", "BLOCKS", o.forced_local,
-               "newest blocks always kept, the query's own among them")
-        .at_least(1);
+    table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block",
+                between(kMinBlockSize, kMaxBlockSize));
+    table.count("forced-local", "BLOCKS", o.forced_local,
+                "newest blocks always kept, the query's own among them", at_least(1));
     add_forced_first(table, o.forced_first);
     table.choice("forced", "WHERE", o.forced_outside, {"inside", "outside"},
                  "whether forced blocks count inside the budget or come on top of it (outside)");
@@ -117,7 +115,6 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
             ", must be one number with --ablation ", to_string(o.ablation));
     require(o.decode == (o.prompt > 0),
             "--phase decode needs --prompt, at least 1 token, and --prompt needs --phase decode");
-    check_existing(o);
     return o;
 }
 

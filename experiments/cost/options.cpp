@@ -48,10 +48,9 @@ OptionTable option_table(CostOptions& o, Words& w) {
         .shown_as(to_string(o.element));
     table.element("index-element", w.index_element, kElements,
                   "of index_q and index_k; default: as --element");
-    table
-        .counts("gpus", "N,...", o.gpus,
-                "what a layer takes that is divided among so many GPUs, instead of stages")
-        .between(1, 1 << 16);
+    table.counts("gpus", "N,...", o.gpus,
+                 "what a layer takes that is divided among so many GPUs, instead of stages",
+                 between(1, 1 << 16));
     table.text("hardware", "CHIP", o.hardware,
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},

@@ -3,7 +3,6 @@
 
 #include <ostream>
 
-#include "experiments/driver/program.h"
 #include "experiments/driver/write_text.h"
 
 namespace msa::experiments {
@@ -17,12 +16,6 @@ void write_page(const Completed& run, const std::string& name, const std::string
                 const std::string& summary) {
     write_text(run.out / name, page);
     write_summary(run, summary, page);
-}
-
-int target_code(const std::string& program, const std::string& nearest, std::ostream& err) {
-    if (nearest.empty()) return 0;
-    err << program << ": " << nearest << '\n';
-    return kRefused;
 }
 
 }  // namespace msa::experiments

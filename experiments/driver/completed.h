@@ -27,8 +27,4 @@ void write_summary(const Completed&, const std::string& summary, const std::stri
 void write_page(const Completed&, const std::string& name, const std::string& page,
                 const std::string& summary);
 
-/// The exit code of a program with a target. `nearest` describes what comes nearest to the target
-/// and goes to `err`; empty if the target is reached.
-int target_code(const std::string& program, const std::string& nearest, std::ostream& err);
-
 }  // namespace msa::experiments

@@ -48,11 +48,10 @@ std::optional<int64_t> model_layers(const io::ActivationsInfo& info) {
 }
 
 void add_model_layers(OptionTable& table, std::optional<int64_t>& layers) {
-    table
-        .count("model-layers", "N", layers,
-               "layers of the model for which those measured stand; default: those of their kind "
-               "that the capture's model_config says, or as many as are measured")
-        .between(1, kMostLayers);
+    table.count("model-layers", "N", layers,
+                "layers of the model for which those measured stand; default: those of their kind "
+                "that the capture's model_config says, or as many as are measured",
+                between(1, kMostLayers));
 }
 
 void write_layer(io::UnitWriter& to, const io::LayerInfo& layer, const Problem& p,

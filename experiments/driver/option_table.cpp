@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -110,32 +111,35 @@ OptionRow& OptionRow::required(std::string message) {
     return *this;
 }
 
-OptionRow& OptionRow::at_least(double low) {
-    check = [this, low] {
-        for (const Json& now : numbers_of(value()))
-            require(now.get<double>() >= low, "--", flag, " is ", shown(now), ", must be at least ",
-                    low);
-    };
-    return *this;
-}
-
-OptionRow& OptionRow::between(double low, double high) {
-    check = [this, low, high] {
-        for (const Json& now : numbers_of(value()))
-            require(now.get<double>() >= low && now.get<double>() <= high, "--", flag, " is ",
-                    shown(now), ", must be from ", low, " to ", high);
-    };
-    return *this;
-}
-
 OptionRow& OptionRow::shown_as(std::string text) {
     shown_default = std::move(text);
     return *this;
 }
 
-OptionRow& OptionTable::add(OptionRow row) {
+Bounds at_least(double low) {
+    return {msa::concat("at least ", low), [=](double value) { return value >= low; }};
+}
+Bounds between(double low, double high) {
+    return {msa::concat("from ", low, " to ", high),
+            [=](double value) { return low <= value && value <= high; }};
+}
+Bounds positive() {
+    return {"above 0 and finite", [](double value) { return value > 0 && std::isfinite(value); }};
+}
+Bounds proper_share() {
+    return {"above 0 and below 1", [](double value) { return value > 0 && value < 1; }};
+}
+
+OptionRow& OptionTable::add(OptionRow row, const Bounds& bounds) {
     row.key = key_of(row.flag);
-    return rows_.emplace_back(std::move(row));
+    OptionRow& added = rows_.emplace_back(std::move(row));
+    if (bounds.hold)
+        added.check = [&added, bounds] {
+            for (const Json& now : numbers_of(added.value()))
+                require(bounds.hold(now.get<double>()), "--", added.flag, " is ", shown(now),
+                        ", must be ", bounds.words);
+        };
+    return added;
 }
 
 OptionRow& OptionTable::flag(const std::string& flag, bool& to, const std::string& help) {
@@ -147,14 +151,15 @@ OptionRow& OptionTable::flag(const std::string& flag, bool& to, const std::strin
 }
 
 OptionRow& OptionTable::count(const std::string& flag, const std::string& form, int64_t& to,
-                              const std::string& help) {
+                              const std::string& help, const Bounds& bounds) {
     return add({flag, form, help, std::to_string(to),
                 [=, &to](const std::string& value) { to = read_count(flag, value); },
-                [&to] { return Json(to); }});
+                [&to] { return Json(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::count(const std::string& flag, const std::string& form, int& to,
-                              const std::string& help) {
+                              const std::string& help, const Bounds& bounds) {
     return add({flag, form, help, std::to_string(to),
                 [=, &to](const std::string& value) {
                     const int64_t wide = read_count(flag, value);
@@ -162,14 +167,17 @@ OptionRow& OptionTable::count(const std::string& flag, const std::string& form, 
                         refuse(flag, value, "an integer of 32 bits");
                     to = static_cast<int>(wide);
                 },
-                [&to] { return Json(to); }});
+                [&to] { return Json(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::count(const std::string& flag, const std::string& form,
-                              std::optional<int64_t>& to, const std::string& help) {
+                              std::optional<int64_t>& to, const std::string& help,
+                              const Bounds& bounds) {
     return add({flag, form, help, to ? std::to_string(*to) : "",
                 [=, &to](const std::string& value) { to = read_count(flag, value); },
-                [&to] { return or_null(to); }});
+                [&to] { return or_null(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::seed(uint64_t& to, const std::string& help) {
@@ -184,24 +192,27 @@ OptionRow& OptionTable::seed(uint64_t& to, const std::string& help) {
 }
 
 OptionRow& OptionTable::real(const std::string& flag, const std::string& form, double& to,
-                             const std::string& help) {
+                             const std::string& help, const Bounds& bounds) {
     return add({flag, form, help, Json(to).dump(),
                 [=, &to](const std::string& value) {
                     const std::optional<double> number = read_real(value);
                     if (!number) refuse(flag, value, "a number");
                     to = *number;
                 },
-                [&to] { return Json(to); }});
+                [&to] { return Json(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::real(const std::string& flag, const std::string& form,
-                             std::optional<double>& to, const std::string& help) {
+                             std::optional<double>& to, const std::string& help,
+                             const Bounds& bounds) {
     return add({flag, form, help, "",
                 [=, &to](const std::string& value) {
                     to = read_real(value);
                     if (!to) refuse(flag, value, "a number");
                 },
-                [&to] { return or_null(to); }});
+                [&to] { return or_null(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::text(const std::string& flag, const std::string& form, std::string& to,
@@ -231,7 +242,8 @@ OptionRow& OptionTable::paths(const std::string& flag, const std::string& form,
 }
 
 OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form,
-                                std::vector<int64_t>& to, const std::string& help) {
+                                std::vector<int64_t>& to, const std::string& help,
+                                const Bounds& bounds) {
     return add({flag, form, help, "",
                 [=, &to](const std::string& value) {
                     to = integer_list(flag, value);
@@ -239,16 +251,19 @@ OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form
                     require(std::adjacent_find(to.begin(), to.end()) == to.end(), "--", flag,
                             " is '", value, "', it names one twice");
                 },
-                [&to] { return Json(to); }});
+                [&to] { return Json(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::counts(const std::string& flag, const std::string& form,
-                               std::vector<int64_t>& to, const std::string& help) {
+                               std::vector<int64_t>& to, const std::string& help,
+                               const Bounds& bounds) {
     std::string shown;
     for (int64_t number : to) shown += (shown.empty() ? "" : ",") + std::to_string(number);
     return add({flag, form, help, shown,
                 [=, &to](const std::string& value) { to = integer_list(flag, value); },
-                [&to] { return Json(to); }});
+                [&to] { return Json(to); }},
+               bounds);
 }
 
 OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,

@@ -35,12 +35,19 @@ struct OptionRow {
     OptionRow& without_flag();
     /// InputError with this message if it is not given.
     OptionRow& required(std::string message);
-    /// The bounds of a number, both allowed.
-    OptionRow& at_least(double low);
-    OptionRow& between(double low, double high);
     /// Replaces what the help shows as the default.
     OptionRow& shown_as(std::string text);
 };
+
+/// What a number, or each of a list, must be: "at least 1".
+struct Bounds {
+    std::string words{};
+    std::function<bool(double)> hold{};
+};
+Bounds at_least(double low);
+Bounds between(double low, double high);  // both allowed
+Bounds positive();                        // and finite
+Bounds proper_share();                    // neither nothing nor all
 
 class OptionTable {
 public:
@@ -53,17 +60,17 @@ public:
     OptionRow& flag(const std::string& flag, bool& to, const std::string& help);
     /// An integer that may have a binary suffix; nothing if the option is not given.
     OptionRow& count(const std::string& flag, const std::string& form, int64_t& to,
-                     const std::string& help);
+                     const std::string& help, const Bounds& bounds = {});
     OptionRow& count(const std::string& flag, const std::string& form, int& to,
-                     const std::string& help);
+                     const std::string& help, const Bounds& bounds = {});
     OptionRow& count(const std::string& flag, const std::string& form, std::optional<int64_t>& to,
-                     const std::string& help);
+                     const std::string& help, const Bounds& bounds = {});
     /// The seed, which the run itself records.
     OptionRow& seed(uint64_t& to, const std::string& help);
     OptionRow& real(const std::string& flag, const std::string& form, double& to,
-                    const std::string& help);
+                    const std::string& help, const Bounds& bounds = {});
     OptionRow& real(const std::string& flag, const std::string& form, std::optional<double>& to,
-                    const std::string& help);
+                    const std::string& help, const Bounds& bounds = {});
     OptionRow& text(const std::string& flag, const std::string& form, std::string& to,
                     const std::string& help);
     OptionRow& path(const std::string& flag, const std::string& form, std::filesystem::path& to,
@@ -73,10 +80,10 @@ public:
                      std::vector<std::filesystem::path>& to, const std::string& help);
     /// Integers A,B,... without repeats, ascending.
     OptionRow& numbers(const std::string& flag, const std::string& form, std::vector<int64_t>& to,
-                       const std::string& help);
-    /// Integers A,B,... in the order given; bounds are those of each.
+                       const std::string& help, const Bounds& bounds = {});
+    /// Integers A,B,... in the order given.
     OptionRow& counts(const std::string& flag, const std::string& form, std::vector<int64_t>& to,
-                      const std::string& help);
+                      const std::string& help, const Bounds& bounds = {});
     /// Ranges A:B,C:D,...
     OptionRow& ranges(const std::string& flag, std::vector<Range>& to, const std::string& help);
     /// Names A,B,... without repeats, repeatable; `known` returns the name to keep, or throws.
@@ -114,7 +121,7 @@ public:
     void restore(const std::string& record);
 
 private:
-    OptionRow& add(OptionRow row);
+    OptionRow& add(OptionRow row, const Bounds& bounds = {});
     OptionRow& choice_at(const std::string& flag, const std::string& form,
                          const std::function<size_t()>& get, const std::function<void(size_t)>& set,
                          const std::vector<std::string>& names, const std::string& help);

@@ -30,13 +30,12 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
 }  // namespace
 
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
-    table
-        .count(
-            "context", "N", o.context,
-            "tokens of the sequence for which costs are computed; default: the longest sequence of "
-            "FILE. Costs of a longer one are extrapolated" +
-                beside)
-        .between(1, static_cast<double>(kMostContext));
+    table.count(
+        "context", "N", o.context,
+        "tokens of the sequence for which costs are computed; default: the longest sequence of "
+        "FILE. Costs of a longer one are extrapolated" +
+            beside,
+        between(1, static_cast<double>(kMostContext)));
     add_model_layers(table, o.model_layers);
     table.choice("phase", "PHASE", o.decode, kPhases,
                  "phase for which costs are computed: prefill of the context, or decode of one "

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "core/io/file_error.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
 #include "experiments/driver/remedy.h"
@@ -251,6 +252,17 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
     queue.end(program_);
     if (o_.shard) return set_aside(std::ssize(units));
     return ranks_.is_first();
+}
+
+int UnitRun::run(std::vector<Unit> units, const ComputeOptions& compute, Backend& backend,
+                 std::string (*complete)(const Completed&), std::ostream& out,
+                 const io::ResultsWriter::JoinParts& join) {
+    begin(std::move(units));
+    if (!work(compute, backend, OnError::stop)) return 0;
+    const std::string nearest = complete({finish(join), o_.out, o_.files, o_.json, 0, out});
+    if (nearest.empty()) return 0;
+    err_ << program_ << ": " << nearest << '\n';
+    return kRefused;
 }
 
 io::ResultsReader UnitRun::finish(const io::ResultsWriter::JoinParts& join) {

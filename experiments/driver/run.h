@@ -88,6 +88,11 @@ public:
     /// further ones are printed. Throws Interrupted if a unit does. Returns true if this process
     /// completes the run; otherwise prints that its part is done.
     bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
+    /// begin(), work(), finish() and the program's complete(). The exit code: that of a refusal,
+    /// with a message, where the target is missed.
+    int run(std::vector<Unit> units, const ComputeOptions&, Backend&,
+            std::string (*complete)(const Completed&), std::ostream& out,
+            const io::ResultsWriter::JoinParts& join = {});
     /// Completes results.h5 and opens it. Writes run.json, and removes an old summary.json, which
     /// programs write last. `join` makes a unit of its parts, if there are any.
     io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});

@@ -2,6 +2,7 @@
 #include "experiments/driver/run_options.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <thread>
 
@@ -43,19 +44,17 @@ void add_output(OptionTable& table, RunOptions& o) {
 
 void add_existing(OptionTable& table, RunOptions& o) {
     table.flag("resume", o.resume, "continue an unfinished run with these options").unrecorded();
-    table.flag("overwrite", o.overwrite, "replace existing results").unrecorded();
+    table.flag("overwrite", o.overwrite, "replace existing results").unrecorded().check = [&o] {
+        require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
+    };
     table.flag("json", o.json, "print summary.json instead of the table").unrecorded();
-}
-
-void check_existing(const RunOptions& o) {
-    require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
 }
 
 void add_workers(OptionTable& table, RunOptions& o) {
     table
         .count("jobs", "N", o.jobs,
-               "units done at once in this process; each takes memory and a share of the threads")
-        .between(1, 4096)
+               "units done at once in this process; each takes memory and a share of the threads",
+               between(1, 4096))
         .unrecorded();
     add_shard(table, o, "do only this part of the units, for msa-merge");
 }
@@ -75,14 +74,12 @@ void add_backend(OptionTable& table, ComputeOptions& o) {
                "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80, cuda-sm86");
     table
         .count("threads", "N", o.backend_options.threads,
-               "CPU threads; 0: OMP_NUM_THREADS, else all")
-        .between(0, most_threads())
+               "CPU threads; 0: OMP_NUM_THREADS, else all", between(0, most_threads()))
         .unrecorded();
 }
 
 void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help) {
-    OptionRow& row = table.numbers("devices", "N,...", o.devices, help)
-                         .between(0, 1023)
+    OptionRow& row = table.numbers("devices", "N,...", o.devices, help, between(0, 1023))
                          .unrecorded()
                          .shown_as("0");
     row.check = [&o, bounds = row.check] {
@@ -115,12 +112,11 @@ void add_index_element(OptionTable& table, ComputeOptions& o) {
 }
 
 void add_forced_first(OptionTable& table, std::vector<int64_t>& forced_first) {
-    table
-        .counts(
-            "forced-first", "BLOCKS,...", forced_first,
-            "oldest blocks always kept; of several, each selector runs with each, but for those "
-            "that keep some in any case")
-        .at_least(0);
+    table.counts(
+        "forced-first", "BLOCKS,...", forced_first,
+        "oldest blocks always kept; of several, each selector runs with each, but for those "
+        "that keep some in any case",
+        at_least(0));
 }
 
 void sort_sizes(std::vector<int64_t>& sizes) {
@@ -129,12 +125,10 @@ void sort_sizes(std::vector<int64_t>& sizes) {
 }
 
 void add_sizes(OptionTable& table, SizeOptions& o, std::vector<int64_t>* forced_first) {
-    table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block")
-        .between(kMinBlockSize, kMaxBlockSize);
-    table
-        .count("top-k", "BLOCKS", o.rule.top_k,
-               "k, blocks kept per query and group, forced ones included")
-        .at_least(1);
+    table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block",
+                between(kMinBlockSize, kMaxBlockSize));
+    table.count("top-k", "BLOCKS", o.rule.top_k,
+                "k, blocks kept per query and group, forced ones included", at_least(1));
     table.count("forced-local", "BLOCKS", o.rule.forced_local,
                 "newest blocks always kept, the query's own among them");
     if (forced_first != nullptr)
@@ -261,18 +255,39 @@ void add_queries(OptionTable& table, QueryOptions& o) {
     table.ranges("positions", o.positions, "only the queries at these positions of every sequence");
     table.path("held-out", "FILE", o.held_out,
                "the queries that a fit held out and evaluated: results.h5 of msa-fit-indexer");
-    table
-        .count("sample-queries", "N", o.sample_queries,
-               "N of the queries, evenly spread, drawn with --seed; 0: all")
-        .at_least(0);
+    table.count("sample-queries", "N", o.sample_queries,
+                "N of the queries, evenly spread, drawn with --seed; 0: all", at_least(0));
 }
 
 void add_unit_queries(OptionTable& table, UnitOptions& o) {
-    table
-        .count("unit-queries", "N", o.unit_queries,
-               "size of the units that workers share and --resume starts at: whole blocks of 128 "
-               "positions with at least N of a layer's queries; 0: the whole layer")
-        .at_least(0);
+    table.count("unit-queries", "N", o.unit_queries,
+                "size of the units that workers share and --resume starts at: whole blocks of 128 "
+                "positions with at least N of a layer's queries; 0: the whole layer",
+                at_least(0));
+}
+
+nlohmann::ordered_json TargetOptions::target() const {
+    nlohmann::ordered_json target = nlohmann::ordered_json::object();
+    if (keep) target["keep"] = *keep;
+    if (lose) target["lose"] = *lose;
+    if (error) target["error"] = *error;
+    if (budget) target["budget"] = *budget;
+    return target;
+}
+
+std::string TargetOptions::target_text(const std::string& of_error) const {
+    if (keep) return concat("mass kept of at least ", *keep);
+    if (lose) return concat("mass lost of at most ", *lose);
+    if (error) return concat(of_error, " of at most ", *error);
+    return concat("budget of at most ", budget.value(), " tokens");
+}
+
+void TargetOptions::check_target(std::optional<double> TargetOptions::*otherwise, double value) {
+    const nlohmann::ordered_json all = target();
+    std::vector<std::string> given;
+    for (const auto& [name, bound] : all.items()) given.push_back("--" + name);
+    require(given.size() <= 1, join(given, " and "), " exclude each other");
+    if (given.empty()) this->*otherwise = value;
 }
 
 std::vector<std::filesystem::path> inputs_of(const RunOptions& o, const QueryOptions& asked) {

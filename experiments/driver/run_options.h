@@ -33,8 +33,6 @@ void add_files(OptionTable&, RunOptions&, const std::string& with = "");
 void add_output(OptionTable&, RunOptions&);
 /// --resume, --overwrite, --json.
 void add_existing(OptionTable&, RunOptions&);
-/// InputError if the flags exclude each other.
-void check_existing(const RunOptions&);
 /// --jobs, --shard.
 void add_workers(OptionTable&, RunOptions&);
 /// Only --shard; `help` says of what it is a part.
@@ -110,6 +108,19 @@ struct OracleOptions {
 void add_oracle(OptionTable&, OracleOptions&);
 /// --all-rows alone.
 void add_all_rows(OptionTable&, OracleOptions&);
+
+/// The target of a search, one of these.
+struct TargetOptions {
+    std::optional<double> keep, lose, error;
+    std::optional<int64_t> budget;
+
+    /// {"keep": 0.95}
+    nlohmann::ordered_json target() const;
+    /// "mass kept of at least 0.95"; `of_error`: the name of the error.
+    std::string target_text(const std::string& of_error) const;
+    /// InputError if several are given; if none is, `otherwise` becomes `value`.
+    void check_target(std::optional<double> TargetOptions::*otherwise, double value);
+};
 
 /// The measured queries: packed tokens, positions in every sequence, or those that a fit held out;
 /// default: all.

@@ -177,7 +177,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     return 0;
 }
 
-void complete(const Completed& run) {
+std::string complete(const Completed& run) {
     const io::ActivationsReader file(run.inputs);
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
@@ -186,6 +186,7 @@ void complete(const Completed& run) {
     std::ostringstream table;
     print_fit_table(run.results, table);
     write_summary(run, fit_summary_json(run.results), table.str());
+    return "";
 }
 
 }  // namespace msa::experiments::fit

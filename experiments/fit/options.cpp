@@ -34,13 +34,12 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                  "(DeepSeek's lightning indexer: any number of heads with learned weights, one "
                  "choice for all groups) or seerattention (the gate of SeerAttention-R on pooled "
                  "keys of each group, computed from q and k before RoPE; needs no x)");
-    table
-        .count(
-            "index-heads", "N", o.index_heads,
-            "index heads of --architecture dsa; default: one per group, which costs as much as msa")
-        .at_least(1);
-    table.count("index-dim", "N", o.index_dim, "didx, channels of an index head")
-        .between(kMinHeadDim, kMaxHeadDim);
+    table.count(
+        "index-heads", "N", o.index_heads,
+        "index heads of --architecture dsa; default: one per group, which costs as much as msa",
+        at_least(1));
+    table.count("index-dim", "N", o.index_dim, "didx, channels of an index head",
+                between(kMinHeadDim, kMaxHeadDim));
     add_sizes(table, o);
     table.choice("norm", "NORM", o.rms_norm, {"none", "rms"},
                  "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "
@@ -53,38 +52,31 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
 }
 
 void add_training(OptionTable& table, FitOptions& o) {
-    table
-        .count("steps", "N", o.steps,
-               "training steps; 0: none, the first weights as --init makes them. The weights of "
-               "the evaluation that keeps most mass are what is written, be it the first one")
-        .at_least(0);
+    table.count("steps", "N", o.steps,
+                "training steps; 0: none, the first weights as --init makes them. The weights of "
+                "the evaluation that keeps most mass are what is written, be it the first one",
+                at_least(0));
     table
         .count("warmup-steps", "N", o.warmup_steps,
                "first steps, with the KL over all visible keys; later steps use the selected "
                "blocks; 0: no warm-up; equal to --steps: only warm-up")
         .shown_as(concat(kWarmupSteps, ", at most --steps; of seerattention as many as --steps"));
-    table.count("queries-per-step", "N", o.queries_per_step, "queries drawn in each step")
-        .at_least(1);
+    table.count("queries-per-step", "N", o.queries_per_step, "queries drawn in each step",
+                at_least(1));
     table.choice("split", "BY", o.split, {"position", "sequence", "token"},
                  "unit of --train and --eval: position (in every sequence), sequence, or token "
                  "(packed, as in --queries of msa-analyze)");
     table.ranges("train", o.train,
                  "queries to train on; default: the first three quarters of the longest sequence");
     table.ranges("eval", o.held_out, "held-out queries; default: the rest");
-    table
-        .count("eval-every", "STEPS", o.eval_every,
-               "steps between evaluations, which also write checkpoints")
-        .at_least(1);
-    table
-        .count("eval-queries", "N", o.eval_queries,
-               "held-out queries to evaluate, evenly spread; 0: all")
-        .at_least(0);
-    table
-        .real("lr", "RATE", o.learning_rate,
-              "learning rate of AdamW at the start; falls to 0 along a cosine")
-        .at_least(0);
-    table.real("weight-decay", "RATE", o.weight_decay, "decoupled weight decay of AdamW")
-        .at_least(0);
+    table.count("eval-every", "STEPS", o.eval_every,
+                "steps between evaluations, which also write checkpoints", at_least(1));
+    table.count("eval-queries", "N", o.eval_queries,
+                "held-out queries to evaluate, evenly spread; 0: all", at_least(0));
+    table.real("lr", "RATE", o.learning_rate,
+               "learning rate of AdamW at the start; falls to 0 along a cosine", at_least(0));
+    table.real("weight-decay", "RATE", o.weight_decay, "decoupled weight decay of AdamW",
+               at_least(0));
     table.choice("init", "START", o.start, {"normal", "from-qk", "pca"},
                  "initial weights: normal (random), from-qk (the best low-rank fit of the group's "
                  "mean q.k) or pca (that of k)");
@@ -110,7 +102,6 @@ void check(const FitOptions& o) {
             o.index_heads.value_or(0),
             ", which --architecture dsa alone has; msa and seerattention have one head per group");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
-    check_existing(o);
     require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
             ", must be 1 with --together, which has one layer at a time");
 }

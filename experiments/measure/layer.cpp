@@ -12,6 +12,15 @@ namespace {
 
 constexpr int64_t kMostKept = int64_t{1} << 28;  // bytes of q
 
+/// The queries [n, Hkv, dh] of a view from q [n, Hq, dh].
+Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view) {
+    Tensor<float, 3> picked({q.extent(0), q.extent(1) / group_size, q.extent(2)});
+    for (int64_t i = 0; i < picked.extent(0); ++i)
+        for (int64_t r = 0; r < picked.extent(1); ++r)
+            std::copy_n(q[i][r * group_size + view].data(), q.extent(2), &picked(i, r, 0));
+    return picked;
+}
+
 Mirror<3> mirror_of(Backend& backend, const Operand<3>& there, const Tensor<float, 3>& here) {
     if (here.data() == nullptr) return {};
     return {backend, there.view(), host_view(here)};
@@ -63,7 +72,12 @@ Tensor<float, 3> LayerData::index_q(std::span<const int64_t> tokens) const {
 }
 
 Tensor<float, 1> LayerData::sinks(size_t view) const {
-    return sinks_of_view(info, views, static_cast<int64_t>(view));
+    Tensor<float, 1> all = io::layer_sinks(info);
+    if (all.data() == nullptr || views == 1) return all;
+    Tensor<float, 1> picked({all.size() / views});
+    for (int64_t r = 0; r < picked.size(); ++r)
+        picked(r) = all(r * views + static_cast<int64_t>(view));
+    return picked;
 }
 
 Problem LayerData::problem(int64_t block_size) const {
@@ -72,20 +86,17 @@ Problem LayerData::problem(int64_t block_size) const {
     return p;
 }
 
-Tensor<float, 1> sinks_of_view(const io::LayerInfo& layer, int64_t views, int64_t view) {
-    Tensor<float, 1> all = io::layer_sinks(layer);
-    if (all.data() == nullptr || views == 1) return all;
-    Tensor<float, 1> picked({all.size() / views});
-    for (int64_t r = 0; r < picked.size(); ++r) picked(r) = all(r * views + view);
-    return picked;
-}
-
-Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view) {
-    Tensor<float, 3> picked({q.extent(0), q.extent(1) / group_size, q.extent(2)});
-    for (int64_t i = 0; i < picked.extent(0); ++i)
-        for (int64_t r = 0; r < picked.extent(1); ++r)
-            std::copy_n(q[i][r * group_size + view].data(), q.extent(2), &picked(i, r, 0));
-    return picked;
+Mirror<3> LayerData::mass(Backend& backend, std::span<const int64_t> tokens, int64_t block_size,
+                          size_t view) const {
+    const Problem p = problem(block_size).with_query_rows(tokens);
+    const Tensor<float, 3> host_q = q(tokens, view);
+    const Operand<3> q(backend, host_view(host_q), elements.main.computed),
+        keys(backend, host_view(k), elements.main.computed);
+    const Tensor<float, 1> host_sinks = sinks(view);
+    const Sinks sinks(backend, host_sinks);
+    Mirror<3> mass(backend, Mass(backend, p, {q.view(), keys.view(), sinks}, false).mass);
+    backend.finish();
+    return mass;
 }
 
 LayerView::LayerView(Backend& on, const LayerData& of, size_t view)

@@ -41,6 +41,9 @@ public:
     Tensor<float, 1> sinks(size_t view = 0) const;
     /// The problem of a view of the whole layer.
     Problem problem(int64_t block_size) const;
+    /// P_b [n, Hkv, B] of a view at packed tokens.
+    Mirror<3> mass(Backend&, std::span<const int64_t> tokens, int64_t block_size,
+                   size_t view) const;
 
 private:
     /// All heads of q for packed tokens. Many policies read the same queries, and the file
@@ -53,12 +56,6 @@ private:
     mutable Tensor<float, 3> kept_;    // [N, Hq, dh], absent if too large
     mutable std::vector<bool> known_;  // [N] rows of it
 };
-
-/// The queries [n, Hkv, dh] of the view `view` from q [n, Hq, dh]: one head per group.
-Tensor<float, 3> one_of_each_group(View<const float, 3> q, int64_t group_size, int64_t view);
-
-/// [Hq / views] The sinks of the view; absent without sinks.
-Tensor<float, 1> sinks_of_view(const io::LayerInfo&, int64_t views, int64_t view);
 
 /// A view of a layer in the backend's space.
 struct LayerView {

@@ -134,7 +134,7 @@ ChunkView Loop::look_at(const SelectorLayer& layer, const LayerView& view, const
             tokens,
             size.needs_logits,
             [this, tokens, &view, &size] {
-                return task_.previous(tokens, size.whole.block_size, view.index);
+                return task_.previous->mass(backend_, tokens, size.whole.block_size, view.index);
             }};
 }
 

@@ -82,9 +82,7 @@ struct Task {
 
     int64_t prompt = 0;                     // SelectorLayer::prompt
     std::span<const int64_t> counted = {};  // SelectorLayer::counted
-    /// P_b of the previous layer, for packed tokens of a view.
-    std::function<Mirror<3>(std::span<const int64_t> tokens, int64_t block_size, size_t view)>
-        previous = {};
+    const LayerData* previous = nullptr;    // the previous layer, for selectors that need it
 };
 
 /// Measures the choices on the queries of the part. Adds to `to` each choice's sums <key>/recall

@@ -61,9 +61,12 @@ OptionTable option_table(PrecisionOptions& o) {
     add_files(table, o);
     table.real("keep", "SHARE", o.keep,
                "target of the index operands: the share of full precision's attention mass, and of "
-               "its recall of the oracle's blocks, that the format's ids keep");
-    table.real("error", "E", o.error,
-               "target of the KV cache: at most this relative output error of attention");
+               "its recall of the oracle's blocks, that the format's ids keep",
+               {"above 0 and at most 1", [](double value) { return value > 0 && value <= 1; }});
+    table.real(
+        "error", "E", o.error,
+        "target of the KV cache: at most this relative output error of attention",
+        {"at least 0 and finite", [](double value) { return value >= 0 && std::isfinite(value); }});
     add_names(table, "formats", o.formats, format_names(), "number formats");
     add_names(table, "scales", o.scales, unit_names(),
               concat("values that share a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
@@ -86,12 +89,8 @@ std::optional<PrecisionOptions> parse_precision_options(std::span<const std::str
                                                         std::ostream& out) {
     PrecisionOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
-    require(o.keep > 0 && o.keep <= 1, "--keep is ", o.keep, ", must be above 0 and at most 1");
-    require(o.error >= 0 && std::isfinite(o.error), "--error is ", o.error,
-            ", must be at least 0 and finite");
     o.rule.validate();
     precisions(o.formats, o.scales, o.rotations);
-    check_existing(o);
     return o;
 }
 

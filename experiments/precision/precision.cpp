@@ -58,15 +58,6 @@ void resolve(PrecisionOptions& o, std::span<const std::string> args,
         measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), layer);
 }
 
-Findings write_findings(const Completed& run) {
-    Findings findings = make_findings(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_findings(findings, record, page);
-    write_page(run, "precision.txt", page.str(), precision_summary(findings, record));
-    return findings;
-}
-
 void record_types(const PrecisionOptions& o, const io::ActivationsReader& file,
                   io::RunRecord& record) {
     std::vector<LayerElements> elements;
@@ -96,15 +87,21 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     job.describe(option_table(o), precision_definitions(), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
-    job.begin(layer_units(
-        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-            precision_layer(o, all, file, layer, worker, to);
-        }));
-    if (!job.work(o, *backend, OnError::stop)) return 0;
-    const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    return target_code(kProgram.name, nearest_text(findings), err);
+    return job.run(
+        layer_units(file, o.layers,
+                    [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+                        precision_layer(o, all, file, layer, worker, to);
+                    }),
+        o, *backend, complete, out);
 }
 
-void complete(const Completed& run) { write_findings(run); }
+std::string complete(const Completed& run) {
+    const Findings findings = make_findings(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_findings(findings, record, page);
+    write_page(run, "precision.txt", page.str(), precision_summary(findings, record));
+    return nearest_text(findings);
+}
 
 }  // namespace msa::experiments::precision

@@ -33,22 +33,21 @@ const std::vector<std::string> kAttentions{"full", "msa", "window", "passive"};
 
 void add_model(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
-    table.count("layers", "N", s.layers, "layers of the model").between(1, kMostLayers);
-    table.count("model-dim", "N", s.model_dim, "D, width of the residual stream")
-        .between(1, kMostSize);
-    table
-        .count("hidden-dim", "N", s.hidden_dim,
-               "width of the feed-forward part, SwiGLU; the paper's models have a mixture of "
-               "experts there")
-        .at_least(1);
-    table.count("query-heads", "N", s.query_heads, "Hq").between(1, kMostSize);
-    table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups").between(1, kMostSize);
-    table.count("head-dim", "N", s.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
-    table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE rotates; 0: none")
-        .at_least(0);
+    table.count("layers", "N", s.layers, "layers of the model", between(1, kMostLayers));
+    table.count("model-dim", "N", s.model_dim, "D, width of the residual stream",
+                between(1, kMostSize));
+    table.count("hidden-dim", "N", s.hidden_dim,
+                "width of the feed-forward part, SwiGLU; the paper's models have a mixture of "
+                "experts there",
+                at_least(1));
+    table.count("query-heads", "N", s.query_heads, "Hq", between(1, kMostSize));
+    table.count("kv-heads", "N", s.kv_heads, "Hkv, the GQA groups", between(1, kMostSize));
+    table.count("head-dim", "N", s.head_dim, "dh", between(kMinHeadDim, kMaxHeadDim));
+    table.count("rotary-dim", "N", s.rotary_dim, "channels of a head that RoPE rotates; 0: none",
+                at_least(0));
     table.real("rope-theta", "T", s.rope_theta, "base of RoPE, also in the Index Branch");
-    table.count("context", "TOKENS", o.context, "tokens of a training sequence")
-        .between(2, kMostSize);
+    table.count("context", "TOKENS", o.context, "tokens of a training sequence",
+                between(2, kMostSize));
     table.text("attention", "KIND[,KIND...]", o.attention,
                "what layers attend to: full (all visible keys), msa (the blocks that the Index "
                "Branch selects), window (the first block and the newest tokens, k Bk in all: "
@@ -62,18 +61,17 @@ void add_model(OptionTable& table, PretrainOptions& o) {
 
 void add_index_branch(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
-    table.count("index-dim", "N", s.index_dim, "didx, channels of an index head")
-        .between(kMinHeadDim, kMaxHeadDim);
-    table
-        .count("index-rotary", "N", s.index_rotary,
-               "channels of an index head that RoPE rotates; 0: none")
-        .at_least(0);
+    table.count("index-dim", "N", s.index_dim, "didx, channels of an index head",
+                between(kMinHeadDim, kMaxHeadDim));
+    table.count("index-rotary", "N", s.index_rotary,
+                "channels of an index head that RoPE rotates; 0: none", at_least(0));
     table.choice("index-norm", "NORM", s.index_norm, {"none", "rms"}, "norm of every index head");
     table.choice("signals", "SIGNALS", o.signals, {"lm", "kl", "both"},
                  "where the gradient of the index projections comes from: lm (the language model's "
                  "loss, through a value head of the Index Branch), kl (the KL loss, without a "
                  "value head), or both (app:prelim-grad-source)");
-    table.real("kl-weight", "LAMBDA", o.kl_weight, "weight of the KL loss (eq:msa-kl)").at_least(0);
+    table.real("kl-weight", "LAMBDA", o.kl_weight, "weight of the KL loss (eq:msa-kl)",
+               at_least(0));
     table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
                  "cut the gradient of the KL loss from the index projections into the backbone: on "
                  "(eq:msa-detach) or off; the teacher is always detached");
@@ -83,27 +81,26 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
                  "support of the KL loss after the warm-up: the keys of the selected blocks, or "
                  "all visible keys");
-    table
-        .count("warmup-steps", "STEPS", o.training.warmup_steps,
-               "indexer warm-up: first steps with full attention, and the KL loss over all visible "
-               "keys (sec:method-training)")
-        .at_least(0);
+    table.count(
+        "warmup-steps", "STEPS", o.training.warmup_steps,
+        "indexer warm-up: first steps with full attention, and the KL loss over all visible "
+        "keys (sec:method-training)",
+        at_least(0));
 }
 
 void add_training(OptionTable& table, PretrainOptions& o) {
     train::TrainingOptions& t = o.training;
-    table.count("steps", "N", t.steps, "training steps").between(1, kMostSteps);
-    table.count("sequences", "N", o.sequences, "sequences of a step").between(1, kMostSequences);
-    table.real("lr", "RATE", t.lr, "peak learning rate of AdamW").at_least(0);
-    table
-        .count("lr-warmup", "STEPS", t.lr_warmup,
-               "first steps, over which the learning rate rises linearly")
-        .at_least(0);
-    table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices")
-        .at_least(0);
-    table.real("beta2", "B", t.adamw.beta2, "decay of AdamW's second moment").between(0, kMostBeta);
-    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: no clipping")
-        .at_least(0);
+    table.count("steps", "N", t.steps, "training steps", between(1, kMostSteps));
+    table.count("sequences", "N", o.sequences, "sequences of a step", between(1, kMostSequences));
+    table.real("lr", "RATE", t.lr, "peak learning rate of AdamW", at_least(0));
+    table.count("lr-warmup", "STEPS", t.lr_warmup,
+                "first steps, over which the learning rate rises linearly", at_least(0));
+    table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices",
+               at_least(0));
+    table.real("beta2", "B", t.adamw.beta2, "decay of AdamW's second moment",
+               between(0, kMostBeta));
+    table.real("clip", "NORM", t.clip.norm, "largest norm of a step's gradient; 0: no clipping",
+               at_least(0));
     table.choice("clip-index", "HOW", t.clip.apart, {"together", "apart"},
                  "the gradient of the Index Branch is clipped by its own norm (apart), or with all "
                  "others by that of the whole gradient (together)");
@@ -116,17 +113,16 @@ void add_training(OptionTable& table, PretrainOptions& o) {
                "continue where the run of --start-from ended, with its step, moments and order of "
                "text; that run is a trunk with the same seed, text and --steps. Several arms "
                "forked from one trunk share its steps");
-    table
-        .count("until", "STEPS", o.until,
-               "end after this many of the --steps, with unchanged learning rates: a trunk for "
-               "--fork; 0: after all")
-        .at_least(0);
+    table.count("until", "STEPS", o.until,
+                "end after this many of the --steps, with unchanged learning rates: a trunk for "
+                "--fork; 0: after all",
+                at_least(0));
     table.seed(o.seed, "seed of the initial weights, and of the text and exercises of every step");
 }
 
 void add_text(OptionTable& table, PretrainOptions& o) {
-    table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out")
-        .between(0, 1);
+    table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out",
+               between(0, 1));
     table.paths(
         "held-out-text", "FILE", o.held_out_files,
         "text to hold out, instead of a share (repeatable); its documents are not trained on");
@@ -146,22 +142,21 @@ void add_text(OptionTable& table, PretrainOptions& o) {
         },
         "exercises in retrieval, for training and for evaluation: needle, multi_key, tracking, "
         "recall, copy; default: all");
-    table
-        .real("exercises", "SHARE", o.exercises,
-              "share of the training sequences that carry an exercise, each task alike")
-        .between(0, 1);
-    table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking")
-        .between(1, kMostSize);
-    table.count("questions", "N", o.task.questions, "questions of recall").between(1, kMostSize);
-    table.count("hops", "N", o.task.hops, "references of tracking").between(1, kMostSize);
+    table.real("exercises", "SHARE", o.exercises,
+               "share of the training sequences that carry an exercise, each task alike",
+               between(0, 1));
+    table.count("pairs", "N", o.task.pairs, "facts of multi_key and recall, chains of tracking",
+                between(1, kMostSize));
+    table.count("questions", "N", o.task.questions, "questions of recall", between(1, kMostSize));
+    table.count("hops", "N", o.task.hops, "references of tracking", between(1, kMostSize));
 }
 
 void add_measuring(OptionTable& table, PretrainOptions& o) {
     const auto every = [&](const char* flag, int64_t& to, const std::string& what) -> OptionRow& {
-        return table.count(flag, "STEPS", to, what).at_least(0);
+        return table.count(flag, "STEPS", to, what, at_least(0));
     };
-    table.count("log", "STEPS", o.log_every, "steps between entries of the training curves")
-        .at_least(1);
+    table.count("log", "STEPS", o.log_every, "steps between entries of the training curves",
+                at_least(1));
     every("probe", o.probe_every,
           "steps between probes of every layer on a held-out sequence: recall, mass kept, "
           "entropies, sink mass; from step 0 on, and twenty times as often in the first STEPS "
@@ -170,21 +165,17 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
           "steps between evaluations on held-out text and exercises; 0: only at the end");
     every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: only at the end")
         .unrecorded();
-    table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation")
-        .between(1, kMostSequences);
-    table
-        .count("eval-exercises", "N", o.eval_exercises,
-               "exercises of every task and length; 0: none")
-        .at_least(0);
-    table
-        .counts("eval-lengths", "TOKENS,...", o.eval_lengths,
-                "lengths of exercises; default: the context")
-        .at_least(2);
+    table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation",
+                between(1, kMostSequences));
+    table.count("eval-exercises", "N", o.eval_exercises,
+                "exercises of every task and length; 0: none", at_least(0));
+    table.counts("eval-lengths", "TOKENS,...", o.eval_lengths,
+                 "lengths of exercises; default: the context", at_least(2));
     table
         .count("capture", "SEQUENCES", o.capture,
                "held-out sequences whose activations the trained model writes to "
-               "DIR/activations.h5")
-        .between(0, kMostSequences)
+               "DIR/activations.h5",
+               between(0, kMostSequences))
         .unrecorded();
 }
 
@@ -197,7 +188,6 @@ std::vector<train::Attention> attentions(const std::string& list) {
 
 /// What no row can check alone.
 void check(const PretrainOptions& o) {
-    check_existing(o);
     require(!o.sweep.empty() || !(o.shard || o.together), o.shard ? "--shard" : "--together",
             " is for the runs of --sweep: a single run is trained by all its workers");
     require(o.sweep.empty() || !o.overwrite,

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/reuse/options.h"
 
-#include <cmath>
-
 #include "core/select/selector.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/pattern.h"
@@ -32,13 +30,14 @@ OptionTable option_table(ReuseOptions& o) {
     add_files(table, o);
     table.real("lose", "SHARE", o.lose,
                "target: with shared ids, a layer loses at most this share of the attention mass "
-               "against its own ids; default, with 0.01");
-    table.real("keep", "SHARE", o.keep, "target: a layer keeps this share of the attention mass");
-    table.real("error", "E", o.error, "target: at most this relative output error");
-    table
-        .counts("every", "N,...", o.every,
-                "patterns to report: a layer computes its own ids every N layers of the model")
-        .at_least(1);
+               "against its own ids; default, with 0.01",
+               {"at least 0 and below 1", [](double value) { return value >= 0 && value < 1; }});
+    table.real("keep", "SHARE", o.keep, "target: a layer keeps this share of the attention mass",
+               proper_share());
+    table.real("error", "E", o.error, "target: at most this relative output error", positive());
+    table.counts("every", "N,...", o.every,
+                 "patterns to report: a layer computes its own ids every N layers of the model",
+                 at_least(1));
     table.names(
         "groups", "A-B,...", o.groups,
         [](const std::string& item) {
@@ -70,18 +69,8 @@ std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> arg
     ReuseOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
     o.selector = pointwise_selector("selector", o.selector);
-    const int targets =
-        int{o.keep.has_value()} + int{o.lose.has_value()} + int{o.error.has_value()};
-    require(targets <= 1, "--lose, --keep and --error exclude each other");
-    if (targets == 0) o.lose = kDefaultLose;
-    require(!o.keep || (*o.keep > 0 && *o.keep < 1), "--keep is ", o.keep.value_or(0),
-            ", must be above 0 and below 1");
-    require(!o.lose || (*o.lose >= 0 && *o.lose < 1), "--lose is ", o.lose.value_or(0),
-            ", must be at least 0 and below 1");
-    require(!o.error || (*o.error > 0 && std::isfinite(*o.error)), "--error is ",
-            o.error.value_or(0), ", must be above 0 and finite");
+    o.check_target(&TargetOptions::lose, kDefaultLose);
     o.rule.validate();
-    check_existing(o);
     return o;
 }
 

@@ -19,11 +19,9 @@ struct ReuseOptions : RunOptions,
                       SizeOptions,
                       OracleOptions,
                       QueryOptions,
-                      PricingOptions {
+                      PricingOptions,
+                      TargetOptions {
     ReuseOptions() { sample_queries = 1024; }
-
-    // The target: exactly one of them once the options are parsed.
-    std::optional<double> keep, lose, error;
 
     std::string selector = "index";
     std::vector<int64_t> every{2, 4};

@@ -74,15 +74,6 @@ measure::LayerQueries common_queries(const ReuseOptions& o, const io::Activation
     return queries;
 }
 
-Findings write_findings(const Completed& run) {
-    Findings findings = make_findings(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_findings(findings, record, page);
-    write_page(run, "reuse.txt", page.str(), reuse_summary(findings, record));
-    return findings;
-}
-
 }  // namespace
 
 int run(std::span<const std::string> args, std::ostream& out, std::ostream& err) {
@@ -99,15 +90,21 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
     job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);
     OwnIds own(o, file, queries);
-    job.begin(layer_units(
-        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-            reuse_layer(o, file, layer, queries, own, on, worker, to);
-        }));
-    if (!job.work(o, *backend, OnError::stop)) return 0;
-    const Findings findings = write_findings({job.finish(), o.out, o.files, o.json, 0, out});
-    return target_code(kProgram.name, nearest_text(findings), err);
+    return job.run(
+        layer_units(file, o.layers,
+                    [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+                        reuse_layer(o, file, layer, queries, own, on, worker, to);
+                    }),
+        o, *backend, complete, out);
 }
 
-void complete(const Completed& run) { write_findings(run); }
+std::string complete(const Completed& run) {
+    const Findings findings = make_findings(run.results);
+    const io::RunRecord& record = run.results.run();
+    std::ostringstream page;
+    print_findings(findings, record, page);
+    write_page(run, "reuse.txt", page.str(), reuse_summary(findings, record));
+    return nearest_text(findings);
+}
 
 }  // namespace msa::experiments::reuse

@@ -123,12 +123,6 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
 
 }  // namespace
 
-std::string target_text(const ReuseOptions& asked) {
-    if (asked.keep) return concat("mass kept of at least ", *asked.keep);
-    if (asked.error) return concat("output error of at most ", *asked.error);
-    return concat("mass lost of at most ", *asked.lose);
-}
-
 const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
     return findings.pairs[target * (target + 1) / 2 + source];
 }

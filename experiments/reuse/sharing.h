@@ -52,9 +52,6 @@ struct Shared {
     bool each = false, mean = false;  // every layer, or the mean over layers, reaches the target
 };
 
-/// The target: "mass lost of at most 0.01"
-std::string target_text(const ReuseOptions&);
-
 struct Findings {
     ReuseOptions asked;
     uint64_t seed = 0;

@@ -21,6 +21,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kDecimals = 4;
+constexpr const char* kError = "output error";
 
 ordered_json json_of(const Kept& kept) {
     ordered_json json;
@@ -153,7 +154,7 @@ std::string reuse_definitions() {
 std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
     const ReuseOptions& asked = findings.asked;
     ordered_json pairs = ordered_json::array(), distances = ordered_json::array(),
-                 patterns = ordered_json::array(), front = ordered_json::array(), target;
+                 patterns = ordered_json::array(), front = ordered_json::array();
     for (const Pair& pair : findings.pairs) {
         pairs.push_back(
             {{"source", pair.source}, {"target", pair.target}, {"distance", pair.distance()}});
@@ -166,14 +167,8 @@ std::string reuse_summary(const Findings& findings, const io::RunRecord& run) {
     }
     for (const Shared& shared : findings.patterns) patterns.push_back(json_of(findings, shared));
     for (const Shared& shared : findings.front) front.push_back(json_of(findings, shared));
-    if (findings.asked.keep)
-        target["keep"] = *findings.asked.keep;
-    else if (findings.asked.error)
-        target["error"] = *findings.asked.error;
-    else
-        target["lose"] = *findings.asked.lose;
     ordered_json json = begin_summary("msa-reuse-summary", run);
-    json.update(ordered_json{{"target", target},
+    json.update(ordered_json{{"target", asked.target()},
                              {"seed", findings.seed},
                              {"draws", kDraws},
                              {"is_bound", findings.is_bound},
@@ -207,7 +202,7 @@ std::string nearest_text(const Findings& findings) {
             const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
             return a.kept[of].value < b.kept[of].value;
         });
-    return concat("target: ", target_text(findings.asked),
+    return concat("target: ", findings.asked.target_text(kError),
                   ": no pattern reaches it; the nearest is ", nearest->name, ", layers ",
                   list_text(computing_layers(findings, nearest->pattern)), ", with mass kept ",
                   text_of(nearest->kept[Measure::mass_kept]), " and output error ",
@@ -216,7 +211,7 @@ std::string nearest_text(const Findings& findings) {
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
     const ReuseOptions& asked = findings.asked;
-    out << "target: " << target_text(asked) << "; ids of " << asked.selector << ", Bk "
+    out << "target: " << asked.target_text(kError) << "; ids of " << asked.selector << ", Bk "
         << asked.block_size << ", k " << asked.rule.top_k << "; layers "
         << list_text(findings.layers) << '\n';
     print_paragraph(out,

@@ -49,7 +49,7 @@ struct SynthOptions {
 /// Adds a strength or a factor; its default is shown as users write it.
 void add_real(OptionTable& table, const char* flag, const char* form, double& to,
               const char* help) {
-    table.real(flag, form, to, help).between(0, 100).shown_as(concat(to));
+    table.real(flag, form, to, help, between(0, 100)).shown_as(concat(to));
 }
 
 OptionTable option_table(SynthOptions& o) {
@@ -60,21 +60,19 @@ OptionTable option_table(SynthOptions& o) {
     OptionTable table(kAbout);
     table.path("out", "FILE", o.out, "file to write").required("no output: name a file with --out");
     table.count("tokens", "N", o.tokens, "N, tokens of all sequences together");
-    table.count("sequences", "N", o.sequences, "sequences, of equal length").at_least(1);
-    table.count("layers", "N", o.layers, "layers, each with its own structure").between(1, 4096);
+    table.count("sequences", "N", o.sequences, "sequences, of equal length", at_least(1));
+    table.count("layers", "N", o.layers, "layers, each with its own structure", between(1, 4096));
     table.count("query-heads", "N", layer.query_heads, "Hq");
-    table.count("kv-heads", "N", layer.kv_heads, "Hkv, GQA groups").at_least(1);
-    table.count("head-dim", "N", layer.head_dim, "dh").between(kMinHeadDim, kMaxHeadDim);
+    table.count("kv-heads", "N", layer.kv_heads, "Hkv, GQA groups", at_least(1));
+    table.count("head-dim", "N", layer.head_dim, "dh", between(kMinHeadDim, kMaxHeadDim));
     table.count("index-dim", "N", layer.index_dim, "didx; 0: no index_q and index_k");
     add_real(table, "sink", "NATS", pattern.sink, "gain of token 0");
     add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
-    table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group")
-        .between(0, 256);
+    table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group",
+                between(0, 256));
     add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
-    table
-        .count("needles", "N", pattern.needles,
-               "single far tokens per sequence that few queries need")
-        .between(0, 4096);
+    table.count("needles", "N", pattern.needles,
+                "single far tokens per sequence that few queries need", between(0, 4096));
     add_real(table, "needle", "NATS", pattern.needle, "gain of a needle");
     add_real(table, "index-noise", "FACTOR", pattern.index_noise,
              "noise of the index branch relative to the main branch");
