@@ -2,6 +2,7 @@
 // The findings of msa-advise, computed from results.h5 alone.
 #pragma once
 
+#include <iosfwd>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -9,7 +10,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/advise/setting.h"
+#include "experiments/advise/options.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/measure/drawn.h"
 
@@ -67,5 +68,19 @@ struct Advice {
 /// dense attention. Under --budget, it is the setting within the budget that keeps the most mass.
 /// Bounds (is_bound) are excluded unless all settings are bounds.
 Advice make_advice(const io::ResultsReader&);
+
+/// Text of each number of the summary, JSON object.
+std::string advise_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "target", "sampling",
+/// "recommended", "nearest", "why_none", "dense", "bound", "front": [...], "layers": [...],
+/// "settings": [...]}. An estimate is {"value", "low", "high"}.
+std::string advise_summary(const Advice&, const io::RunRecord&);
+
+/// The page: the setting with its intervals, the Pareto front, the layers.
+void print_advice(const Advice&, const io::RunRecord&, std::ostream& out);
+
+/// Why no setting reaches the target, and the nearest one; empty where one is recommended.
+std::string nearest_text(const Advice&);
 
 }  // namespace msa::experiments::advise

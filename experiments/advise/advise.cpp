@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "core/cu_seqlens.h"
+#include "experiments/advise/advice.h"
 #include "experiments/advise/layer.h"
-#include "experiments/advise/summary.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"

@@ -7,7 +7,7 @@
 
 #include "analysis/hardware.h"
 #include "core/io/activations.h"
-#include "experiments/advise/setting.h"
+#include "experiments/advise/options.h"
 #include "experiments/driver/run.h"
 #include "experiments/measure/queries.h"
 

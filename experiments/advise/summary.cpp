@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/advise/summary.h"
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "analysis/metrics.h"
+#include "experiments/advise/advice.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"

@@ -10,7 +10,6 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 

@@ -2,11 +2,11 @@
 #include <ostream>
 #include <set>
 
-#include "experiments/bench/ceilings.h"
-#include "experiments/bench/over_ranks.h"
-#include "experiments/bench/stages.h"
+#include "experiments/bench/case_run.h"
+#include "experiments/bench/meter.h"
+#include "experiments/bench/rank_operands.h"
+#include "experiments/driver/layers.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/own_attention.h"
 #include "experiments/driver/program.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"

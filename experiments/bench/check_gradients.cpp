@@ -10,7 +10,6 @@
 #include "core/reference/reference_backend.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/check_rows.h"
-#include "experiments/bench/seen_keys.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {

@@ -11,8 +11,7 @@
 #include "core/tolerance.h"
 #include "experiments/bench/check.h"
 #include "experiments/bench/check_rows.h"
-#include "experiments/bench/given_lse.h"
-#include "experiments/bench/seen_keys.h"
+#include "experiments/bench/layers.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments::bench {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/bench/over_ranks.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,10 +11,10 @@
 #include "experiments/bench/check_rows.h"
 #include "experiments/bench/meter.h"
 #include "experiments/bench/rank_operands.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_parallel.h"
 

@@ -4,11 +4,15 @@
 #pragma once
 
 #include <array>
+#include <iosfwd>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/parallel/peer_copies.h"
 #include "experiments/bench/operands.h"
+#include "experiments/bench/options.h"
 
 namespace msa::experiments::bench {
 
@@ -56,5 +60,11 @@ struct Keys {
     Stored<3> k, v;
     Keys(Backend&, const RankOperands&, QueryRange range);
 };
+
+/// Times index_select and sparse_attention of one layer on all --devices together and on the first
+/// alone (core/parallel): a prefill of each length, and decoding one token after it. Compares all
+/// ids, and rows of the outputs; std::logic_error if ids differ.
+void bench_over_ranks(const BenchOptions&, std::span<const std::string> args, std::ostream& out,
+                      std::ostream& err);
 
 }  // namespace msa::experiments::bench

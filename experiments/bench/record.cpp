@@ -4,11 +4,10 @@
 #include <cmath>
 #include <ostream>
 
+#include "experiments/driver/completed.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 #include "experiments/driver/version.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::bench {

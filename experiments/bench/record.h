@@ -10,7 +10,6 @@
 
 #include "core/backend.h"
 #include "experiments/bench/cases.h"
-#include "experiments/bench/ceilings.h"
 #include "experiments/bench/meter.h"
 
 namespace msa::experiments::bench {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/bench/stages.h"
 
 #include <algorithm>
 #include <new>

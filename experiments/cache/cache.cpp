@@ -6,12 +6,11 @@
 #include <sstream>
 
 #include "experiments/cache/layer.h"
-#include "experiments/cache/summary.h"
+#include "experiments/cache/report.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/selected_blocks.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cache {

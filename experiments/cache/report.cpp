@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "experiments/driver/units.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments::cache {
 namespace {

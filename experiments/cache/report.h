@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,5 +64,21 @@ struct Report {
 
 /// From results.h5 of msa-cache.
 Report make_report(const io::ResultsReader&);
+
+/// Text of each number of the summary, JSON object.
+std::string cache_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "file", sizes, "link",
+/// "selectors": [{"recommended", "points", ...}], "layers": [...]}.
+std::string cache_summary(const Report&, const io::RunRecord&);
+
+/// rows.csv: the points of all selectors.
+std::string cache_rows_csv(const Report&);
+
+/// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
+void print_report(const Report&, std::ostream& out);
+
+/// Why no cache meets the time, and the time that the nearest one needs; empty if one does.
+std::string nearest_text(const Report&);
 
 }  // namespace msa::experiments::cache

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cache/summary.h"
-
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -8,10 +6,10 @@
 #include <span>
 
 #include "analysis/metrics.h"
+#include "experiments/cache/report.h"
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::cache {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/summary.h"
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include "analysis/overlap.h"
 #include "core/error.h"
 #include "experiments/compare/options.h"
+#include "experiments/compare/rows.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/rows.h"

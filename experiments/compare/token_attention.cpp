@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/compare/token_attention.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
 
+#include "experiments/compare/tokens.h"
 #include "experiments/driver/attend.h"
 
 namespace msa::experiments::compare {

@@ -6,7 +6,7 @@
 #include "analysis/output_error.h"
 #include "core/select/cost.h"
 #include "experiments/compare/sums.h"
-#include "experiments/measure/stopwatch.h"
+#include "experiments/measure/tally.h"
 
 namespace msa::experiments::compare {
 namespace {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/chip.h"
-
+#include "experiments/cost/from_sizes.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/from_results.h"
 #include "experiments/cost/from_sizes.h"
 #include "experiments/cost/options.h"
-#include "experiments/cost/over_gpus.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cost {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/from_results.h"
 
 #include <algorithm>
 #include <ostream>
 
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
-#include "experiments/cost/chip.h"
+#include "experiments/cost/from_sizes.h"
 #include "experiments/driver/rows.h"
 #include "experiments/driver/selected_blocks.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -103,7 +101,7 @@ struct OrderRow {
     std::string accounting;
 };
 
-/// Of the orders: the table and the lines of CSV.
+/// Of the table of orders.
 const std::vector<ColumnOf<OrderRow>>& order_columns() {
     using Of = const OrderRow&;
     constexpr Form kGflop{.decimals = -4, .per = kGiga}, kMb{.decimals = -4, .per = kMega};
@@ -201,9 +199,7 @@ void print_tables(const CostOptions& o, const std::vector<Arm>& arms, const anal
 
 void cost_from_results(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
     const std::vector<Arm> arms = read_arms(o, on);
-    if (o.format == Format::csv) out << order_rows(arms).csv();
-    if (o.format == Format::table) print_tables(o, arms, on, out);
-    if (o.format != Format::json) return;
+    if (!o.json) return print_tables(o, arms, on, out);
     ordered_json json{{"format", "msa-cost-measured"},
                       {"format_version", kRecordVersion},
                       {"results", o.results},

@@ -3,16 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <optional>
 #include <ostream>
 #include <span>
 
 #include "analysis/stage_cost.h"
-#include "experiments/cost/chip.h"
 #include "experiments/driver/rows.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -66,21 +63,19 @@ ordered_json sizes_json(const LayerSizes& s) {
     return json;
 }
 
-constexpr std::ptrdiff_t kPlaces = 4;  // first columns of a stage: where it stands
+constexpr std::ptrdiff_t kPlaces = 3;  // first columns of a stage: where it stands
 
-/// A stage of a pipeline at a context, by the kernels' accounting or the paper's.
+/// A stage of a pipeline, by the kernels' accounting or the paper's.
 struct StageRow {
-    int64_t tokens = 0;
     std::string phase{}, accounting{}, pipeline{};
     const Stage* stage = nullptr;
 };
 
-/// Of the stages: the table, the objects of JSON and the lines of CSV.
+/// Of the stages: the table and the objects of JSON.
 std::vector<ColumnOf<StageRow>> stage_columns(const analysis::Hardware& on) {
     using Of = const StageRow&;
     const auto bytes = [&](Of row) { return row.stage->memory_bytes(on); };
     return {
-        {{"context"}, &StageRow::tokens},
         {{"phase", "phase"}, &StageRow::phase},
         {{"accounting", "accounting"}, &StageRow::accounting},
         {{"pipeline", "pipeline"}, &StageRow::pipeline},
@@ -175,17 +170,8 @@ std::vector<StageRow> stage_rows(const Context& context) {
             for (const Pipeline& pipeline :
                  accounting == std::string("paper") ? phase.paper : phase.kernels)
                 for (const Stage& stage : pipeline.stages)
-                    rows.push_back(
-                        {context.sizes.tokens, phase.name, accounting, pipeline.name, &stage});
+                    rows.push_back({phase.name, accounting, pipeline.name, &stage});
     return rows;
-}
-
-void print_csv(const std::vector<Context>& contexts, const analysis::Hardware& on,
-               std::ostream& out) {
-    std::vector<StageRow> rows;
-    for (const Context& context : contexts)
-        std::ranges::copy(stage_rows(context), std::back_inserter(rows));
-    out << Rows(stage_columns(on), rows).csv();
 }
 
 /// One row per context: seconds of every pipeline and the speed-up over dense.
@@ -248,8 +234,7 @@ void print_training(const std::vector<Context>& contexts, std::ostream& out) {
 }
 
 void print_stages(const Context& context, const analysis::Hardware& on, std::ostream& out) {
-    out << "\nStages at " << count_text(context.sizes.tokens)
-        << " (--csv and --json have every context):\n\n";
+    out << "\nStages at " << count_text(context.sizes.tokens) << " (--json has every context):\n\n";
     Rows(stage_columns(on), stage_rows(context)).print(out);
 }
 
@@ -351,9 +336,8 @@ void cost_from_sizes(const CostOptions& o, const analysis::Hardware& on, std::os
     const Model model = model_of(o);
     std::vector<Context> contexts;
     for (int64_t tokens : o.contexts) contexts.push_back(cost_context(o, model, tokens));
-    if (o.format == Format::json) print_json(o, model, contexts, on, out);
-    if (o.format == Format::csv) print_csv(contexts, on, out);
-    if (o.format == Format::table) print_tables(o, model, contexts, on, out);
+    if (o.json) return print_json(o, model, contexts, on, out);
+    print_tables(o, model, contexts, on, out);
 }
 
 }  // namespace msa::experiments::cost

@@ -25,7 +25,6 @@ const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3,
 /// What is not where it is used: an element that follows another, two switches for one format.
 struct Words {
     std::optional<Element> element, index_element;
-    bool json = false, csv = false;
 };
 
 OptionTable option_table(CostOptions& o, Words& w) {
@@ -61,8 +60,7 @@ OptionTable option_table(CostOptions& o, Words& w) {
     table.names(
         "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },
         "of the results, repeatable; default: all");
-    table.flag("json", w.json, "print JSON instead of the tables");
-    table.flag("csv", w.csv, "print CSV, one line per stage or loop order");
+    table.flag("json", o.json, "print JSON instead of the tables");
     return table;
 }
 
@@ -76,7 +74,6 @@ void check_exclusions(std::span<const std::string> args) {
     for (const char* name : {"layers", "selectors"})
         require(measured || !given(args, name), "--", name,
                 " picks from --results, which is not given");
-    require(!(given(args, "json") && given(args, "csv")), "--json and --csv exclude each other");
 }
 
 }  // namespace
@@ -95,7 +92,6 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
             ", must be a number");
     o.element = w.element.value_or(o.element);
     o.index_element = w.index_element.value_or(o.element);
-    o.format = w.json ? Format::json : w.csv ? Format::csv : Format::table;
     return o;
 }
 

@@ -15,8 +15,6 @@
 
 namespace msa::experiments::cost {
 
-enum class Format : uint8_t { table, json, csv };
-
 /// Version of the JSON. Version 2 has a loop order `union`, which version 1 called q_outer.
 inline constexpr int kRecordVersion = 2;
 
@@ -32,7 +30,7 @@ struct CostOptions {
     std::string results;                 // measured selections; empty: from sizes
     std::vector<int64_t> layers;         // of the results; empty: all
     std::vector<std::string> selectors;  // of the results; empty: all
-    Format format = Format::table;
+    bool json = false;
 };
 
 /// Nothing if help or version was requested. Throws InputError.

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/cost/over_gpus.h"
-
-#include <algorithm>
-#include <iomanip>
-#include <ostream>
 
 #include "analysis/over_gpus.h"
-#include "experiments/cost/chip.h"
+
+#include <algorithm>
+#include <ostream>
+
 #include "experiments/cost/from_sizes.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -78,22 +75,6 @@ void print_divisions_json(const CostOptions& o, const Model& model,
     out << json.dump(2) << '\n';
 }
 
-void print_divisions_csv(const std::vector<Division>& all, std::ostream& out) {
-    out << std::setprecision(9)
-        << "context,gpus,phase,one_seconds,seconds,speedup,imbalance,bytes,moved_seconds,"
-           "exposed_seconds\n";
-    for (const Division& x : all) {
-        const PrefillOverGpus& p = x.prefill;
-        const DecodeOverGpus& d = x.decode;
-        out << x.sizes.tokens << ',' << x.gpus << ",prefill," << p.one_seconds << ',' << p.seconds()
-            << ',' << p.speedup() << ',' << p.imbalance() << ',' << p.gather_bytes << ','
-            << p.gather_seconds << ',' << p.exposed_seconds() << '\n'
-            << x.sizes.tokens << ',' << x.gpus << ",decode," << d.one_seconds << ',' << d.seconds()
-            << ',' << d.speedup() << ",0," << d.exchange_bytes << ',' << d.exchange_seconds << ','
-            << d.exchange_seconds << '\n';
-    }
-}
-
 void print_prefill(const std::vector<Division>& all, std::ostream& out) {
     Table table({"prefill\ncontext", "GPUs", "one GPU\nms", "slowest\nrank ms", "imbalance\n%",
                  "gather\nMB", "gather\nms", "not over-\nlapped ms", "all\nms", "speed-up",
@@ -151,8 +132,7 @@ void cost_over_gpus(const CostOptions& o, const analysis::Hardware& on, std::ost
             all.push_back({sizes, gpus, prefill_over_gpus(sizes, count, on),
                            decode_over_gpus(sizes, count, on)});
         }
-    if (o.format == Format::json) return print_divisions_json(o, model, all, on, out);
-    if (o.format == Format::csv) return print_divisions_csv(all, out);
+    if (o.json) return print_divisions_json(o, model, all, on, out);
     const LayerSizes& s = all.front().sizes;
     out << model.name << ", one of " << model.layers << " layers: Hq " << s.query_heads << ", Hkv "
         << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "

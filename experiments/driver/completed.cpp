@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "experiments/driver/write_text.h"
+#include "core/io/partial_file.h"
 
 namespace msa::experiments {
 
@@ -16,6 +16,12 @@ void write_page(const Completed& run, const std::string& name, const std::string
                 const std::string& summary) {
     write_text(run.out / name, page);
     write_summary(run, summary, page);
+}
+
+void write_text(const std::filesystem::path& path, const std::string& content) {
+    io::PartialFile file(path, true);
+    file.write(content);
+    file.finish();
 }
 
 }  // namespace msa::experiments

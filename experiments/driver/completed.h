@@ -27,4 +27,8 @@ void write_summary(const Completed&, const std::string& summary, const std::stri
 void write_page(const Completed&, const std::string& name, const std::string& page,
                 const std::string& summary);
 
+/// Writes a small file through `path`.partial. SystemError naming file and reason; InputError if
+/// another process is writing it.
+void write_text(const std::filesystem::path& path, const std::string& content);
+
 }  // namespace msa::experiments

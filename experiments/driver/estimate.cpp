@@ -5,7 +5,6 @@
 
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments {
 namespace {

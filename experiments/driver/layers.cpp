@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <set>
+#include <string>
 
-#include "experiments/driver/own_attention.h"
+#include "core/utf8.h"
 
 namespace msa::experiments {
 namespace {
@@ -70,6 +72,19 @@ void write_layer(io::UnitWriter& to, const io::LayerInfo& layer, const Problem& 
     if (sinks.data() == nullptr) return;
     to.write<float, 1>(group + "/sinks", sinks.view(),
                        {"head", "nats", "learnable logit that competes in the head's softmax"});
+}
+
+void warn_of_own_attention(const io::ActivationsReader& file, int64_t number, Computed computed,
+                           std::ostream& err) {
+    const io::LayerInfo& layer = file.layer(number);
+    const bool plain = computed == Computed::plain;
+    std::string names = layer.own_sparse ? "own_attention \"sparse\"" : "";
+    for (const auto& [name, values] : layer.own_attention)
+        if (plain || name == "attention_chunk") names += (names.empty() ? "" : ", ") + name;
+    if (names.empty()) return;
+    err << "warning: " << printable(file.name()) << " /layers/" << number << " has " << names
+        << ": the model's own attention is not the " << (plain ? "plain causal " : "")
+        << "attention computed here\n";
 }
 
 }  // namespace msa::experiments

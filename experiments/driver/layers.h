@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
 #include "experiments/driver/option_table.h"
@@ -32,5 +33,28 @@ using Sizes = std::vector<std::pair<const char*, int64_t>>;
 /// attribute `softmax_scale` and, if the layer has them, `window`, `softcap` and the dataset
 /// `sinks` [Hq].
 void write_layer(io::UnitWriter&, const io::LayerInfo&, const Problem& p, const Sizes& more);
+
+// A model's own attention beyond plain causal attention, in a program.
+
+/// The attention that a program computes: plain causal attention, or with the layer's window, soft
+/// cap and sinks.
+enum class Computed : uint8_t { plain, with_window_cap_and_sinks };
+
+/// Warns on `err` if the model's attention differs from what the program computes.
+void warn_of_own_attention(const io::ActivationsReader&, int64_t layer, Computed,
+                           std::ostream& err);
+
+/// Sinks in the backend's space; absent stays absent.
+class Sinks {
+public:
+    Sinks(Backend& backend, View<const float, 1> host) {
+        if (host) there_ = backend.upload(host);
+    }
+    View<const float, 1> view() const { return there_.view(); }
+    operator View<const float, 1>() const { return view(); }
+
+private:
+    Tensor<float, 1> there_;
+};
 
 }  // namespace msa::experiments

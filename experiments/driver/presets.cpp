@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "experiments/driver/data.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/units.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {
@@ -21,7 +21,14 @@ constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
 constexpr int64_t kLargestSize = int64_t{1} << 31;
 const std::vector<std::string> kSparseSizes{"block_size", "top_k", "index_dim"};
 
-std::filesystem::path folder(const std::string& kind) { return data_directory() / kind; }
+/// Of the data files of a kind, hardware or models: in the environment variable MSA_DATA_DIR, else
+/// in the installed folder relative to the running program. It need not exist.
+std::filesystem::path folder(const std::string& kind) {
+    const char* asked = std::getenv("MSA_DATA_DIR");
+    if (asked != nullptr && *asked != '\0') return std::filesystem::path(asked) / kind;
+    const auto program = std::filesystem::read_symlink("/proc/self/exe");
+    return (program.parent_path() / MSA_DATA_FROM_BIN).lexically_normal() / kind;
+}
 
 std::vector<std::string> list_names(const std::string& kind) {
     std::vector<std::string> names;

@@ -46,6 +46,30 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
                  "rates of the roofline: peak (published) or measured");
 }
 
+nlohmann::ordered_json TargetOptions::target() const {
+    nlohmann::ordered_json target = nlohmann::ordered_json::object();
+    if (keep) target["keep"] = *keep;
+    if (lose) target["lose"] = *lose;
+    if (error) target["error"] = *error;
+    if (budget) target["budget"] = *budget;
+    return target;
+}
+
+std::string TargetOptions::target_text(const std::string& of_error) const {
+    if (keep) return concat("mass kept of at least ", *keep);
+    if (lose) return concat("mass lost of at most ", *lose);
+    if (error) return concat(of_error, " of at most ", *error);
+    return concat("budget of at most ", budget.value(), " tokens");
+}
+
+void TargetOptions::check_target(std::optional<double> TargetOptions::*otherwise, double value) {
+    const nlohmann::ordered_json all = target();
+    std::vector<std::string> given;
+    for (const auto& [name, bound] : all.items()) given.push_back("--" + name);
+    require(given.size() <= 1, join(given, " and "), " exclude each other");
+    if (given.empty()) this->*otherwise = value;
+}
+
 std::string pricing_text(const PricingOptions& o, int64_t measured, int64_t longest) {
     const int64_t layers = o.model_layers.value();
     std::string of = concat(layers, layers == 1 ? " layer" : " layers");

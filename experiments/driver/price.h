@@ -27,6 +27,19 @@ struct PricingOptions {
     std::string hardware = "h100";
     Ceilings ceilings = Ceilings::peak;
 };
+/// The target of a search, one of these.
+struct TargetOptions {
+    std::optional<double> keep, lose, error;
+    std::optional<int64_t> budget;
+
+    /// {"keep": 0.95}
+    nlohmann::ordered_json target() const;
+    /// "mass kept of at least 0.95"; `of_error`: the name of the error.
+    std::string target_text(const std::string& of_error) const;
+    /// InputError if several are given; if none is, `otherwise` becomes `value`.
+    void check_target(std::optional<double> TargetOptions::*otherwise, double value);
+};
+
 /// "prefill of 8K tokens on h100 (peak rates), 4 layers for the 30 of the model", for costs of so
 /// many layers; where the context is longer than any sequence captured, it says so.
 std::string pricing_text(const PricingOptions&, int64_t measured_layers, int64_t longest_sequence);

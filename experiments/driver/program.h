@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <exception>
 #include <ostream>
 #include <span>
 #include <stdexcept>
@@ -47,5 +48,9 @@ int guarded(const std::string& name, Run run, std::span<const std::string> args,
 /// A complete main function: signals, arguments, standard streams, MPI. With several ranks
 /// (driver/ranks.h), the first one prints, and the others print only errors.
 int program_main(const std::string& name, Run run, int argc, char** argv);
+
+/// A program's text for an error: its message and, if there is one, the option that helps (";
+/// --overwrite replaces it").
+std::string message_of(const std::exception&);
 
 }  // namespace msa::experiments

@@ -15,9 +15,7 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
-#include "experiments/driver/remedy.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/write_text.h"
 
 namespace msa::experiments {
 namespace {

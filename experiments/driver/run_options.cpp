@@ -2,7 +2,6 @@
 #include "experiments/driver/run_options.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <thread>
 
@@ -264,30 +263,6 @@ void add_unit_queries(OptionTable& table, UnitOptions& o) {
                 "size of the units that workers share and --resume starts at: whole blocks of 128 "
                 "positions with at least N of a layer's queries; 0: the whole layer",
                 at_least(0));
-}
-
-nlohmann::ordered_json TargetOptions::target() const {
-    nlohmann::ordered_json target = nlohmann::ordered_json::object();
-    if (keep) target["keep"] = *keep;
-    if (lose) target["lose"] = *lose;
-    if (error) target["error"] = *error;
-    if (budget) target["budget"] = *budget;
-    return target;
-}
-
-std::string TargetOptions::target_text(const std::string& of_error) const {
-    if (keep) return concat("mass kept of at least ", *keep);
-    if (lose) return concat("mass lost of at most ", *lose);
-    if (error) return concat(of_error, " of at most ", *error);
-    return concat("budget of at most ", budget.value(), " tokens");
-}
-
-void TargetOptions::check_target(std::optional<double> TargetOptions::*otherwise, double value) {
-    const nlohmann::ordered_json all = target();
-    std::vector<std::string> given;
-    for (const auto& [name, bound] : all.items()) given.push_back("--" + name);
-    require(given.size() <= 1, join(given, " and "), " exclude each other");
-    if (given.empty()) this->*otherwise = value;
 }
 
 std::vector<std::filesystem::path> inputs_of(const RunOptions& o, const QueryOptions& asked) {

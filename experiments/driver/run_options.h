@@ -109,19 +109,6 @@ void add_oracle(OptionTable&, OracleOptions&);
 /// --all-rows alone.
 void add_all_rows(OptionTable&, OracleOptions&);
 
-/// The target of a search, one of these.
-struct TargetOptions {
-    std::optional<double> keep, lose, error;
-    std::optional<int64_t> budget;
-
-    /// {"keep": 0.95}
-    nlohmann::ordered_json target() const;
-    /// "mass kept of at least 0.95"; `of_error`: the name of the error.
-    std::string target_text(const std::string& of_error) const;
-    /// InputError if several are given; if none is, `otherwise` becomes `value`.
-    void check_target(std::optional<double> TargetOptions::*otherwise, double value);
-};
-
 /// The measured queries: packed tokens, positions in every sequence, or those that a fit held out;
 /// default: all.
 struct QueryOptions {

@@ -36,4 +36,7 @@ std::string fixed_text(double value, int decimals);
 /// A count of tokens in Count's format: "128K", "1M", "196609".
 std::string count_text(int64_t count);
 
+inline constexpr double kTera = 1e12, kGiga = 1e9, kMega = 1e6, kMilli = 1e-3, kMicro = 1e-6;
+inline constexpr double kMebi = 1 << 20;
+
 }  // namespace msa::experiments

@@ -7,7 +7,7 @@
 
 #include "core/indexer/index_branch.h"
 #include "experiments/driver/attend.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/fit/data.h"
 
 namespace msa::experiments::fit {

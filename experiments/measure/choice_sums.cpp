@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/measure/choice_sums.h"
-
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "experiments/measure/choice_errors.h"
-#include "experiments/measure/stopwatch.h"
+#include "experiments/measure/pickers.h"
+#include "experiments/measure/tally.h"
 
 namespace msa::experiments::measure {
 namespace {

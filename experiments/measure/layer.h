@@ -12,7 +12,7 @@
 #include "core/mirror.h"
 #include "core/select/policy.h"
 #include "experiments/driver/attend.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 
 namespace msa::experiments::measure {
 

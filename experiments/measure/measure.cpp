@@ -8,7 +8,6 @@
 #include "analysis/sink.h"
 #include "core/tolerance.h"
 #include "experiments/driver/program.h"
-#include "experiments/measure/choice_sums.h"
 #include "experiments/measure/pickers.h"
 
 namespace msa::experiments::measure {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/measure/stopwatch.h"
+#include "experiments/measure/tally.h"
 
 namespace msa::experiments::measure {
 namespace {

@@ -50,4 +50,9 @@ private:
     std::vector<Picker> pickers_ = {};
 };
 
+/// Attends over the ids of `choices`, which are some of the task's, checks them, and adds to the
+/// tally what they keep of dense attention (measure() says which sums).
+void add_choices(const Task&, const std::vector<size_t>& choices, const MeasuredChunk&,
+                 const ChoiceIds& ids, Observer&, Tally& to);
+
 }  // namespace msa::experiments::measure

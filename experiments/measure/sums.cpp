@@ -3,8 +3,8 @@
 
 #include "analysis/recall.h"
 #include "core/error.h"
-#include "experiments/driver/parts.h"
 #include "experiments/measure/queries.h"
+#include "experiments/measure/tally.h"
 
 namespace msa::experiments::measure {
 

@@ -3,12 +3,17 @@
 // layer.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "analysis/rows.h"
+#include "core/io/dataset_reader.h"
+#include "core/io/unit_writer.h"
 #include "experiments/driver/run.h"
 #include "experiments/measure/checks.h"
 #include "experiments/measure/sums.h"
@@ -55,5 +60,35 @@ void write_tally(const Tally&, const LayerForm&, const LayerPart&, const Worker&
 /// Writes a layer from the files of all its parts, given in query order. Does not need the
 /// activations.
 void join_layer(const std::vector<std::filesystem::path>& parts, const LayerForm&, io::UnitWriter&);
+
+// Joins the parts of a layer (LayerPart in run.h): rows of their queries, and sums and counts over
+// these. Nothing is rounded.
+
+/// Concatenates the parts' rows of every dataset under these groups. Parts are in the order of the
+/// queries. Within a part, all these datasets have equally many rows.
+void join_rows(const std::vector<std::filesystem::path>& parts, std::span<const char* const> groups,
+               io::UnitWriter& to);
+
+/// Integers as a dataset, and back.
+void store_list(io::UnitWriter&, const std::string& dataset, const std::vector<int64_t>& values);
+std::vector<int64_t> stored_list(const io::DatasetReader&, const std::string& dataset);
+
+/// A state as the datasets `sums` and `counts` of a group, and back.
+void store_state(io::UnitWriter&, const std::string& group, const analysis::State&);
+analysis::State stored_state(const io::DatasetReader&, const std::string& group);
+
+/// Adds its lifetime to `seconds`.
+class Stopwatch {
+public:
+    explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+    ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+private:
+    using Clock = std::chrono::steady_clock;
+    double& seconds_;
+    Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace msa::experiments::measure

@@ -2,6 +2,7 @@
 // The findings of msa-precision, computed from results.h5 alone.
 #pragma once
 
+#include <iosfwd>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -60,5 +61,20 @@ struct Findings {
 };
 
 Findings make_findings(const io::ResultsReader&);
+
+/// Text of each number of the summary, JSON object.
+std::string precision_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "target", "seed", "draws",
+/// "queries", "blocks_of_queries", "sequences", "index", "cache"}. A part is {"layers", "measures",
+/// "rows": [...], "recommended", "nearest"}, the last two numbers of rows; "index" is null where no
+/// layer has an Index Branch. An estimate is {"value", "low", "high"}.
+std::string precision_summary(const Findings&, const io::RunRecord&);
+
+/// The page: a table per part, notes, and the recommendation at the end.
+void print_findings(const Findings&, const io::RunRecord&, std::ostream& out);
+
+/// For parts whose target no format reaches: the nearest format. Empty if all targets are reached.
+std::string nearest_text(const Findings&);
 
 }  // namespace msa::experiments::precision

@@ -10,8 +10,8 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/measure/queries.h"
+#include "experiments/precision/findings.h"
 #include "experiments/precision/layer.h"
-#include "experiments/precision/summary.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 

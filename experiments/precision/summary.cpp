@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/precision/summary.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -13,6 +11,7 @@
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/precision/findings.h"
 #include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {

@@ -6,7 +6,6 @@
 #include "analysis/cost_model.h"
 #include "experiments/driver/presets.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 
 namespace msa::experiments::pretrain {
 namespace {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "experiments/pretrain/presets.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::pretrain {

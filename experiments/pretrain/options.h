@@ -68,4 +68,10 @@ OptionTable option_table(PretrainOptions& o);
 std::optional<PretrainOptions> parse_pretrain_options(std::span<const std::string> args,
                                                       std::ostream& out);
 
+/// Ordered by size.
+inline constexpr const char* kPresets[] = {"nano", "pilot", "large"};
+
+/// The defaults of a preset. InputError naming all presets if there is none of that name.
+PretrainOptions preset(const std::string& name);
+
 }  // namespace msa::experiments::pretrain

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/pretrain/presets.h"
+#include "experiments/pretrain/options.h"
 
 namespace msa::experiments::pretrain {
 namespace {

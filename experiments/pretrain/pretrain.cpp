@@ -3,13 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/random.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/write_text.h"
 #include "experiments/pretrain/capture.h"
 #include "experiments/pretrain/options.h"
 #include "experiments/pretrain/results.h"
-#include "experiments/pretrain/run_sweep.h"
+#include "experiments/pretrain/sweep.h"
 #include "experiments/pretrain/training.h"
 #include "experiments/pretrain/workers.h"
 #include "experiments/programs.h"

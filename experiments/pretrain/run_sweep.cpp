@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/pretrain/run_sweep.h"
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,13 +9,13 @@
 #include "core/error.h"
 #include "core/io/partial_file.h"
 #include "core/io/results.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/queue.h"
-#include "experiments/driver/remedy.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/write_text.h"
+#include "experiments/pretrain/sweep.h"
 #include "experiments/pretrain/training.h"
 #include "experiments/programs.h"
 

@@ -9,7 +9,7 @@
 #include "experiments/driver/run.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/layer.h"
-#include "experiments/reuse/summary.h"
+#include "experiments/reuse/sharing.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::reuse {

@@ -2,6 +2,7 @@
 // The findings of msa-reuse, computed from results.h5 alone.
 #pragma once
 
+#include <iosfwd>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -77,5 +78,20 @@ struct Findings {
 const Pair& pair_of(const Findings&, size_t source, size_t target);
 
 Findings make_findings(const io::ResultsReader&);
+
+/// Text of each number of the summary, JSON object.
+std::string reuse_definitions();
+
+/// summary.json: {"format", "program", "options", "definitions", "target", "seed", "draws",
+/// "is_bound", "layers", "missing_layers", "queries", "sequences", "references", "pairs": [...],
+/// "distances": [...], "own", "patterns": [...], "front": [...], "each", "mean", "dense"}. An
+/// estimate is {"value", "low", "high"}.
+std::string reuse_summary(const Findings&, const io::RunRecord&);
+
+/// The page: loss by distance, the requested patterns, the best ones.
+void print_findings(const Findings&, const io::RunRecord&, std::ostream& out);
+
+/// Why no pattern reaches the target, and the nearest one; empty if one does.
+std::string nearest_text(const Findings&);
 
 }  // namespace msa::experiments::reuse

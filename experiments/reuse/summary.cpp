@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/reuse/summary.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -12,8 +10,8 @@
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/units.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/reuse/sharing.h"
 
 namespace msa::experiments::reuse {
 namespace {

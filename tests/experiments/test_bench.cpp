@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "experiments/bench/ceilings.h"
 #include "experiments/bench/meter.h"
 #include "experiments/driver/presets.h"
 #include "gpu/cuda_backend.h"

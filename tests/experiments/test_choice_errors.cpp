@@ -8,7 +8,7 @@
 #include "analysis/output_error.h"
 #include "core/registry.h"
 #include "core/tolerance.h"
-#include "experiments/driver/own_attention.h"
+#include "experiments/driver/layers.h"
 #include "experiments/measure/choice_errors.h"
 #include "tests/support/far_backend.h"
 #include "tests/support/random.h"

@@ -6,7 +6,7 @@
 
 #include "core/io/file_error.h"
 #include "core/io/results.h"
-#include "experiments/driver/remedy.h"
+#include "experiments/driver/program.h"
 #include "experiments/fit/rope.h"
 #include "tests/experiments/fit_test.h"
 
