@@ -53,7 +53,7 @@ FloatOperands::FloatOperands(const Problem& p, const AttentionInput& in, int thr
     floats_ = {q_, k_, v_, in.sinks};
 }
 
-FloatIndex::FloatIndex(const IndexInput& in) : floats_(in) {
+FloatIndexInput::FloatIndexInput(const IndexInput& in) : floats_(in) {
     if (in.index_q.element() != Element::int8) return;
     q_ = Tensor<float, 3>(in.index_q.shape(), Fill::nothing);
     k_ = Tensor<float, 2>(in.index_k.shape(), Fill::nothing);

@@ -36,9 +36,9 @@ private:
 
 /// The operands of index_scores and index_select as floats: floats in place, or int8 values
 /// converted to float, not yet multiplied by their scales.
-class FloatIndex {
+class FloatIndexInput {
 public:
-    explicit FloatIndex(const IndexInput&);
+    explicit FloatIndexInput(const IndexInput&);
     View<const float, 3> q() const { return floats_.index_q.as<const float>(); }
     View<const float, 2> k() const { return floats_.index_k.as<const float>(); }
     const OperandScales& scales() const { return floats_.scales; }

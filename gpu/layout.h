@@ -11,8 +11,8 @@
 
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "gpu/lru_cache.h"
 #include "gpu/query_tile.h"
-#include "gpu/recent.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
@@ -68,7 +68,7 @@ public:
 
 private:
     std::shared_ptr<Stream> stream_;
-    Recent<const Layout, kMost> layouts_;
+    LruCache<const Layout, kMost> layouts_;
 };
 
 }  // namespace msa::cuda

@@ -57,7 +57,7 @@ protected:
         cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        cpu::index_scores(p, FloatIndex(in), scores, threads_);
+        cpu::index_scores(p, FloatIndexInput(in), scores, threads_);
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
@@ -65,7 +65,7 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
-        cpu::index_select(p, rule, FloatIndex(in), ids, lse, threads_);
+        cpu::index_select(p, rule, FloatIndexInput(in), ids, lse, threads_);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {

@@ -22,11 +22,11 @@ namespace cpu {
 
 void dense_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
                      View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads);
-void index_scores(const Problem&, const FloatIndex&, View<float, 3> scores, int threads);
+void index_scores(const Problem&, const FloatIndexInput&, View<float, 3> scores, int threads);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids, int threads);
-void index_select(const Problem&, const SelectionRule&, const FloatIndex&, View<int32_t, 3> ids,
-                  View<float, 2> lse, int threads);
+void index_select(const Problem&, const SelectionRule&, const FloatIndexInput&,
+                  View<int32_t, 3> ids, View<float, 2> lse, int threads);
 void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
                               View<const float, 3> v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads);

@@ -4,7 +4,7 @@
 
 namespace msa::cpu {
 
-void index_scores(const Problem& p, const FloatIndex& in, View<float, 3> scores, int threads) {
+void index_scores(const Problem& p, const FloatIndexInput& in, View<float, 3> scores, int threads) {
     const ScoreScales scales(p, in.scales());
     for_each_tile(p, in.q(), score_loop(p, threads),
                   [&](const RowTile& tile, const Scratch& scratch) {

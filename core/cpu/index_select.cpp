@@ -9,7 +9,7 @@
 
 namespace msa::cpu {
 
-void index_select(const Problem& p, const SelectionRule& rule, const FloatIndex& in,
+void index_select(const Problem& p, const SelectionRule& rule, const FloatIndexInput& in,
                   View<int32_t, 3> ids, View<float, 2> lse, int threads) {
     const ScoreScales scales(p, in.scales());
     const TileLoop loop = score_loop(p, threads);

@@ -12,12 +12,12 @@
 #include <optional>
 #include <string_view>
 
+#include "core/io/checksum.h"
 #include "core/io/file_error.h"
 #include "core/io/h5.h"
 #include "core/io/layout.h"
 #include "core/io/partial_file.h"
 #include "core/io/results.h"
-#include "core/io/seal.h"
 #include "core/io/unit_file.h"
 
 namespace msa::io {
@@ -72,7 +72,7 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
 }  // namespace
 
 void require_whole(const std::filesystem::path& path) {
-    require(check_seal(path) != Seal::broken, path.string(),
+    require(compare_checksum(path) != Checksum::differs, path.string(),
             ": is damaged, its bytes do not match the checksum at its end");
 }
 
@@ -318,7 +318,7 @@ void ResultsWriter::finish(const JoinParts& join) {
     h5::write_texts(file, {assembled, "/done"}, names);
     h5::close_durably(std::move(file), assembled);
     release_rest(assembled);
-    seal(assembled);
+    append_checksum(assembled);
     std::filesystem::rename(assembled, impl_->path);
     impl_->units.clear();
     impl_->replaces = false;

@@ -4,8 +4,8 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "core/io/checksum.h"
 #include "core/io/file_error.h"
-#include "core/io/seal.h"
 
 namespace msa::io {
 
@@ -25,12 +25,12 @@ std::string file_name_of_unit(const std::string& unit) {
 }
 
 std::string unit_of_file(const std::filesystem::path& path) {
-    const Seal found = check_seal(path);
-    if (found != Seal::whole)
+    const Checksum found = compare_checksum(path);
+    if (found != Checksum::matches)
         throw FileError(
             concat(path.string(), ": this finished unit ",
-                   found == Seal::none ? "has no checksum at its end"
-                                       : "is damaged, its bytes do not match its checksum"),
+                   found == Checksum::none ? "has no checksum at its end"
+                                           : "is damaged, its bytes do not match its checksum"),
             FileProblem::damaged_unit);
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/io/seal.h"
+#include "core/io/checksum.h"
 #include "core/io/unit_file.h"
 
 namespace msa::io {
@@ -108,7 +108,7 @@ void UnitWriter::finish() {
                       nlohmann::json(impl_->notes)
                           .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     h5::close_durably(std::move(impl_->file), impl_->temporary);
-    seal(impl_->temporary);
+    append_checksum(impl_->temporary);
     std::filesystem::rename(impl_->temporary, impl_->path);
     impl_->done();
 }

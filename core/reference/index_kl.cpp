@@ -20,8 +20,9 @@ double log_share(double lse, double sink) {
 
 }  // namespace
 
-std::vector<double> teach(const Problem& p, const MainBranch& in, int64_t i, int64_t r,
-                          const std::vector<int64_t>& tokens, size_t shown, Teacher teacher) {
+std::vector<double> teacher_probabilities(const Problem& p, const MainBranch& in, int64_t i,
+                                          int64_t r, const std::vector<int64_t>& tokens,
+                                          size_t shown, Teacher teacher) {
     const int64_t first_head = r * p.group_size();
     std::vector<std::vector<double>> heads;
     std::vector<double> shares;
@@ -88,7 +89,8 @@ void index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to)
                 if (to.d_index_q) std::fill_n(to.d_index_q[i][r].data(), p.index_dim, 0.0F);
                 continue;
             }
-            const std::vector<double> teacher = teach(p, main, i, r, tokens, shown, in.teacher);
+            const std::vector<double> teacher =
+                teacher_probabilities(p, main, i, r, tokens, shown, in.teacher);
             std::vector<double> logits;
             for (int64_t j : tokens)
                 logits.push_back(p.index_scale() * dot(index_q[i][r], index_k[j]));

@@ -76,7 +76,7 @@ void lightning_kl(const Problem& p, const LightningKlInput& in, const LightningK
         for (int64_t r = 0; r < p.kv_heads; ++r) {
             if (to.kl) to.kl(i, r) = 0;
             if (shown == 0) continue;
-            const Values teacher = teach(p, main, i, r, tokens, shown, in.teacher);
+            const Values teacher = teacher_probabilities(p, main, i, r, tokens, shown, in.teacher);
             for (size_t t = 0; t < tokens.size(); ++t) {
                 d_score[t] += (index[t] - teacher[t]) / groups / static_cast<double>(p.queries());
                 if (to.kl && !(teacher[t] <= 0))

@@ -93,7 +93,7 @@ protected:
         reference::dense_attention(p, main_branch(in), to.out.as<float>(), to.lse);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        const FloatIndex floats(in);
+        const FloatIndexInput floats(in);
         if (in.index_q.element() == Element::int8)
             reference::index_scores(p, floats.q(), floats.k(), floats.scales(), scores);
         else

@@ -45,8 +45,9 @@ void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 /// last `shown`. A head's NaN propagates. Each head is weighted by 1 - its sink's probability.
 /// Weights are scaled so that the largest is 1: nothing underflows, and the teacher is divided by
 /// its sum anyway.
-std::vector<double> teach(const Problem&, const MainBranch&, int64_t i, int64_t r,
-                          const std::vector<int64_t>& tokens, size_t shown, Teacher);
+std::vector<double> teacher_probabilities(const Problem&, const MainBranch&, int64_t i, int64_t r,
+                                          const std::vector<int64_t>& tokens, size_t shown,
+                                          Teacher);
 
 /// The sink of a head without one: its weight is 0.
 inline constexpr double kNoSink = -std::numeric_limits<double>::infinity();

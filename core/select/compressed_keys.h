@@ -20,7 +20,7 @@ struct Pieces {
     /// How many pieces lie within the first `keys` keys.
     int64_t whole(int64_t keys) const { return keys < tokens ? 0 : (keys - tokens) / stride + 1; }
     /// The first piece that ends after key `begin`, where a block begins.
-    int64_t first_of(int64_t begin) const {
+    int64_t first_ending_after(int64_t begin) const {
         return begin < tokens ? 0 : (begin - tokens) / stride + 1;
     }
     /// Tokens that piece n and the block [begin, end) have in common.

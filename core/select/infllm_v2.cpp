@@ -7,7 +7,8 @@ namespace {
 float largest(const Pieces& of, std::span<const float> attention, int64_t begin, int64_t end) {
     float top = 0;
     const int64_t pieces = std::ssize(attention);
-    for (int64_t n = of.first_of(begin); n < std::min(pieces, ceil_div(end, of.stride)); ++n)
+    for (int64_t n = of.first_ending_after(begin); n < std::min(pieces, ceil_div(end, of.stride));
+         ++n)
         if (of.shared(n, begin, end) > 0) top = std::max(top, attention[static_cast<size_t>(n)]);
     return top;
 }

@@ -9,7 +9,8 @@ namespace {
 float importance(const Pieces& of, std::span<const float> attention, int64_t begin, int64_t end) {
     float sum = 0;
     const int64_t pieces = std::ssize(attention);
-    for (int64_t n = of.first_of(begin); n < std::min(pieces, ceil_div(end, of.stride)); ++n)
+    for (int64_t n = of.first_ending_after(begin); n < std::min(pieces, ceil_div(end, of.stride));
+         ++n)
         sum += attention[static_cast<size_t>(n)] * static_cast<float>(of.shared(n, begin, end)) /
                static_cast<float>(of.stride);
     return sum;

@@ -43,11 +43,11 @@ struct IndexSelectArgs {
 };
 
 /// Operands of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t. With an exchange, a message
-/// has kept_keys(k) words, and `splits` must be above 1.
+/// has list_length(k) words, and `splits` must be above 1.
 template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
                                      const CandidateExchange* = nullptr);
 /// Length of a row's list.
-constexpr int kept_keys(int64_t top_k) { return top_k <= 16 ? 16 : 32; }
+constexpr int list_length(int64_t top_k) { return top_k <= 16 ? 16 : 32; }
 
 }  // namespace msa::cuda

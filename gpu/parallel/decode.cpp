@@ -21,12 +21,12 @@ using cuda::CandidateExchange;
 using cuda::check;
 using cuda::DeviceRule;
 using cuda::is_half;
-using cuda::kept_keys;
 using cuda::kIndexDecodeRows;
 using cuda::kMostExchanging;
 using cuda::kMostRanks;
 using cuda::kPartWords;
 using cuda::Layout;
+using cuda::list_length;
 using cuda::narrow;
 using cuda::not_element;
 using cuda::RankExchange;
@@ -99,12 +99,12 @@ public:
           part_(problem_, shared_.stream),
           scratch_(shared_.stream),
           candidates_(peers, narrow(problem_.queries() * problem_.kv_heads),
-                      narrow(kept_keys(rule.top_k))),
+                      narrow(list_length(rule.top_k))),
           parts_(peers, narrow(2 * problem_.queries() * problem_.query_heads), kPartWords),
           own_ids_(peers.backend().make<int32_t, 3>(
               {problem_.queries(), problem_.kv_heads, rule.top_k})) {
         const int rank = peers.rank();
-        candidates_.describe(candidate_exchange_, rank, narrow(kept_keys(rule.top_k)));
+        candidates_.describe(candidate_exchange_, rank, narrow(list_length(rule.top_k)));
         candidate_exchange_.first_block = narrow(split.of(rank).first_block);
         candidate_exchange_.blocks = narrow(split.of(rank).blocks);
         candidate_exchange_.rule = DeviceRule(rule);

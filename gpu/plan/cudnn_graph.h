@@ -11,8 +11,8 @@
 
 #include "core/backend.h"
 #include "gpu/layout.h"
+#include "gpu/lru_cache.h"
 #include "gpu/plan/dense_attention_cudnn.h"
-#include "gpu/recent.h"
 
 namespace msa::cuda {
 
@@ -105,7 +105,7 @@ struct Plan {
     fe::graph::Graph graph;
     std::string refusal;  // empty: it can be run
     int64_t workspace = 0;
-    Recent<Placement, kMostPlacements> placements;
+    LruCache<Placement, kMostPlacements> placements;
 
     Plan(const Sizes&, cudnnHandle_t);
 

@@ -12,8 +12,8 @@
 #include "core/error.h"
 #include "gpu/half_types.h"
 #include "gpu/kernels/add_parts.h"
-#include "gpu/kernels/hidden_values.h"
 #include "gpu/kernels/kernels.h"
+#include "gpu/kernels/non_finite.h"
 #include "gpu/plan/cudnn_graph.h"
 #include "gpu/plan/limits.h"
 
@@ -74,7 +74,7 @@ void clear(const Call& call, const Out<3>& to) {
 struct DenseAttentionCudnn::Library {
     cudnnHandle_t handle = nullptr;
     std::string failure;  // empty: it has started
-    Recent<Plan, kMostPlans> plans;
+    LruCache<Plan, kMostPlans> plans;
 
     Library() {
         failure = guarded([&]() -> std::string {
@@ -159,8 +159,7 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     if (!plan) return false;
     const std::shared_ptr<Placement> at = plan->place(call, spans);
     auto found = call.scratch<int32_t, 1>({1});
-    if (at->most_hidden > 0)
-        look_for_not_finite(call, in.v, at->hidden, at->most_hidden, found.data());
+    if (at->most_hidden > 0) find_non_finite(call, in.v, at->hidden, at->most_hidden, found.data());
     const Span first = plan->first(*at);
     why_not_ = library_->execute(call, *plan, *at,
                                  {{kQ, row(in.q, first.query)},
@@ -281,7 +280,7 @@ bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& i
             return false;
     }
     auto found = call.scratch<int32_t, 1>({1});
-    look_for_not_finite(call, {to.d_q, to.d_k, to.d_v}, found.data());
+    find_non_finite(call, {to.d_q, to.d_k, to.d_v}, found.data());
     auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
     output_gradient_products(call, saved, delta.data(), to.d_sinks ? nullptr : found.data());
     dense_attention_grad_any(call, in, saved, to, delta.data(), found.data());

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/number/half.h"
+#include "gpu/lru_cache.h"
 #include "gpu/plan/sparse_attention.h"
 #include "gpu/plan/sparse_attention_grad.h"
 #include "gpu/plan/tuned.h"
-#include "gpu/recent.h"
 #include "gpu/runtime.h"
 
 namespace msa::test {
@@ -334,7 +334,7 @@ TEST(CudaPlan, WhatIsWrittenMustNotBeReadEarly) {
 }
 
 TEST(CudaPlan, TheObjectsUsedLastAreKept) {
-    cuda::Recent<const int, 3> recent;
+    cuda::LruCache<const int, 3> recent;
     int made = 0;
     const auto get = [&](int wanted) {
         return recent.get([&](int known) { return known == wanted; },

@@ -8,11 +8,11 @@
 
 namespace msa::io {
 
-enum class Seal : uint8_t { none, whole, broken };
+enum class Checksum : uint8_t { none, matches, differs };
 
 /// Adds the checksum to a file without one. SystemError when the system refuses.
-void seal(const std::filesystem::path& path);
+void append_checksum(const std::filesystem::path& path);
 /// Compares the checksum with the bytes before it. InputError when the file cannot be read.
-Seal check_seal(const std::filesystem::path& path);
+Checksum compare_checksum(const std::filesystem::path& path);
 
 }  // namespace msa::io

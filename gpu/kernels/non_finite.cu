@@ -3,7 +3,7 @@
 
 #include "gpu/device/half_pair.cuh"
 #include "gpu/half_types.h"
-#include "gpu/kernels/hidden_values.h"
+#include "gpu/kernels/non_finite.h"
 
 namespace msa::cuda {
 namespace {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void look_for_not_finite(const Call& call, std::initializer_list<Out<3>> tensors, int32_t* found) {
+void find_non_finite(const Call& call, std::initializer_list<Out<3>> tensors, int32_t* found) {
     check(cudaMemsetAsync(found, 0, sizeof *found, call.stream()), "clearing memory");
     for (const Out<3>& values : tensors) {
         const int64_t count = element_count(values.shape()) / kPerLoad;
@@ -60,12 +60,12 @@ void look_for_not_finite(const Call& call, std::initializer_list<Out<3>> tensors
             look_at_all<T><<<static_cast<unsigned>(blocks), kThreads, 0, call.stream()>>>(
                 static_cast<const uint4*>(values.data()), count, found);
         });
-        check_launch("look_for_not_finite");
+        check_launch("find_non_finite");
     }
 }
 
-void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1> spans,
-                         int64_t most, int32_t* found) {
+void find_non_finite(const Call& call, In<3> values, View<const KeyRange, 1> spans, int64_t most,
+                     int32_t* found) {
     check(cudaMemsetAsync(found, 0, sizeof *found, call.stream()), "clearing memory");
     const int64_t row = values.shape()[1] * values.shape()[2] / kPerLoad;
     const int64_t blocks = std::min(kMostBlocks, (most * row + kThreads - 1) / kThreads);
@@ -76,7 +76,7 @@ void look_for_not_finite(const Call& call, In<3> values, View<const KeyRange, 1>
         look_at_spans<T><<<grid, kThreads, 0, call.stream()>>>(
             static_cast<const uint4*>(values.data()), row, spans.data(), spans.size(), found);
     });
-    check_launch("look_for_not_finite");
+    check_launch("find_non_finite");
 }
 
 }  // namespace msa::cuda

@@ -10,7 +10,7 @@ namespace msa::cuda {
 /// A cache of the `Most` objects used last. A user that keeps one longer (a captured graph) shares
 /// ownership.
 template <typename T, size_t Most>
-class Recent {
+class LruCache {
 public:
     /// The object for which is(object) holds, else the shared pointer that make() returns.
     template <typename Is, typename Make>
