@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gradients of eq:softmax-attention and eq:msa-sparse-attn: d_q by query; d_k and d_v by key, whose
-// queries the reverse index of ids lists. No atomics: every sum has one order.
+// Gradients of eq:softmax-attention and eq:msa-sparse-attn: d_q by query, d_k and d_v by key. The
+// reverse index of ids lists the queries of a key. No atomics: every sum has one order.
 #include "gpu/device/key_grad.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/reverse_index.h"

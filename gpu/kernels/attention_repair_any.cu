@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tiled kernels multiply masked probabilities, 0, with values that their query must not take in;
-// one that is not finite makes NaN of the output. Such rows are marked, rare, and computed once
-// more.
+// Tiled kernels multiply masked probabilities (0) by values that the query does not see. If such a
+// value is not finite, the output becomes NaN. These rows are rare; they are marked and computed
+// again here.
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 

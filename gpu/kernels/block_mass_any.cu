@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// P_b of the recall definitions, one thread block per query and group. The lse of the heads is made
-// first; then each block's probabilities are summed, per head, and over the heads in order.
+// P_b of the recall definitions, with one thread block per query and group. It computes the lse of
+// the heads first. Then it sums each block's probabilities per head, and over the heads in order.
 #include "gpu/device/max_or_nan.cuh"
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // block_mass in two kernels.
 //
-//   block_log_sums   rows are the (query, head) pairs of one group, held in registers; keys stream
-//   by
-//                    (TMA, wgmma). Each tile of scores becomes one log-sum of exponentials per row
-//                    and block, base 2, in the workspace.
-//   normalise        a thread block per (query, group): the log-sum of a row over all its blocks,
-//                    then each block's probability, mean over the group's heads.
+//   block_log_sums   holds rows, the (query, head) pairs of one group, in registers, and streams
+//                    keys (TMA, wgmma). Reduces each tile of scores to one base-2 log-sum of
+//                    exponentials per row and block, in the workspace.
+//   normalise        a thread block per (query, group): computes the log-sum of each row over all
+//                    its blocks, then each block's probability, mean over the group's heads
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// eq:msa-pp and eq:msa-kl. Phase 1 makes the lse of the main and the index heads, where they
-// are not given. Phase 2, one
-// thread block per query and group, makes the row's KL, d_index_q and the score gradients t - p,
-// which are kept for a piece of the queries; the maximum as teacher has a pass before, for its sum.
-// Phase 3, one thread block per 32 keys, sums d_index_k over the queries in order that the reverse
-// index of ids lists. Every sum has
-// one owner and one order.
+// eq:msa-pp and eq:msa-kl, in three phases.
+//   1  the lse of the main and the index heads, unless they are given
+//   2  one thread block per query and group: the row's KL, d_index_q and the score gradients t - p,
+//      which are kept for a piece of the queries. Teacher::max needs a pass before it, for its sum.
+//   3  one thread block per 32 keys: d_index_k, summed in order over the queries that the reverse
+//      index of ids lists
+// Every sum has one owner and one order.
 #include <optional>
 
 #include "gpu/device/max_or_nan.cuh"

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: MIT
-// The products of index_kl, KV-outer: a block's keys stay while the queries that use it pass, 64 a
-// tile, their heads in steps of 64 columns.
+// The products of index_kl, KV-outer. A thread block keeps a block's keys and loops over the
+// queries that use it, 64 per tile, with their heads in steps of 64 columns.
 //
 //   S' = K Q'     p = mean over heads of 2^(scale S' - lse)     T' = K_idx Q_idx'
 //   D' = 2^(index_scale T' - index_lse) - p     dK_idx += D' Q_idx     dQ_idx part = D K_idx
 //
 // A warpgroup for each 64 keys holds its rows of K, the register operand of S', and of dK_idx.
-// While the tensor cores form the scores of a step, the warpgroup takes the exponentials of the
-// step before and adds heads up: those of a thread first, then those of its four neighbours. Means
-// go to shared memory, a place of its own for each thread, until the tile's index scores are there.
-// D' goes into its two products as two values of T, the rounded one and what the rounding left:
-// from registers into dK_idx, through shared memory (stmatrix transposes it), where both
-// warpgroups' keys meet, into dQ_idx, of which each forms 64 channels. A part of dQ_idx goes to the
-// use's slot, in float. One producer warp takes items and gathers q by TMA through a ring, one
-// brings lse, one index_k, index_q and what tiles must know of their uses.
+// While the tensor cores compute the scores of a step, the warpgroup takes the exponentials of the
+// previous step and sums over heads: first within a thread, then over the four threads that share a
+// row. The means wait in shared memory, at each thread's own place, until the tile's index scores
+// are computed. D' enters its two products as two values of T: the rounded value and the rounding
+// error. It goes into dK_idx from registers, and into dQ_idx through shared memory (stmatrix
+// transposes it), where the keys of both warpgroups come together; each warpgroup computes 64
+// channels of dQ_idx. A use's part of dQ_idx goes to its slot, in float. There are three producer
+// warps: one takes items and gathers q by TMA through a ring buffer, one loads lse, and one loads
+// index_k, index_q and the uses of tiles.
 //
-// D' is 0 where a key is not seen, but 0 times a value that is not finite is NaN. A tile that has a
-// score that is not finite makes the operands of its two products finite, in shared memory, and
-// brings index_k back afterwards: D' is NaN already where such a key is seen.
+// D' is 0 for a key that is not seen, but 0 times a value that is not finite is NaN. So if a tile
+// has a score that is not finite, the operands of its two products are made finite in shared
+// memory, and index_k is loaded again afterwards. For such a key that is seen, D' is NaN already.
 //
-// Per tile and SM, both dims 128, G 16, 128 keys: 8192 cycles of S', 512 of T', 2048 of the
-// products of D'; 8704 of exponentials. The latter hide behind S' alone. Shared memory: 4096 for Q,
-// 2048 that TMA writes, 2048 for the products of D'. Predicted 13.5 thousand cycles.
+// Cycles per tile and SM with both dims 128, G 16 and 128 keys: 8192 for S', 512 for T', 2048 for
+// the products of D', and 8704 for exponentials, which overlap only with S'. Shared memory: 4096
+// for Q, 2048 for TMA's writes, 2048 for the products of D'. Predicted: 13.5 thousand cycles.
 #include <algorithm>
 
 #include "gpu/device/kl_gather_sm90.cuh"

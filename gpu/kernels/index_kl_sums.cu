@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What stands before and behind the blocks of index_kl: the items, and the sums of slots and parts.
+// The kernels before and after the products of index_kl: the work items, and the sums of slots and
+// parts.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/exp2.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// index_scores, then select_blocks, over pieces of the queries: the scores of one piece alone are
-// in memory. Then the sums over the chosen blocks.
+// index_scores, then select_blocks, over pieces of the queries, so that only the scores of one
+// piece are in memory. index_lse_any: the lse over the selected blocks.
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/pieces.h"

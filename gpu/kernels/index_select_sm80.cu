@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// index_select fused, in mma.sync and cp.async: what index_select_sm90.cu does, for any device of
-// compute capability 8.0 or later.
+// Fused index_select with mma.sync and cp.async. It does what index_select_sm90.cu does, on any
+// device of compute capability 8.0 or later.
 //
-// All warps copy: keys stream through a ring in shared memory, 64 at a stage, some stages ahead. A
-// warp holds 32 rows (query, group) as an operand in registers, or 16 where few queries share their
-// keys, and multiplies them with the stage's keys; the maxima of the products of a block wait in
-// shared memory until 32 blocks have passed, when the warp merges them into its rows' lists.
-// The local block needs no score, so every scored block is wholly visible and nothing is masked.
+// All warps copy: keys stream through a ring buffer in shared memory, 64 per stage, some stages
+// ahead. A warp holds 32 rows (query, group), or 16 with few queries, as an operand in registers,
+// and multiplies them with the stage's keys. The maxima of the products of each block wait in
+// shared memory. Every 32 blocks, the warp merges them into its rows' lists. The local block needs
+// no score, so every scored block is wholly visible and nothing is masked.
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/stream_mma.cuh"

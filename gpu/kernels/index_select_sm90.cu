@@ -9,11 +9,11 @@
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
-// Where few queries share their keys (decode), tiles have 64 rows, and the keys are split over the
-// chip: each part writes its list, and merge_splits, a second kernel, makes one list of a row's.
+// With few queries (decode), tiles have 64 rows, and the keys are split over the chip. Each part
+// writes its list, and a second kernel, merge_splits, merges the lists of a row.
 //
-// The producer may start before the kernel ahead has ended, where nothing ahead writes the keys
-// (IndexSelectArgs::keys_settled). The queries are always waited for.
+// The producer may start before the previous kernel has ended if no earlier work writes the keys
+// (IndexSelectArgs::keys_settled). It always waits for the queries.
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"

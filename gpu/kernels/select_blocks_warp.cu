@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// One warp per row, k <= 32. 1024 scores at a time sit in registers, each read once. The k-th
-// largest of the warp's 64 half-lane maxima bounds the k-th best score of the first 1024 from
-// below; later the list itself gives the bound. The few scores above it are merged into the list.
+// One warp per row, k <= 32. The warp reads each score once, 1024 at a time, into registers. For
+// the first 1024, the k-th largest of 64 maxima, two per lane, bounds the k-th best score from
+// below. Later the list itself gives the bound. The few scores above the bound are merged into the
+// list.
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/select_blocks_warp.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Split-K decode in mma.sync and cp.async, for few queries: thread blocks answer 16 heads of one
-// (query, group) together, each every kDecodeParts-th of the selected blocks, and each of its warps
-// a part of a block's keys.
+// Split-K decode with mma.sync and cp.async, for few queries. kDecodeParts thread blocks compute 16
+// heads of one (query, group) together. Each takes every kDecodeParts-th of the selected blocks,
+// and each of its warps a part of a block's keys.
 //
-//   decode       outputs, largest scores and sums of a thread block's part, to global memory
-//   join_parts   a warp joins the parts of a head, and writes out and lse
+//   decode       writes outputs, largest scores and sums of a thread block's part to global memory
+//   join_parts   a warp merges the parts of a head, and writes out and lse
 //
-// What the query does not see is never copied.
+// Keys that the query does not see are never copied.
 #include "gpu/device/softmax.cuh"
 #include "gpu/device/stream_mma.cuh"
 #include "gpu/kernels/sparse_attention_sm80.h"

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: MIT
-// Split-K decode: too few queries to fill the chip with tiles. A cluster of 8 thread blocks answers
-// 16 heads of one (query, group). Each thread block takes every 8th of the selected blocks, and
-// each of its 4 warps a quarter of a block's keys. Of a block of 32, two warps take a half each.
+// Split-K decode, for too few queries to fill the chip with tiles. A cluster of 8 thread blocks
+// computes 16 heads of one (query, group). Each thread block takes every 8th of the selected
+// blocks, and each of its 4 warps a quarter of a block's keys. With blocks of 32, two warps take
+// half each.
 //
-//   read_queries     the 16 heads as operands of the matrix product, the same in every warp
-//   attend           two blocks are on their way (TMA) while one is multiplied; an online softmax
-//   put_warp_part    a warp's outputs, running maxima and sums, in shared memory
-//   send_to_owners   the warps' parts become one, which goes to the thread block that owns the head
-//   write_heads      an owner joins 8 parts for each of its two heads, and writes out and lse
+//   read_queries     loads the 16 heads as operands of the matrix product, the same in every warp
+//   attend           online softmax; two blocks are being copied (TMA) while one is multiplied
+//   put_warp_part    stores a warp's outputs, running maxima and sums in shared memory
+//   send_to_owners   merges the warps' parts, and sends the result to the thread block that owns
+//                    the head
+//   write_heads      an owner merges 8 parts for each of its two heads, and writes out and lse
 //
-// One launch, no workspace. What the query does not see is never multiplied.
+// One launch, no workspace. Keys that the query does not see are never multiplied.
 //
-// Warm-up: the keys that index_select streams drive these instructions out of L2. So the kernel
-// goes through all of it twice: the first pass, on nothing, runs while the kernel ahead ends and
-// brings the instructions back; the second waits for that kernel and is live. Where there are more
-// thread blocks than the chip holds at once, there is the live pass alone. What the kernel ahead
-// writes is read past L1 (__ldcg), where the warm-up may have left what was there before.
+// Warm-up: the keys that index_select streams evict this kernel's instructions from L2. So the
+// kernel runs all its code twice. The first pass works on no data, while the previous kernel ends,
+// and brings the instructions back. The second pass waits for that kernel and does the work. If
+// there are more thread blocks than the chip holds at once, there is no first pass. Data that the
+// previous kernel writes are read past L1 (__ldcg), because the warm-up may have left old data
+// there.
 #include <cooperative_groups.h>
 
 #include <utility>

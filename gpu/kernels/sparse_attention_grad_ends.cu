@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What comes before and after the products, all of it bound by memory: delta = <out, d_out> per
-// (query, head), and of f16 the unit of what follows; a query's slots added to d_q; the parts of
-// split blocks added in order; d_k and d_v scaled, and rounded where T is asked for.
+// The kernels before and after the products, all bound by memory. Before: delta = <out, d_out> per
+// (query, head) and, in f16, the unit. After: a query's slots are added to d_q, the parts of split
+// blocks are added in order, d_k and d_v are scaled, and rounded if T is requested.
 //
-// f16 has nothing above 65504 and little below 2^-14. So its P, dS and slots are multiplied by a
-// power of two, at most 2^15, that leaves room for what bounds them, 2 max |d_out| max |v|
-// max(1, max |k|). It takes no instruction beside the products, as lse has it. Where even 1 leaves
-// no room, a result may become infinite, and is computed once more in float, as one with a NaN is.
+// f16 has no values above 65504 and few below 2^-14. So P, dS and slots are multiplied by the unit,
+// a power of two, at most 2^15. It is chosen so that their bound, 2 max |d_out| max |v|
+// max(1, max |k|), stays in range. The unit is part of lse, so it costs no instruction beside the
+// products. If even the unit 1 is too large, a result may become infinite. Such a result is
+// computed again in float, as is one with a NaN.
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/sparse_attention_grad_stages.h"
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The tuned gradient multiplies masked probabilities, 0, with keys that their query must not take
-// in, and with queries that their key must not: one that is not finite makes NaN of a gradient.
-// Such rows and blocks are marked, rare, and computed once more, from what takes part alone.
+// The tuned gradient multiplies masked probabilities (0) by keys that the query does not see, and
+// by queries that do not see the key. If one of these is not finite, a gradient becomes NaN. Such
+// rows and blocks are rare; they are marked and computed again here, only from operands that take
+// part.
 #include "gpu/device/key_grad.cuh"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Reverse index of ids: the uses of each (group, block), ascending by query, and work items over
-// them. Counting sort: some warps count the ids of a (tile, group); a thread block per 32 lists
-// turns the counts into starts and lists the items; a warp per (tile, group) fills, as many queries
-// at a time as its lanes have ids for, and uses of a block in the order of lanes. So the order
-// within a list is fixed; which memory a list takes is not. Items go by the tile of their first
-// query: those that run at the same time read the same queries, which L2 then holds.
+// The reverse index of ids: the uses of each (group, block), ascending by query, and work items
+// over them. It is a counting sort:
+//   count   some warps count the ids of a (tile, group)
+//   starts  a thread block per 32 lists turns the counts into starts, and lists the items
+//   fill    a warp per (tile, group) writes the uses, in the order of queries and lanes
+// So the order within a list is fixed, but not which memory a list takes. Items are sorted by the
+// tile of their first query: items that run at the same time read the same queries, which L2 holds.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/seen_keys.cuh"

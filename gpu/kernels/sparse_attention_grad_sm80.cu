@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The five products of the gradient, KV-outer, in mma.sync and cp.async: what
-// sparse_attention_grad_sm90.cu does, for any device of compute capability 8.0 or later.
+// The five products of the gradient, KV-outer, with mma.sync and cp.async. It does what
+// sparse_attention_grad_sm90.cu does, on any device of compute capability 8.0 or later.
 //
-// A warp for each 16 keys of a block holds its rows of dK and dV in registers. 64 rows (queries x G
-// heads) of q and d_out pass a step, or 32 where shared memory is small; transposed scores are the
-// register operand of both sums. dS' goes through shared memory, where all warps' keys meet: each
-// warp then forms a part of dQ, which goes to the use's slot.
+// A warp for each 16 keys of a block holds its rows of dK and dV in registers. A step takes 64 rows
+// (queries x G heads) of q and d_out, or 32 if shared memory is small. Transposed scores are the
+// register operand of both sums. dS' goes through shared memory, where the keys of all warps come
+// together. Each warp then computes a part of dQ, which goes to the use's slot.
 //
-// All threads copy: rows of two steps, or one, and which rows those are two steps before.
+// All threads copy the rows of two steps, or one, and read which rows these are two steps before.
 #include <cstddef>
 
 #include "gpu/device/grad_slots_sm90.cuh"

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// The five products of the gradient, KV-outer: a block's keys and values stay in shared memory
-// while its queries pass, 64 rows (queries x G heads) a step.
+// The five products of the gradient, KV-outer. A block's keys and values stay in shared memory
+// while the kernel loops over its queries, 64 rows (queries x G heads) per step.
 //
 //   S' = K Q'     P' = 2^(scale S' - lse)     dP' = V dO'     dS' = P' (dP' - delta)
 //   dV += P' dO   dK += dS' Q                 dQ part = dS K, to the use's slot
 //
 // A warpgroup for each 64 keys holds its rows of dK and dV in registers; transposed scores are then
 // the register operand of both sums. dS' goes through shared memory (stmatrix transposes it), where
-// both warpgroups' keys meet: each forms 64 channels of dQ, of the step before, so that neither
-// waits for the other. One producer warp takes work items in turn from a counter and gathers q and
-// d_out by TMA through a ring, a second brings keys, values, and lse, delta, slot and visible keys
-// of the rows. The two warps left over add the slots of the chunk before (d_q), and all warps do
-// once their own work is done: memory is idle beside products.
+// the keys of both warpgroups come together. Each warpgroup computes 64 channels of the previous
+// step's dQ, so that neither waits for the other. One producer warp takes work items from a counter
+// and gathers q and d_out by TMA through a ring buffer. A second one loads keys, values, and lse,
+// delta, slot and visible keys of the rows. The two remaining warps add the slots of the previous
+// chunk (d_q), and all warps help once their own work is done, because products leave memory idle.
 //
 // Bounds at Hq 64, Hkv 4, dh 128, Bk 128, k 16, N 128K: 21.1 useful TFLOP. Shared memory is as busy
 // as the tensor cores: of a step's 2560 cycles of products, S' and dP' read 512 each (64 columns

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // eq:msa-sparse-attn, key blocks outermost (sec:kernel:sparse_attn). Phase 1, one thread block per
 // chunk of the schedule: the chunk's queries attend to its block, into slots. Phase 2 combines the
-// slots of each row. The schedule is the host's, so the ids come to the host: this is the second
-// opinion, not the fast path.
+// slots of each row. The host makes the schedule, so the ids are copied to the host: this kernel
+// checks the tuned one and is not fast.
 #include "core/schedule.h"
 #include "gpu/device/attend.cuh"
 #include "gpu/kernels/kernels.h"

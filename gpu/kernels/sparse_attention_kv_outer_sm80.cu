@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// KV-outer, first phase, in mma.sync and cp.async: what sparse_attention_kv_outer_sm90.cu does, for
-// any device of compute capability 8.0 or later.
+// The first phase of KV-outer, with mma.sync and cp.async. It does what
+// sparse_attention_kv_outer_sm90.cu does, on any device of compute capability 8.0 or later.
 //
-// A thread block copies the keys and values of a block to shared memory. Its warps then go their
-// own ways: each takes 16 rows (query, head) of those that selected the block at a time, straight
-// from global memory into registers, the next ones on their way meanwhile.
+// A thread block copies the keys and values of a block to shared memory. Its warps then work
+// independently: each loads 16 rows (query, head) that selected the block at a time from global
+// memory into registers, while it multiplies the previous ones.
 //
 // A row has one softmax per block. Its output is normalised and goes to a slot with the log of the
 // denominator; sparse_attention_union_sm80.cu adds the slots of a row.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// KV-outer, first phase. A block's keys and values stay in shared memory while the queries that
-// selected it pass by.
+// The first phase of KV-outer. A block's keys and values stay in shared memory while the kernel
+// loops over the queries that selected it.
 //
 //   stream_blocks   one thread copies the keys and values of the next block (TMA)
 //   gather          one warp per consumer copies queries, a lane per query, into that consumer's
-//   ring consumers       two warpgroups take 64 rows at a time, each from its own ring, so that one
-//                   multiplies while the other exponentiates
+//                   ring buffer
+//   consumers       two warpgroups take 64 rows at a time, each from its own ring buffer, so that
+//                   one multiplies while the other takes exponentials
 //
 // A row has one softmax per block, so there is no running maximum over blocks. Its output is
 // normalised and goes to a slot with the log of the denominator; gpu/kernels/

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Says what goes where: the union of each tile, and the (query, block) pairs that go KV-outer,
-// sorted by block.
+// The schedule of sparse attention: the union of each tile, and the (query, block) pairs that go
+// KV-outer, sorted by block.
 //
 //   split_ids   a warp gathers the ids of a tile in a hash table. Blocks that enough queries share
 //               become the tile's union, ascending; the others are counted per chunk and block. The
 //               tile takes slots of its chunk.
-//   schedule    one thread block per round: which chunks it has, a prefix sum of their counts, and
-//               the work items
-//   fill_uses   a thread per id puts its pair where its block's pairs are
+//   schedule    one thread block per round: finds the round's chunks, the prefix sum of their
+//               counts, and the work items
+//   fill_uses   a thread per id writes its pair to the list of its block
 //
-// The order of a block's pairs and that of slots do not matter to any result, so that they may be
-// any. That of a union does.
+// The order of a block's pairs and that of slots may vary, since no result depends on them. The
+// order of a union is fixed.
 #include <cub/block/block_scan.cuh>
 
 #include "gpu/device/seen_keys.cuh"

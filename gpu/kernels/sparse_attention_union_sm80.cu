@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
-// writes the result, in mma.sync and cp.async: what sparse_attention_union_sm90.cu does, for any
-// device of compute capability 8.0 or later.
+// A tile of 128 rows walks the union of its blocks, adds the slots that KV-outer wrote for its
+// rows, and writes the result, with mma.sync and cp.async. It does what
+// sparse_attention_union_sm90.cu does, on any device of compute capability 8.0 or later.
 //
-// One warp copies: keys and values of the union's blocks stream through a ring in shared memory, up
-// to 64 keys at a stage. Eight multiply, at their own pace: each holds 16 rows of the tile in
-// registers, with their outputs and softmax, and passes over a stage that none of its rows
-// selected. With 16 heads a group its rows are one query's, and it multiplies what that query
-// selected alone.
+// One warp copies: keys and values of the union's blocks stream through a ring buffer in shared
+// memory, up to 64 keys per stage. Eight warps multiply independently. Each holds 16 rows of the
+// tile in registers, with their outputs and softmax, and skips a stage that none of its rows
+// selected. With 16 heads per group a warp's rows are one query's, so it multiplies only blocks
+// that this query selected.
 //
-// Thread blocks are persistent. The warp that copies takes tiles from a counter, as their unions
-// differ, and runs ahead into the next one.
+// Thread blocks are persistent. The copying warp takes tiles from a counter, because unions differ
+// in length, and runs ahead into the next tile.
 #include <algorithm>
 
 #include "gpu/device/attend_rows.cuh"

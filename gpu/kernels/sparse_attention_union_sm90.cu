@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT
-// A tile of 128 rows walks the union of its blocks, adds what KV-outer left for its rows, and
-// writes the result.
+// A tile of 128 rows walks the union of its blocks, adds the slots that KV-outer wrote for its
+// rows, and writes the result.
 //
-// A step of a tile alone on its SM takes up to 128 keys: one block, two of 64 keys or four of 32,
-// so that its products are as long beside its barriers and exchanges for all block sizes. Producer:
-// one warp streams the tile's queries, then keys and values of the union's blocks (TMA). Consumers:
-// two warpgroups of 64 rows each. The product Q K^T of the next step runs beside P V of the last
-// one (wgmma), with the online softmax between them. Rows of queries that did not select a block
-// are masked; a warp none of whose rows did takes no exponentials of it. Slots: meanwhile each warp
-// has the first slots of its rows on their way. At the end it adds them, each weighted by its share
-// of the softmax denominator: the second phase of KV-outer.
-//
-// Turns: with 128 channels in bf16 and f16 the warpgroups begin their products one after the other,
-// so that one's softmax runs beside the other's products.
-// Teams: thread blocks are persistent, one per SM. With 64 channels and blocks of up to 64 keys a
-// thread block has two teams of such warps, each with a tile of its own, in steps of 64 keys.
-// Producers take tiles from a counter, as their unions differ, and run ahead into the next one.
+//   steps      up to 128 keys: one block, two of 64 keys or four of 32. So products are as long,
+//              compared with barriers and shuffles, for all block sizes.
+//   producer   one warp streams (TMA) the tile's queries, then keys and values of the union
+//   consumers  two warpgroups of 64 rows each (wgmma). Q K^T of the next step overlaps with P V of
+//              the last one, with the online softmax between them. Rows of queries that did not
+//              select a block are masked; a warp skips the exponentials of a block that none of its
+//              rows selected.
+//   slots      meanwhile the first slots of each warp's rows are being copied. At the end the warp
+//              adds them, weighted by their share of the softmax denominator: the second phase of
+//              KV-outer.
+//   turns      with 128 channels in bf16 and f16 the warpgroups begin their products alternately:
+//              the softmax of one overlaps with the products of the other
+//   teams      thread blocks are persistent, one per SM. With 64 channels, in bf16 and f16, and
+//              blocks of up to 64 keys, a thread block has two teams of such warps. Each has its
+//              own tile, and steps have 64 keys. Producers take tiles from a counter, because
+//              unions differ in length, and run ahead into the next tile.
 #include <algorithm>
 
 #include "gpu/device/launch_sm90.cuh"

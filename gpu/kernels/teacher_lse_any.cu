@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// With sinks, a head of the teacher counts by what its sink leaves of it. An lse that has the sink
-// in it does that by itself: the means of exp(logit - lse) are the teacher's times the heads' mean
-// share, by whose logarithm the lse is moved. Where the sinks leave so little that a float lse
-// hides it, the sums of the row are formed anew.
+// With sinks, each head of the teacher is weighted by the share that its sink leaves to the keys.
+// An lse that includes the sink does that by itself: the mean over the heads of exp(logit - lse) is
+// the teacher times the heads' mean share. So the logarithm of that share is added to the lse. If
+// the share is so small that a float lse cannot hold it, the sums of the row are computed again.
 #include "core/index_operands.h"
 #include "gpu/device/max_or_nan.cuh"
 #include "gpu/device/sink_share.cuh"
