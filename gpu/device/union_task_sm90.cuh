@@ -14,8 +14,8 @@ static_assert(kSparseTileRows == kAttendRows);
 
 /// Which slots the rows of a run have.
 ///   none    there are no slots
-///   alike   the rows of a run belong to one query (G is a multiple of 8), so they have equally
-///   many mixed   each row of a run has its own number of slots
+///   alike   the rows belong to one query (G is a multiple of 8), and have equally many slots
+///   mixed   each row of a run has its own number of slots
 enum class Slots { none, alike, mixed };
 
 /// Slots of a run of rows: the row of partial_out where its slot 0 begins, and the largest number
