@@ -19,7 +19,7 @@
 namespace msa::io {
 
 /// The square problem of a layer: every token is a query and a key of its sequence. It has the
-/// layer's window and soft cap, and the sizes of its DSA indexer and its gate.
+/// layer's window and soft cap.
 Problem layer_problem(const ActivationsInfo&, const LayerInfo&, int64_t block_size);
 /// [Hq] The layer's learnable sinks, as in AttentionInput; absent if it has none.
 Tensor<float, 1> layer_sinks(const LayerInfo&);
