@@ -26,7 +26,7 @@ struct Projection {
     int64_t heads;
     int threads;
 
-    int64_t inputs() const { return form.is_gate() ? heads : 1; }  // slices of x: one of each head
+    int64_t inputs() const { return form.traits().own_inputs ? heads : 1; }  // slices of x
 };
 
 Projection queries_of(const IndexWeights& w, int threads) {
@@ -178,7 +178,8 @@ void IndexForm::validate() const {
     require(rope_frequencies.empty() || std::ssize(rope_frequencies) == rotary_dim / 2,
             "there are ", rope_frequencies.size(),
             " frequencies of RoPE, must be rotary_dim / 2 = ", rotary_dim / 2);
-    require(key_dim >= 0, "key_dim is ", key_dim, ", must not be negative");
+    require(traits().own_inputs ? key_dim >= 1 : key_dim == 0, "key_dim is ", key_dim,
+            traits().own_inputs ? ", must be at least 1" : ", must be 0");
     require(rotary_dim == 0 || rope_theta > 0, "rope_theta is ", rope_theta, ", must be positive");
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/indexer/qsa_kl.h"
 #include "core/io/file_error.h"
 
 namespace msa::io {
@@ -30,8 +31,15 @@ const char* to_string(Field field) {
         case Field::dsa_w: return "dsa_w";
         case Field::gate_q: return "gate_q";
         case Field::gate_k: return "gate_k";
+        case Field::qsa_q: return "qsa_q";
+        case Field::qsa_k: return "qsa_k";
     }
     return "?";
+}
+
+const char* rows_of(Field field) {
+    if (field == Field::gate_k) return "blocks";
+    return field == Field::qsa_k ? "pieces" : "tokens";
 }
 
 bool LayerInfo::has(Field field) const {
@@ -44,6 +52,8 @@ bool LayerInfo::has(Field field) const {
         case Field::dsa_w: return learned.dsa_heads > 0;
         case Field::gate_q:
         case Field::gate_k: return learned.gate_dim > 0;
+        case Field::qsa_q:
+        case Field::qsa_k: return learned.qsa_heads > 0;
         default: return true;
     }
 }
@@ -57,6 +67,7 @@ int64_t LayerInfo::heads(Field field) const {
         case Field::gate_q:
         case Field::gate_k: return kv_heads;
         case Field::dsa_q: return learned.dsa_heads;
+        case Field::qsa_q: return learned.qsa_heads;
         default: return 1;
     }
 }
@@ -71,6 +82,8 @@ int64_t LayerInfo::channels(Field field) const {
         case Field::dsa_w: return learned.dsa_heads;
         case Field::gate_q:
         case Field::gate_k: return learned.gate_dim;
+        case Field::qsa_q:
+        case Field::qsa_k: return learned.qsa_dim;
         default: return head_dim;
     }
 }
@@ -86,6 +99,7 @@ std::optional<RopePairs> stored_rope(const LayerInfo& layer) {
 }
 
 int64_t row_count(std::span<const int64_t> cu_seqlens, const LayerInfo& layer, Field field) {
+    if (field == Field::qsa_k) return piece_starts(cu_seqlens, layer.learned.qsa_compress).back();
     if (field != Field::gate_k) return cu_seqlens.back();
     int64_t blocks = 0;
     for (size_t s = 1; s < cu_seqlens.size(); ++s)

@@ -51,7 +51,7 @@ public:
     /// Throws InputError naming the existing layers if `number` is not one.
     const LayerInfo& layer(int64_t number) const;
 
-    /// Reads rows [range.begin, range.end), tokens (gate_k: blocks), of heads [first_head,
+    /// Reads rows [range.begin, range.end), tokens (rows_of), of heads [first_head,
     /// first_head + head_count) into to [n, head_count, channels]. A NaN or Inf is an InputError
     /// with the count in the whole dataset and the first position.
     void read(int64_t layer, Field, QueryRange range, int64_t first_head, View<float, 3> to) const;
@@ -80,7 +80,7 @@ public:
     ActivationsWriter(const ActivationsWriter&) = delete;
     ActivationsWriter& operator=(const ActivationsWriter&) = delete;
 
-    /// Writes values [n, head_count, channels] to the tokens (gate_k: blocks) from first_token on
+    /// Writes values [n, head_count, channels] to the tokens (rows_of) from first_token on
     /// and the heads from first_head on, rounded to nearest even.
     void write(int64_t layer, Field, int64_t first_token, int64_t first_head,
                View<const float, 3> values);

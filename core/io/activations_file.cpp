@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/indexer/qsa_kl.h"
 #include "core/io/layer_attributes.h"
 #include "core/io/layout.h"
 #include "core/number/half.h"
@@ -40,14 +41,23 @@ FieldShape field_shape(hid_t file, const h5::Place& place, Field field) {
     return found;
 }
 
-/// A dataset has a row for each token; gate_k for each block.
+/// "token"
+std::string row_name(Field field) {
+    std::string name = rows_of(field);
+    name.pop_back();
+    return name;
+}
+
+/// A dataset has a row for each token, gate_k for each block, qsa_k for each piece.
 void check_rows(int64_t found, std::span<const int64_t> cu_seqlens, const LayerInfo& layer,
                 Field field, const h5::Place& place) {
     const int64_t rows = row_count(cu_seqlens, layer, field);
-    if (field == Field::gate_k)
-        require(found == rows, place.text(), " has ", found,
-                " blocks, the sequences of /cu_seqlens have ", rows,
-                " of gate_block_size = ", layer.learned.gate_block_size,
+    const bool gate = field == Field::gate_k;
+    if (gate || field == Field::qsa_k)
+        require(found == rows, place.text(), " has ", found, " ", rows_of(field),
+                ", the sequences of /cu_seqlens have ", rows, " of ",
+                gate ? "gate_block_size" : "qsa_compress", " = ",
+                gate ? layer.learned.gate_block_size : layer.learned.qsa_compress,
                 " tokens; they must agree");
     else
         require(found == rows, place.text(), " has ", found, " tokens, /cu_seqlens ends at ", rows,
@@ -97,25 +107,30 @@ void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
     check_dims(layer.learned.dsa_dim, place(Field::dsa_k), "index dim");
 }
 
-/// SeerAttention's gate, where the layer has one; its keys are blocks, which shape() does not
-/// count.
+/// The attribute `name`, an integer from `least` to `most`, which the keys `of` need.
+int64_t key_tokens(hid_t group, const h5::Place& at, const char* name, int64_t least, int64_t most,
+                   Field of) {
+    require(h5::has_attribute(group, name), at.text(), " has no attribute ", name, ", which ",
+            to_string(of), " needs");
+    const double value = h5::number_attribute(group, name, at);
+    require(static_cast<double>(least) <= value && value <= static_cast<double>(most) &&
+                value == std::floor(value),
+            at.text(), " attribute ", name, " is ", value, ", must be an integer from ", least,
+            " to ", most);
+    return static_cast<int64_t>(value);
+}
+
+/// SeerAttention's gate, where the layer has one.
 template <typename Place, typename Shape>
 void read_gate(hid_t file, hid_t group, const h5::Place& at, Place place, Shape shape,
                LayerInfo& layer) {
-    constexpr const char* kBlockSize = "gate_block_size";
     const auto there = [&](Field field) { return h5::exists(file, place(field).object); };
     const bool has_q = there(Field::gate_q), has_k = there(Field::gate_k);
     if (!has_q && !has_k) return;
     require(has_q && has_k, place(has_q ? Field::gate_k : Field::gate_q).text(),
             " is missing; gate_q and gate_k come together");
-    require(h5::has_attribute(group, kBlockSize), at.text(), " has no attribute ", kBlockSize,
-            ", which gate_k needs");
-    const double block_size = h5::number_attribute(group, kBlockSize, at);
-    require(kMinBlockSize <= block_size && block_size <= kMaxBlockSize &&
-                block_size == std::floor(block_size),
-            at.text(), " attribute ", kBlockSize, " is ", block_size, ", must be an integer from ",
-            kMinBlockSize, " to ", kMaxBlockSize);
-    layer.learned.gate_block_size = static_cast<int64_t>(block_size);
+    layer.learned.gate_block_size =
+        key_tokens(group, at, "gate_block_size", kMinBlockSize, kMaxBlockSize, Field::gate_k);
     const std::vector<int64_t> q = shape(Field::gate_q), k = shape(Field::gate_k);
     for (const auto& [field, heads] : {std::pair{Field::gate_q, q[1]}, {Field::gate_k, k[1]}})
         require(heads == layer.kv_heads, place(field).text(), " has ", heads, " heads, k has ",
@@ -124,6 +139,26 @@ void read_gate(hid_t file, hid_t group, const h5::Place& at, Place place, Shape 
             q[2]);
     layer.learned.gate_dim = q[2];
     check_dims(layer.learned.gate_dim, place(Field::gate_k), "gate dim");
+}
+
+/// QSA's indexer, where the layer has one.
+template <typename Place, typename Shape>
+void read_qsa(hid_t file, hid_t group, const h5::Place& at, Place place, Shape shape,
+              LayerInfo& layer) {
+    const auto there = [&](Field field) { return h5::exists(file, place(field).object); };
+    const bool has_q = there(Field::qsa_q), has_k = there(Field::qsa_k);
+    if (!has_q && !has_k) return;
+    require(has_q && has_k, place(has_q ? Field::qsa_k : Field::qsa_q).text(),
+            " is missing; qsa_q and qsa_k come together");
+    layer.learned.qsa_compress =
+        key_tokens(group, at, "qsa_compress", 1, kMostCompress, Field::qsa_k);
+    const std::vector<int64_t> q = shape(Field::qsa_q), k = shape(Field::qsa_k);
+    require(q[1] >= 1, place(Field::qsa_q).text(), " has no heads");
+    require(q[2] == k[1], place(Field::qsa_k).text(), " has index dim ", k[1], ", qsa_q has ",
+            q[2]);
+    layer.learned.qsa_heads = q[1];
+    layer.learned.qsa_dim = q[2];
+    check_dims(layer.learned.qsa_dim, place(Field::qsa_k), "index dim");
 }
 
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
@@ -173,6 +208,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     }
     read_dsa(file, place, shape, layer);
     read_gate(file, group, at, place, shape, layer);
+    read_qsa(file, group, at, place, shape, layer);
     if (h5::exists(file, place(Field::x).object)) {
         layer.model_dim = shape(Field::x)[1];
         require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");
@@ -290,10 +326,9 @@ void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, F
         for (int64_t i = 0; i < window.size(); ++i) {
             if (std::isfinite(window.data()[i])) continue;
             if (count++ == 0)
-                first =
-                    concat(field == Field::gate_k ? "block " : "token ",
-                           begin + i / (shape[1] * shape[2]), ", head ", i / shape[2] % shape[1],
-                           ", channel ", i % shape[2], " is ", window.data()[i]);
+                first = concat(row_name(field), ' ', begin + i / (shape[1] * shape[2]), ", head ",
+                               i / shape[2] % shape[1], ", channel ", i % shape[2], " is ",
+                               window.data()[i]);
         }
     }
     throw InputError(concat(field_place(path_, layer.layer, field).text(), " holds ", count,

@@ -41,6 +41,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
     if (layer.rope_interleaved) add("rope_layout", "interleaved");
     if (layer.own_sparse) add("own_attention", "sparse");
     if (layer.learned.gate_dim > 0) add("gate_block_size", layer.learned.gate_block_size);
+    if (layer.learned.qsa_heads > 0) add("qsa_compress", layer.learned.qsa_compress);
     add_given("own_block_size", layer.own_block_size);
     add_given("own_top_k", layer.own_top_k);
     for (const auto& [name, values] : layer.own_attention) add_each(name, values);
@@ -139,7 +140,7 @@ struct ActivationsReader::Impl {
                 " is missing");
         const int64_t rows = info.rows(layer, field);
         require(0 <= range.begin && range.begin <= range.end && range.end <= rows, name, ": ",
-                field == Field::gate_k ? "blocks " : "tokens ", range.begin, ":", range.end,
+                rows_of(field), ' ', range.begin, ":", range.end,
                 " asked for, must be within 0:", rows);
     }
 };

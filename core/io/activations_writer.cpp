@@ -56,6 +56,8 @@ struct ActivationsWriter::Impl {
         if (layer.own_sparse) h5::set_attribute(group, "own_attention", std::string("sparse"));
         if (layer.learned.gate_dim > 0)
             h5::set_attribute(group, "gate_block_size", layer.learned.gate_block_size);
+        if (layer.learned.qsa_heads > 0)
+            h5::set_attribute(group, "qsa_compress", layer.learned.qsa_compress);
         if (layer.own_block_size) h5::set_attribute(group, "own_block_size", *layer.own_block_size);
         if (layer.own_top_k) h5::set_attribute(group, "own_top_k", *layer.own_top_k);
         for (const auto& [name, values] : layer.own_attention)

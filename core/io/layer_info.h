@@ -20,12 +20,29 @@ namespace msa::io {
 enum class RopeState : uint8_t { post_rope, pre_rope, none };
 const char* to_string(RopeState);
 
-/// The datasets of a layer. They have one row per token, gate_k one per block.
-enum class Field : uint8_t { x, q, k, v, index_q, index_k, dsa_q, dsa_k, dsa_w, gate_q, gate_k };
-inline constexpr Field kFields[] = {Field::x,       Field::q,       Field::k,     Field::v,
-                                    Field::index_q, Field::index_k, Field::dsa_q, Field::dsa_k,
-                                    Field::dsa_w,   Field::gate_q,  Field::gate_k};
+/// The datasets of a layer. They have one row per token, gate_k one per block, qsa_k one per piece.
+enum class Field : uint8_t {
+    x,
+    q,
+    k,
+    v,
+    index_q,
+    index_k,
+    dsa_q,
+    dsa_k,
+    dsa_w,
+    gate_q,
+    gate_k,
+    qsa_q,
+    qsa_k
+};
+inline constexpr Field kFields[] = {Field::x,       Field::q,       Field::k,      Field::v,
+                                    Field::index_q, Field::index_k, Field::dsa_q,  Field::dsa_k,
+                                    Field::dsa_w,   Field::gate_q,  Field::gate_k, Field::qsa_q,
+                                    Field::qsa_k};
 const char* to_string(Field);
+/// What the rows of a field are: "tokens", of gate_k "blocks", of qsa_k "pieces".
+const char* rows_of(Field);
 
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",
                                                 "sinks"};
@@ -39,7 +56,7 @@ struct LayerInfo {
     int64_t head_dim = 0;     // dh
     int64_t index_dim = 0;    // didx; 0: no index_q, index_k
     int64_t model_dim = 0;    // d_model; 0: no x
-    LearnedSizes learned;     // of dsa_q, dsa_k, dsa_w, gate_q and gate_k
+    LearnedSizes learned;     // of dsa_q, dsa_k, dsa_w, gate_q, gate_k, qsa_q and qsa_k
     RopeState q_state = RopeState::post_rope;
     RopeState k_state = RopeState::post_rope;
     double softmax_scale = 0;
@@ -60,7 +77,7 @@ struct LayerInfo {
 
     bool has(Field) const;
     /// Heads of a field: Hq for q, Hkv for k, v, index_q, gate_q, gate_k, learned.dsa_heads for
-    /// dsa_q, 1 for the others.
+    /// dsa_q, learned.qsa_heads for qsa_q, 1 for the others.
     int64_t heads(Field) const;
     /// Channels of one head of a field.
     int64_t channels(Field) const;
@@ -73,7 +90,7 @@ struct ActivationsInfo {
     bool has_tokens = false;
 
     int64_t tokens() const { return cu_seqlens.back(); }  // N
-    /// Rows of a field: N; of gate_k the blocks of all sequences.
+    /// Rows of a field: N; of gate_k the blocks of all sequences, of qsa_k their complete pieces.
     int64_t rows(const LayerInfo&, Field) const;
 };
 

@@ -30,10 +30,10 @@ inline h5::Handle open_root(hid_t file, const h5::Place& root, std::string_view 
     return group;
 }
 
-/// x, index_k, dsa_k and dsa_w have no head axis in the file.
+/// x, index_k, dsa_k, dsa_w and qsa_k have no head axis in the file.
 inline bool has_head_axis(Field field) {
     return field != Field::x && field != Field::index_k && field != Field::dsa_k &&
-           field != Field::dsa_w;
+           field != Field::dsa_w && field != Field::qsa_k;
 }
 inline size_t field_rank(Field field) { return has_head_axis(field) ? 3 : 2; }
 

@@ -26,14 +26,6 @@ std::vector<int64_t> judged(const Problem& p, const GateKlInput& in, int64_t i, 
     }
     return blocks;
 }
-
-double entropy_of(const Values& shares) {
-    double sum = 0;
-    for (double share : shares)
-        if (share > 0) sum -= share * std::log(share);
-    return sum;
-}
-
 }  // namespace
 
 void gate_teacher(const Problem& p, const GateTeacherInput& in, View<float, 3> to) {

@@ -40,6 +40,13 @@ std::vector<int64_t> in_window(const Problem& p, KeyRange visible, std::vector<i
     return tokens;
 }
 
+double entropy_of(const std::vector<double>& shares) {
+    double sum = 0;
+    for (double share : shares)
+        if (share > 0) sum -= share * std::log(share);
+    return sum;
+}
+
 double softmax(std::vector<double>& logits, double sink) {
     if (logits.empty()) return sink;
     const double top = std::max(*std::max_element(logits.begin(), logits.end()), sink);

@@ -66,6 +66,8 @@ std::vector<int64_t> in_window(const Problem&, KeyRange visible, std::vector<int
 /// Softmax over the logits and the sink, in place; the sink's own probability is not stored.
 /// Returns the natural log of the sum of exponentials, -inf if there are no logits and no sink.
 double softmax(std::vector<double>& logits, double sink = kNoSink);
+/// Of shares that add up to 1, in nats.
+double entropy_of(const std::vector<double>& shares);
 
 /// The sink of head h, kNoSink without sinks.
 double sink_of(const MainBranch&, int64_t h);

@@ -65,6 +65,18 @@ inline PolicyCost lightning_cost(const Problem& p, const LearnedSizes& of) {
             kCostElementBytes * width * keys};
 }
 
+/// Products of QSA's index heads with every piece that its query sees.
+inline PolicyCost qsa_cost(const Problem& p, const LearnedSizes& of) {
+    const double pieces = over_queries(p, [&](int64_t keys) { return keys / of.qsa_compress; });
+    const double width = static_cast<double>(of.qsa_dim) * pieces;
+    return {2 * static_cast<double>(of.qsa_heads) * width, kCostElementBytes * width};
+}
+
+/// Values per query that they read; without learned operands those of the Index Branch.
+inline int64_t qsa_query_width(const Problem& p, const LearnedSizes& of) {
+    return of.qsa_heads > 0 ? of.qsa_heads * of.qsa_dim : p.kv_heads * p.index_dim;
+}
+
 /// Products of every group's gate query with the gate keys of the blocks before the query's own.
 inline PolicyCost gate_cost(const Problem& p, const LearnedSizes& of) {
     const double blocks = over_queries(

@@ -5,16 +5,16 @@
 #include <limits>
 #include <utility>
 
+#include "core/error.h"
+#include "core/indexer/qsa_kl.h"
 #include "core/select/block_vectors.h"
 #include "core/select/cost.h"
 
 namespace msa {
 
 IndexPieces::IndexPieces(const SelectorLayer& layer, const Mirror<2>& keys, int64_t tokens)
-    : tokens_(tokens), starts_{0} {
+    : tokens_(tokens), starts_(piece_starts(layer.problem.batch.cu_seqlens_k(), tokens)) {
     const std::vector<int64_t>& begin = layer.problem.batch.cu_seqlens_k();
-    for (size_t s = 0; s + 1 < begin.size(); ++s)
-        starts_.push_back(starts_.back() + (begin[s + 1] - begin[s]) / tokens);
     if (starts_.back() == 0) return;
     const View<const float, 2> all = keys.host();
     const View<const float, 3> rows(all.data(), {all.extent(0), 1, all.extent(1)});
@@ -24,6 +24,14 @@ IndexPieces::IndexPieces(const SelectorLayer& layer, const Mirror<2>& keys, int6
             mean_of_keys(key_rows(rows, 0, begin[s] + n * tokens, tokens),
                          means.view()[starts_[s] + n]);
     means_ = {layer.backend, std::move(means)};
+}
+
+IndexPieces::IndexPieces(const SelectorLayer& layer, Tensor<float, 2> of_pieces, int64_t tokens)
+    : tokens_(tokens), starts_(piece_starts(layer.problem.batch.cu_seqlens_k(), tokens)) {
+    require(of_pieces.extent(0) == starts_.back(), "qsa_k has ", of_pieces.extent(0),
+            " pieces, the sequences have ", starts_.back(), " of ", tokens,
+            " tokens; they must agree");
+    if (starts_.back() > 0) means_ = {layer.backend, std::move(of_pieces)};
 }
 
 void IndexPieces::for_each_row(
@@ -54,6 +62,19 @@ Tensor<float, 3> IndexPieces::block_scores(Backend& backend, const Problem& p,
                     scores(i, r, b) = std::max(scores(i, r, b), of_pieces(n));
         }
     });
+    return scores;
+}
+
+Tensor<float, 3> IndexPieces::qsa_scores(Backend& backend, const Problem& p,
+                                         LightningOperands operands) const {
+    Tensor<float, 3> scores = block_scores(backend, p, std::move(operands));
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const int64_t visible = visible_keys(p)[static_cast<size_t>(i)].count;
+        const int64_t tail = tail_of(visible);
+        for (int64_t b = tail / p.block_size; b < visible_blocks(visible, p.block_size); ++b)
+            for (int64_t r = 0; tail < visible && r < p.kv_heads; ++r)
+                scores(i, r, b) = std::numeric_limits<float>::infinity();
+    }
     return scores;
 }
 

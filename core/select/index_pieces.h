@@ -16,6 +16,9 @@ namespace msa {
 class IndexPieces {
 public:
     IndexPieces(const SelectorLayer&, const Mirror<2>& keys, int64_t tokens);
+    /// The same of given keys [pieces, didx] in place of means. Throws InputError unless there is
+    /// one for each piece.
+    IndexPieces(const SelectorLayer&, Tensor<float, 2> of_pieces, int64_t tokens);
 
     /// (query, piece that it sees) pairs.
     static double seen(const Problem& phase, int64_t tokens);
@@ -26,6 +29,10 @@ public:
     /// The largest I of the pieces that reach into each block, [Nq, Hkv, B] on the host, the same
     /// for all groups; -inf if there is none. NaN is never the largest.
     Tensor<float, 3> block_scores(Backend&, const Problem&, LightningOperands) const;
+    /// QSA's: the same, and inf for the blocks of the unfinished tail.
+    Tensor<float, 3> qsa_scores(Backend&, const Problem&, LightningOperands) const;
+    /// Of the keys that a query sees, the first one that no complete piece holds.
+    int64_t tail_of(int64_t visible) const { return visible - visible % tokens_; }
 
 private:
     int64_t tokens_;

@@ -23,6 +23,7 @@ enum class Phases : uint8_t { both, prefill, decode };
 struct PolicyNeeds {
     bool index = false;           // index_q and index_k
     bool lightning = false;       // dsa_q, dsa_k and dsa_w, or index_q and index_k instead
+    bool qsa = false;             // qsa_q and qsa_k, or index_q and index_k instead
     bool gate = false;            // gate_q and gate_k, for blocks of the problem's size
     bool max_logit = false;       // SelectorChunk::max_logit
     bool queries = false;         // other tokens' queries: read_q, or the chunks before

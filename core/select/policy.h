@@ -45,7 +45,7 @@ struct SelectorLayer {
     /// q [n, Hq, dh] of any packed tokens (ascending), if needs().queries.
     std::function<Mirror<3>(std::span<const int64_t>)> read_q = {};
     LearnedSizes learned = {};
-    ReadLearned read_learned = {};  // where learned.dsa_heads > 0 or learned.gate_dim > 0
+    ReadLearned read_learned = {};  // where `learned` has sizes
     /// Decode phase: tokens of each sequence before its queries. 0: prefill phase.
     int64_t prompt = 0;
     /// Packed tokens (ascending) of the queries that averages count. A policy that spends its

@@ -2,9 +2,11 @@
 // Qwen's sparse attention, as transformers' `qwen4_exp` has it (class Qwen4ExpTextQSAIndexer); what
 // is verified there and what stands in for it here: core/select/doc/qsa.md.
 #include <algorithm>
-#include <limits>
 #include <optional>
+#include <utility>
 
+#include "core/indexer/qsa_kl.h"
+#include "core/select/cost.h"
 #include "core/select/index_pieces.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
@@ -17,25 +19,38 @@ template <typename Kind>
 class Qsa : public Kind {
 public:
     std::string_view note() const override {
-        return "on means of index_k as it is, after norm and RoPE; QSA takes the mean first";
+        return "where the layer has no qsa_q and qsa_k, on means of index_k as it is, after norm "
+               "and RoPE; QSA takes the mean first";
     }
     std::vector<PolicyOption> options() override {
-        return {{"compress", "neighbouring index keys that are scored as one, by their mean",
-                 &compress_, 1, 1024}};
+        return {{"compress",
+                 "neighbouring index keys that are scored as one, by their mean; qsa_k has its own",
+                 &compress_, 1, kMostCompress}};
     }
     Family family() const override { return Family::index_branch; }
-    PolicyNeeds needs() const override { return {.index = true}; }
+    PolicyNeeds needs() const override { return {.qsa = true}; }
     PolicyCost cost(const Phase& phase) const override {
+        if (phase.learned.qsa_heads > 0) return qsa_cost(phase.problem, phase.learned);
         return cost_of_scored(index_branch_cost(phase.problem), phase.problem,
                               IndexPieces::seen(phase.problem, compress_));
     }
     void prepare(const SelectorLayer& layer) override {
-        pieces_.emplace(layer, layer.index_k, compress_);
+        if (layer.learned.qsa_heads == 0) {
+            pieces_.emplace(layer, layer.index_k, compress_);
+            return;
+        }
+        compress_ = layer.learned.qsa_compress;
+        Tensor<float, 3> all = layer.read_learned(LearnedOperand::qsa_k, {});
+        Tensor<float, 2> keys({all.extent(0), all.extent(2)}, Fill::nothing);
+        std::copy_n(all.data(), all.size(), keys.data());
+        pieces_.emplace(layer, std::move(keys), compress_);
     }
 
 protected:
-    /// Of the keys that a query sees, the first one that no complete piece holds.
-    int64_t tail_of(int64_t visible) const { return visible - visible % compress_; }
+    LightningOperands operands(const SelectorLayer& layer, const SelectorChunk& chunk) const {
+        if (layer.learned.qsa_heads == 0) return {chunk.index_q, {}, {}};
+        return {{layer.backend, layer.read_learned(LearnedOperand::qsa_q, chunk.tokens)}, {}, {}};
+    }
 
     int64_t compress_ = 4;
     std::optional<IndexPieces> pieces_;
@@ -50,16 +65,8 @@ public:
                "last 4 always kept (QSA of Qwen3.8-Flash-Next, transformers qwen4_exp)";
     }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
-        const Problem& p = chunk.problem;
-        Tensor<float, 3> scores = pieces_->block_scores(layer.backend, p, {chunk.index_q, {}, {}});
-        for (int64_t i = 0; i < p.queries(); ++i) {
-            const int64_t visible = visible_keys(p)[static_cast<size_t>(i)].count;
-            const int64_t tail = tail_of(visible);
-            for (int64_t b = tail / p.block_size; b < visible_blocks(visible, p.block_size); ++b)
-                for (int64_t r = 0; tail < visible && r < p.kv_heads; ++r)
-                    scores(i, r, b) = std::numeric_limits<float>::infinity();
-        }
-        return {layer.backend, std::move(scores)};
+        return {layer.backend,
+                pieces_->qsa_scores(layer.backend, chunk.problem, operands(layer, chunk))};
     }
 };
 
@@ -76,12 +83,13 @@ public:
                                    std::span<const int64_t> budgets) const override {
         const Problem& p = chunk.problem;
         std::vector<KeptTokens> kept(budgets.size(), KeptTokens(static_cast<size_t>(p.queries())));
-        pieces_->for_each_row(
-            layer.backend, p, {chunk.index_q, {}, {}}, [&](int64_t i, View<const float, 1> scores) {
-                const auto row = static_cast<size_t>(i);
-                for (size_t n = 0; n < budgets.size(); ++n)
-                    kept[n][row] = tokens_of(scores, visible_keys(p)[row].count, budgets[n]);
-            });
+        pieces_->for_each_row(layer.backend, p, this->operands(layer, chunk),
+                              [&](int64_t i, View<const float, 1> scores) {
+                                  const auto row = static_cast<size_t>(i);
+                                  for (size_t n = 0; n < budgets.size(); ++n)
+                                      kept[n][row] =
+                                          tokens_of(scores, visible_keys(p)[row].count, budgets[n]);
+                              });
         return kept;
     }
 
@@ -90,7 +98,7 @@ private:
     /// rest of the budget has room for.
     std::vector<int64_t> tokens_of(View<const float, 1> scores, int64_t visible,
                                    int64_t budget) const {
-        const int64_t tail = std::max(tail_of(visible), visible - budget);
+        const int64_t tail = std::max(pieces_->tail_of(visible), visible - budget);
         std::vector<int64_t> tokens;
         for (const int64_t piece : highest(scores, (budget - (visible - tail)) / compress_))
             for (int64_t j = piece * compress_; j < (piece + 1) * compress_; ++j)

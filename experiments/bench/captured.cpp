@@ -65,10 +65,9 @@ void Captured::read_indexer() {
         const auto same = [&](const char* what, int64_t value, int64_t wanted) {
             require(value == wanted, at, " has ", what, " ", value, ", ", name, " is for ", wanted);
         };
-        require(!weights.form().head_weights, name, ": /fit/", layer,
-                " is an indexer of --architecture dsa, must be of msa");
-        require(!weights.form().is_gate(), name, ": /fit/", layer,
-                " is a gate of --architecture seerattention, must be of msa");
+        require(weights.form().architecture == Architecture::msa, name, ": /fit/", layer,
+                " is an indexer of --architecture ", weights.form().traits().name,
+                ", must be of msa");
         same("d_model", info.model_dim, weights.form().model_dim);
         same("key-value heads", info.kv_heads, weights.form().groups);
     }

@@ -92,7 +92,7 @@ void record_elements(const Backend& backend, const io::ActivationsReader& file,
     for (int64_t number : layers) {
         const io::LayerInfo& layer = file.layer(number);
         elements.push_back(layer_elements(backend, layer, choice));
-        for (Field field : {Field::index_q, Field::dsa_q, Field::gate_q})
+        for (Field field : {Field::index_q, Field::dsa_q, Field::gate_q, Field::qsa_q})
             has_index |= layer.has(field);
     }
     require(has_index || !choice.index,
@@ -140,8 +140,8 @@ Tensor<float, 3> LayerReader::rows(Field field, std::span<const int64_t> tokens)
 
 ReadLearned LayerReader::learned() const {
     return [read = *this](LearnedOperand operand, std::span<const int64_t> tokens) {
-        constexpr Field kFields[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w, Field::gate_q,
-                                     Field::gate_k};
+        constexpr Field kFields[] = {Field::dsa_q,  Field::dsa_k, Field::dsa_w, Field::gate_q,
+                                     Field::gate_k, Field::qsa_q, Field::qsa_k};
         const Field field = kFields[static_cast<size_t>(operand)];
         return tokens.empty() ? read.all(field) : read.rows(field, tokens);
     };
@@ -152,6 +152,8 @@ std::string lacking(const PolicyNeeds& needs, const io::LayerInfo& layer, int64_
     if (needs.index && !index) return "index_q and index_k";
     if (needs.lightning && !index && !dsa)
         return "dsa_q, dsa_k and dsa_w, nor index_q and index_k in their place";
+    if (needs.qsa && !index && !layer.has(Field::qsa_q))
+        return "qsa_q and qsa_k, nor index_q and index_k in their place";
     if (needs.gate && !layer.has(Field::gate_q)) return "gate_q and gate_k";
     if (needs.gate && layer.learned.gate_block_size != block_size)
         return concat("gate_q and gate_k for blocks of ", block_size, " tokens (they are for ",

@@ -134,9 +134,10 @@ analysis::Cost Pricer::scores(const Setting& setting) const {
     at->second = {selector->cost({asked, 0, layer_.learned}).flops,
                   selector->cost({last, 0, layer_.learned}).bytes};
     if (at->second.bytes > 0) {  // else its scores know neither keys nor queries
-        const int64_t width = selector->needs().lightning
-                                  ? lightning_query_width(all, layer_.learned)
-                                  : all.query_heads * all.head_dim;
+        const PolicyNeeds needs = selector->needs();
+        const int64_t width = needs.lightning ? lightning_query_width(all, layer_.learned)
+                              : needs.qsa     ? qsa_query_width(all, layer_.learned)
+                                              : all.query_heads * all.head_dim;
         at->second.bytes += kCostElementBytes * real(asked.queries()) * real(width);
     }
     return at->second;

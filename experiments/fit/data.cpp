@@ -5,9 +5,9 @@
 
 #include "core/cu_seqlens.h"
 #include "core/error.h"
-#include "core/indexer/gate_kl.h"
 #include "core/indexer/projection.h"
 #include "experiments/driver/operands.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/rope.h"
 
 namespace msa::experiments::fit {
@@ -30,60 +30,79 @@ std::string text_of(const std::vector<QueryRange>& ranges) {
     return all;
 }
 
-/// What a gate is made of: q before RoPE, and the pooled keys of each sequence's blocks.
-void read_gate_inputs(const io::ActivationsReader& file, TrainingLayer& data) {
-    const auto before_rope = [&](Field field) {
-        Tensor<float, 3> rows = file.read(data.info.layer, field, {0, file.info().tokens()});
-        undo_rope(rows, data.positions, {data.rope, data.info.rope_interleaved});
-        return rows;
-    };
-    const Tensor<float, 3> q = before_rope(Field::q), k = before_rope(Field::k);
-    data.x = Tensor<float, 3>({q.extent(0), 1, q.extent(1) * q.extent(2)}, Fill::nothing);
-    std::copy_n(q.data(), q.size(), data.x.data());
-    const std::vector<int64_t> starts = block_starts(data.problem);
-    const std::vector<int64_t>& cu = file.info().cu_seqlens;
-    data.pooled =
-        Tensor<float, 2>({starts.back(), k.extent(1) * kGatePools * k.extent(2)}, Fill::nothing);
-    for (size_t s = 0; s + 1 < cu.size(); ++s) {
-        const Tensor<float, 2> of_sequence =
-            pool_keys(k.view().slice(cu[s], cu[s + 1] - cu[s]), data.problem.block_size);
-        std::copy_n(of_sequence.data(), of_sequence.size(), &data.pooled(starts[s], 0));
-    }
-    data.block_positions = block_positions(data.problem);
+Tensor<float, 3> rows_of_field(const io::ActivationsReader& file, int64_t layer, Field of_gate,
+                               QueryRange range, std::span<const int64_t> positions,
+                               const IndexForm& form) {
+    const bool x = fitted(form.architecture).reads_x;
+    Tensor<float, 3> rows = file.read(layer, x ? Field::x : of_gate, range);
+    if (!x) undo_rope(rows, positions, {form.undone_rope, file.layer(layer).rope_interleaved});
+    return rows;
 }
 
 }  // namespace
 
 void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture architecture) {
-    require(architecture == Architecture::seerattention || file.layer(layer).has(Field::x),
-            file.name(), ": /layers/", layer,
+    require(!fitted(architecture).reads_x || file.layer(layer).has(Field::x), file.name(),
+            ": /layers/", layer,
             " has no x, the input of the projections, which an Index Branch is fitted to");
     io::require_post_rope(file, layer);
 }
 
-TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions& o) {
+Tensor<float, 3> key_rows(const io::ActivationsReader& file, int64_t layer, QueryRange range,
+                          std::span<const int64_t> positions, const IndexForm& form) {
+    return rows_of_field(file, layer, Field::k, range, positions, form);
+}
+
+Tensor<float, 3> query_rows(const io::ActivationsReader& file, int64_t layer, QueryRange range,
+                            std::span<const int64_t> positions, const IndexForm& form) {
+    return rows_of_field(file, layer, Field::q, range, positions, form);
+}
+
+TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions& o,
+                         const IndexForm& form) {
+    const FitArchitecture& of = fitted(o.architecture);
     TrainingLayer data;
+    data.architecture = o.architecture;
     data.info = file.layer(layer);
+    of.set_sizes({form, o.block_size}, data.info);
     data.problem = io::layer_problem(file.info(), data.info, o.block_size);
     data.problem.index_dim = o.index_dim;
-    const bool dsa = o.architecture == Architecture::dsa;
-    data.learned.dsa_heads = dsa ? o.index_heads.value_or(data.info.kv_heads) : 0;
-    data.learned.dsa_dim = dsa ? o.index_dim : 0;
-    const bool gate = o.architecture == Architecture::seerattention;
-    data.learned.gate_dim = gate ? o.index_dim : 0;
     data.problem.validate();
     for (const KeyRange& seen : visible_keys(data.problem))
         data.positions.push_back(seen.count - 1);
     data.rope = model_frequencies(o, file, layer);
     const LayerReader reader(file, data.info, float_elements(data.info, o.element));
-    if (gate)
-        read_gate_inputs(file, data);
-    else
-        data.x = reader.all(Field::x);
+    const Tensor<float, 3> inputs =
+        query_rows(file, layer, {0, file.info().tokens()}, data.positions, form);
+    data.x =
+        Tensor<float, 3>({inputs.extent(0), 1, inputs.extent(1) * inputs.extent(2)}, Fill::nothing);
+    std::copy_n(inputs.data(), inputs.size(), data.x.data());
     data.q = reader.all(Field::q);
     data.k = reader.all(Field::k);
     data.v = reader.all(Field::v);
     return data;
+}
+
+void pool(TrainingLayer& data, const io::ActivationsReader& file, const IndexForm& form) {
+    const FitArchitecture& of = fitted(data.architecture);
+    if (!of.pool) return;
+    const int64_t tokens = of.key_tokens(data.info);
+    const Tensor<float, 3> made =
+        of.reads_x
+            ? Tensor<float, 3>()
+            : key_rows(file, data.info.layer, {0, data.problem.keys()}, data.positions, form);
+    const View<const float, 3> rows = of.reads_x ? host_view(data.x) : host_view(made);
+    const std::vector<int64_t>& cu = data.problem.batch.cu_seqlens_k();
+    std::vector<Tensor<float, 2>> parts;
+    for (size_t s = 0; s + 1 < cu.size(); ++s) {
+        parts.push_back(of.pool(rows.slice(cu[s], cu[s + 1] - cu[s]), tokens));
+        for (int64_t n = 0; n < parts.back().extent(0); ++n)
+            data.pooled_positions.push_back(n * tokens);
+    }
+    data.pooled = Tensor<float, 2>({std::ssize(data.pooled_positions), parts.front().extent(1)},
+                                   Fill::nothing);
+    float* to = data.pooled.data();
+    for (const Tensor<float, 2>& part : parts) to = std::copy_n(part.data(), part.size(), to);
 }
 
 Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
 #include "experiments/fit/options.h"
 
@@ -17,21 +18,22 @@ namespace msa::experiments::fit {
 struct TrainingLayer {
     io::LayerInfo info;
     Problem problem;                 // every token is a query and a key; index_dim as asked
-    LearnedSizes learned;            // of the indexer that is fitted
     std::vector<int64_t> positions;  // [N] in their sequences
-    Tensor<float, 3> x;              // [N, 1, d_model]; of a gate [N, 1, Hq dh]: q before RoPE
+    Tensor<float, 3> x;              // [N, 1, d_model], or [N, 1, Hq dh]: q before RoPE
     Tensor<float, 3> q, k, v;        // as in core/problem.h
     std::vector<double> rope;        // frequencies of the model's RoPE; empty: it has none
-    Tensor<float, 2> pooled;         // of a gate, [blocks, Hkv 3 dh]: pool_keys of k before RoPE
-    std::vector<int64_t> block_positions;  // first positions of its blocks
+    Architecture architecture = Architecture::msa;
+    /// Where keys are of several tokens: their inputs, and the first positions of these tokens.
+    Tensor<float, 2> pooled;
+    std::vector<int64_t> pooled_positions;
 
-    bool is_gate() const { return pooled.data() != nullptr; }
+    bool is_pooled() const { return !pooled_positions.empty(); }
     View<float, 2> hidden() { return {x.data(), {x.extent(0), x.extent(2)}}; }
     View<const float, 2> hidden() const { return {x.data(), {x.extent(0), x.extent(2)}}; }
     /// Inputs of the indexer's keys, and their positions.
-    View<const float, 2> key_input() const { return is_gate() ? pooled.view() : hidden(); }
+    View<const float, 2> key_input() const { return is_pooled() ? pooled.view() : hidden(); }
     std::span<const int64_t> key_positions() const {
-        return is_gate() ? block_positions : positions;
+        return is_pooled() ? pooled_positions : positions;
     }
 };
 
@@ -39,7 +41,21 @@ struct TrainingLayer {
 /// inputs.
 void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture);
 
-TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&);
+/// Without `pooled`.
+TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&,
+                         const IndexForm&);
+
+/// Sets `pooled` where the architecture has keys of several tokens: of x as it is now, or of the
+/// file's keys before RoPE.
+void pool(TrainingLayer&, const io::ActivationsReader& file, const IndexForm&);
+
+/// Inputs of the keys of consecutive tokens, those of the layer in the file, before they are
+/// pooled: x, or k before RoPE.
+Tensor<float, 3> key_rows(const io::ActivationsReader& file, int64_t layer, QueryRange,
+                          std::span<const int64_t> positions, const IndexForm&);
+/// Likewise of the queries: x, or q before RoPE, [n, heads, channels].
+Tensor<float, 3> query_rows(const io::ActivationsReader& file, int64_t layer, QueryRange,
+                            std::span<const int64_t> positions, const IndexForm&);
 
 /// Packed tokens, ascending, and a description.
 struct Split {

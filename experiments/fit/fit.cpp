@@ -9,6 +9,7 @@
 #include "experiments/driver/queue.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
@@ -35,7 +36,7 @@ std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& f
 
 /// Throws UnsupportedError where the backend does not compute the loss that is asked for.
 void check_teacher(const FitOptions& o, const io::ActivationsReader& file, const Backend& backend) {
-    if (o.architecture == Architecture::seerattention) return;  // on the host
+    if (fitted(o.architecture).target) return;  // on the host
     const int64_t layer = o.layers.front();
     Problem sizes = io::layer_problem({}, file.layer(layer), o.block_size);
     sizes.index_dim = o.index_dim;

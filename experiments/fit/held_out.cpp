@@ -16,7 +16,7 @@ HeldOut::HeldOut(const FitOptions& options, const TrainingLayer& data, const Lay
       layer_(layer),
       indexer_(indexer),
       threads_(threads),
-      queries_(layer.backend, data, tokens, *options.teacher, threads),
+      queries_(layer, data, tokens, *options.teacher, threads),
       kinds_(analysis::row_kinds(queries_.problem, options.rule.top_k, options.all_rows)) {
     Backend& backend = layer.backend;
     const Problem& p = queries_.problem;

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The interface of a fitted indexer's architectures: from operands (operands.h) to a selection, a
-// loss and its gradient. Weights and their projections are in core/indexer/index_branch.h for all
-// architectures.
-//
-// msa  the Index Branch: one head and one choice per group, the KL of Backend::index_kl.
-// dsa  DeepSeek's lightning indexer: any number of heads with learned weights, one choice for all
-//      groups, the KL of core/indexer/lightning_kl.h. Loss and gradient are computed on the host.
-// seerattention  the gate of SeerAttention-R: one key per group and block, the KL over blocks of
-//      core/indexer/gate_kl.h. Loss and gradient are computed on the host.
+// The interface of a fitted indexer: from operands (operands.h) to a selection, a loss and its
+// gradient. Each architecture has its own (architecture.h).
 #pragma once
 
 #include <memory>
@@ -38,8 +31,8 @@ public:
                                       const IndexOperands&) const = 0;
     /// The KL [Nq, Hkv] between each group's teacher and the indexer's distribution, and if
     /// requested the gradient of its mean. The support is the tokens of the blocks `ids` in the
-    /// backend's space; absent: all visible tokens. A gate's KL is over blocks, with the teacher of
-    /// QueryOperands.
+    /// backend's space; absent: all visible tokens. Where keys are of several tokens, the KL is
+    /// over them, with the teacher of QueryOperands.
     virtual Tensor<double, 2> kl(const QueryOperands&, const IndexOperands&,
                                  View<const int32_t, 3> ids, Teacher,
                                  IndexGradient* gradient = nullptr) const = 0;
@@ -48,14 +41,43 @@ public:
     virtual double teacher_entropy(const QueryOperands&, Teacher) const = 0;
 };
 
-/// The result refers to the layer and its operands.
-std::unique_ptr<Indexer> make_indexer(Architecture, const TrainingLayer&, const LayerOperands&,
-                                      int threads);
-
 /// Cost of the scores per query of the layer.
 PolicyCost cost_per_query(const Indexer&, const TrainingLayer&);
 
 /// Mean over all rows of the KL on their supports (eq:msa-kl).
 double mean_of(const Tensor<double, 2>& kl);
+
+/// Backend::index_kl with these index operands.
+Tensor<double, 2> index_kl(const LayerOperands&, const QueryOperands&, const IndexInput&,
+                           View<const int32_t, 3> ids, Teacher, View<float, 3> d_q,
+                           View<float, 2> d_k);
+/// The entropy of the teacher over tokens.
+double entropy_over_tokens(const LayerOperands&, const QueryOperands&, Teacher);
+/// Backend::select_blocks by scores on the host.
+Tensor<int32_t, 3> select_by(Backend&, const Problem&, const SelectionRule&,
+                             Tensor<float, 3> host_scores);
+
+/// Ids of the backend's space on the host, absent where they are.
+class HostIds {
+public:
+    HostIds(Backend& backend, View<const int32_t, 3> ids) : view_(ids) {
+        if (!ids || backend.space() == Space::host) return;
+        copy_ = backend.download(ids);
+        view_ = std::as_const(copy_).view();
+    }
+    View<const int32_t, 3> view() const { return view_; }
+
+private:
+    Tensor<int32_t, 3> copy_;
+    View<const int32_t, 3> view_;
+};
+
+/// Operands of one head as rows.
+inline View<const float, 2> one_head(const Tensor<float, 3>& rows) {
+    return rows_of(host_view(rows));
+}
+inline View<float, 2> one_head(Tensor<float, 3>& rows) {
+    return {rows.data(), {rows.extent(0), rows.extent(2)}};
+}
 
 }  // namespace msa::experiments::fit

@@ -2,9 +2,9 @@
 #include "experiments/fit/indexer_file.h"
 
 #include <algorithm>
+#include <string_view>
 
-#include "core/indexer/gate_kl.h"
-#include "core/indexer/projection.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/data.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
@@ -16,82 +16,68 @@ using io::Field;
 
 constexpr int64_t kChunkTokens = 4096;
 
-constexpr Field kOfMsa[] = {Field::index_q, Field::index_k};
-constexpr Field kOfDsa[] = {Field::dsa_q, Field::dsa_k, Field::dsa_w};
-
-constexpr Field kOfGate[] = {Field::gate_q, Field::gate_k};
-
-/// The fields that the weights make.
-std::span<const Field> made_by(const IndexForm& form) {
-    if (form.is_gate()) return kOfGate;
-    if (form.head_weights) return kOfDsa;
-    return kOfMsa;
-}
-
 /// The layer in the new file: the operands of another architecture stay.
 io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const FitOptions& o) {
     if (!o.keep_x) info.model_dim = 0;
-    if (form.is_gate()) {
-        info.learned.gate_dim = form.index_dim;
-        info.learned.gate_block_size = o.block_size;
-    } else if (form.head_weights) {
-        info.learned.dsa_heads = form.groups;
-        info.learned.dsa_dim = form.index_dim;
-    } else {
-        info.index_dim = form.index_dim;
-    }
+    fitted(form.architecture).set_sizes({form, o.block_size}, info);
     info.own_block_size = o.block_size;
     info.own_top_k = o.rule.top_k;
     return info;
 }
 
+bool is_made(const IndexForm& form, Field field) {
+    const std::span<const Field> made = fitted(form.architecture).makes;
+    return std::find(made.begin(), made.end(), field) != made.end();
+}
+
+bool is_of_tokens(Field field) { return std::string_view(io::rows_of(field)) == "tokens"; }
+
 void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file,
                   const io::LayerInfo& layer, const IndexWeights& weights, QueryRange range,
                   int threads) {
-    const std::span<const Field> made = made_by(weights.form());
     for (Field field : io::kFields) {
-        if (!layer.has(field) || field == Field::gate_k) continue;  // of blocks, not of tokens
-        const bool fitted = std::find(made.begin(), made.end(), field) != made.end();
+        if (!layer.has(field) || !is_of_tokens(field)) continue;
         to.write(layer.layer, field, range.begin, 0,
-                 fitted ? fitted_index(file, layer.layer, weights, field, range, threads)
-                        : file.read(layer.layer, field, range));
+                 is_made(weights.form(), field)
+                     ? fitted_index(file, layer.layer, weights, field, range, threads)
+                     : file.read(layer.layer, field, range));
     }
 }
 
-/// q or k of tokens before RoPE, as the gate reads them.
-Tensor<float, 3> before_rope(const io::ActivationsReader& file, int64_t layer, Field field,
-                             QueryRange range, const IndexForm& form,
-                             std::span<const int64_t> positions) {
-    Tensor<float, 3> rows = file.read(layer, field, range);
-    undo_rope(rows, positions, {form.undone_rope, file.layer(layer).rope_interleaved});
-    return rows;
-}
-
-/// gate_k of all blocks: fitted, or the input's.
-void write_gate_keys(io::ActivationsWriter& to, const io::ActivationsReader& file,
-                     const io::LayerInfo& layer, const IndexWeights& weights, int threads) {
-    if (!layer.has(Field::gate_k)) return;
-    if (!weights.form().is_gate()) {
-        const int64_t rows = file.info().rows(layer, Field::gate_k);
-        to.write(layer.layer, Field::gate_k, 0, 0,
-                 file.read(layer.layer, Field::gate_k, {0, rows}));
-        return;
-    }
+/// Keys of several tokens.
+void write_pooled_keys(io::ActivationsWriter& to, const io::ActivationsReader& file,
+                       const io::LayerInfo& layer, const IndexWeights& weights, Field field,
+                       int threads) {
+    const FitArchitecture& of = fitted(weights.form().architecture);
     const std::vector<int64_t>& cu = file.info().cu_seqlens;
-    const int64_t block = layer.learned.gate_block_size, step = kChunkTokens / block * block;
+    const int64_t tokens = of.key_tokens(layer), step = kChunkTokens / tokens * tokens;
     int64_t row = 0;
     for (size_t s = 0; s + 1 < cu.size(); ++s)
         for (int64_t begin = cu[s]; begin < cu[s + 1]; begin += step) {
             const QueryRange range{begin, std::min(begin + step, cu[s + 1])};
             std::vector<int64_t> positions, first;
             for (int64_t j = range.begin; j < range.end; ++j) positions.push_back(j - cu[s]);
-            for (int64_t j = range.begin; j < range.end; j += block) first.push_back(j - cu[s]);
-            const Tensor<float, 2> pooled = pool_keys(
-                before_rope(file, layer.layer, Field::k, range, weights.form(), positions), block);
-            to.write(layer.layer, Field::gate_k, row, 0,
+            const Tensor<float, 2> pooled = of.pool(
+                host_view(key_rows(file, layer.layer, range, positions, weights.form())), tokens);
+            for (int64_t n = 0; n < pooled.extent(0); ++n)
+                first.push_back(positions[static_cast<size_t>(n * tokens)]);
+            to.write(layer.layer, field, row, 0,
                      index_keys(weights, pooled.view(), first, threads));
             row += std::ssize(first);
         }
+}
+
+/// The operands that have no row per token: fitted, or the input's.
+void write_others(io::ActivationsWriter& to, const io::ActivationsReader& file,
+                  const io::LayerInfo& layer, const IndexWeights& weights, int threads) {
+    for (Field field : io::kFields) {
+        if (!layer.has(field) || is_of_tokens(field)) continue;
+        if (is_made(weights.form(), field))
+            write_pooled_keys(to, file, layer, weights, field, threads);
+        else
+            to.write(layer.layer, field, 0, 0,
+                     file.read(layer.layer, field, {0, file.info().rows(layer, field)}));
+    }
 }
 
 }  // namespace
@@ -99,23 +85,18 @@ void write_gate_keys(io::ActivationsWriter& to, const io::ActivationsReader& fil
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
                               const IndexWeights& weights, Field field, QueryRange range,
                               int threads) {
-    const std::span<const Field> made = made_by(weights.form());
-    MSA_CHECK(std::find(made.begin(), made.end(), field) != made.end());
+    const std::span<const Field> made = fitted(weights.form().architecture).makes;
+    MSA_CHECK(is_made(weights.form(), field));
     const Problem queries =
         io::layer_problem(file.info(), file.layer(layer), kMaxBlockSize).with_queries(range);
     std::vector<int64_t> positions;
     for (const KeyRange& keys : visible_keys(queries)) positions.push_back(keys.count - 1);
-    if (field == Field::gate_q) {
-        const Tensor<float, 3> q =
-            before_rope(file, layer, Field::q, range, weights.form(), positions);
-        return index_queries(weights, {q.data(), {q.extent(0), q.extent(1) * q.extent(2)}},
-                             positions, threads);
-    }
-    const Tensor<float, 3> x = file.read(layer, Field::x, range);
-    const View<const float, 2> hidden(x.data(), {x.extent(0), x.extent(2)});
-    if (field == Field::dsa_w) return index_head_weights(weights, hidden, threads);
-    return field == made.front() ? index_queries(weights, hidden, positions, threads)
-                                 : index_keys(weights, hidden, positions, threads);
+    const Tensor<float, 3> rows = query_rows(file, layer, range, positions, weights.form());
+    const View<const float, 2> inputs(rows.data(),
+                                      {rows.extent(0), rows.extent(1) * rows.extent(2)});
+    if (field == made.front()) return index_queries(weights, inputs, positions, threads);
+    if (field == made[1]) return index_keys(weights, inputs, positions, threads);
+    return index_head_weights(weights, inputs, threads);
 }
 
 void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,
@@ -129,9 +110,13 @@ void write_indexer_file(const std::filesystem::path& path, const io::Activations
     for (int64_t layer : layers) {
         const IndexForm form = read_weights(results, layer).form();
         info.layers.push_back(new_layer(file.layer(layer), form, o));
-        made = form.is_gate()      ? "gate_q and gate_k"
-               : form.head_weights ? "dsa_q, dsa_k and dsa_w"
-                                   : "index_q and index_k";
+        made.clear();
+        const std::span<const Field> fields = fitted(form.architecture).makes;
+        for (size_t n = 0; n < fields.size(); ++n)
+            made += concat(n == 0                   ? ""
+                           : n + 1 == fields.size() ? " and "
+                                                    : ", ",
+                           to_string(fields[n]));
     }
     info.producer += ", " + made + " by msa-fit-indexer";
     io::ActivationsWriter to(path, info, true);
@@ -141,7 +126,7 @@ void write_indexer_file(const std::filesystem::path& path, const io::Activations
         for (int64_t begin = 0; begin < n; begin += kChunkTokens)
             write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},
                          threads);
-        write_gate_keys(to, file, layer, weights, threads);
+        write_others(to, file, layer, weights, threads);
     }
     to.finish();
 }

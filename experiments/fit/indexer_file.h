@@ -11,7 +11,7 @@
 namespace msa::experiments::fit {
 
 /// Computes an operand [n, heads, channels] from the weights for the tokens [range) of a file:
-/// index_q or index_k; for --architecture dsa dsa_q, dsa_k or dsa_w; for seerattention gate_q.
+/// one that has a row per token.
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
                               io::Field, QueryRange range, int threads = 0);
 

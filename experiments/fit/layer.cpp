@@ -10,6 +10,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/sample.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/indexer.h"
 #include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
@@ -55,23 +56,24 @@ std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t s
 struct Work {
     Work(const FitRun& run, int64_t layer, Backend& backend, int threads,
          const parallel::Group& workers)
-        : data(read_layer(run.file, layer, run.options)),
-          form(index_form(run.options, run.file, layer)),
+        : form(index_form(run.options, run.file, layer)),
+          data(read_layer(run.file, layer, run.options, form)),
           operands(backend, data),
-          indexer(make_indexer(run.options.architecture, data, operands, threads)),
+          indexer(fitted(form.architecture).make(data, operands, threads)),
           trainer(run.options, data, operands, *indexer, run.split.train, threads, workers) {
-        if (form.is_gate()) return;
-        whitening.emplace(data.hidden(),
-                          sample(run.split.train, kWhiteningTokens, run.options.seed), threads);
+        if (fitted(form.architecture).reads_x)
+            whitening.emplace(data.hidden(),
+                              sample(run.split.train, kWhiteningTokens, run.options.seed), threads);
+        pool(data, run.file, form);
     }
 
     IndexWeights plain(const IndexWeights& weights) const {
         return whitening ? whitening->plain(weights) : weights;
     }
 
-    TrainingLayer data;
     IndexForm form;
-    /// After which the hidden states of `data` are whitened; a gate reads none.
+    TrainingLayer data;
+    /// After which the hidden states of `data` are whitened, where the architecture reads them.
     std::optional<Whitening> whitening;
     LayerOperands operands;
     std::unique_ptr<Indexer> indexer;

@@ -3,22 +3,19 @@
 
 #include <utility>
 
-#include "core/indexer/gate_kl.h"
+#include "experiments/fit/architecture.h"
 
 namespace msa::experiments::fit {
 
-QueryOperands::QueryOperands(Backend& backend, const TrainingLayer& data,
+QueryOperands::QueryOperands(const LayerOperands& layer, const TrainingLayer& data,
                              std::span<const int64_t> tokens, Teacher teacher, int threads)
     : problem(data.problem.with_query_rows(tokens)),
       x(gather_rows(data.x, tokens)),
       host_q(gather_rows(data.q, tokens)),
-      q(backend, host_view(host_q)) {
+      q(layer.backend, host_view(host_q)) {
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);
-    if (!data.is_gate()) return;
-    const Tensor<float, 1> sinks = io::layer_sinks(data.info);
-    target = Tensor<float, 3>({problem.queries(), problem.kv_heads, problem.blocks()});
-    gate_teacher(problem, {host_view(host_q), data.k.view(), sinks.view(), teacher}, target,
-                 threads);
+    if (const auto make = fitted(data.architecture).target)
+        target = make(layer, data, *this, teacher, threads);
 }
 
 IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights,
@@ -33,7 +30,7 @@ IndexOperands::IndexOperands(Backend& backend, const IndexWeights& weights, Tens
       host_k(std::move(keys)),
       q(backend, host_view(host_q)),
       k(backend, host_view(host_k)) {
-    if (weights.form().head_weights)
+    if (weights.form().traits().head_weights)
         host_weights = index_head_weights(weights, rows_of(queries.x), threads);
 }
 

@@ -26,15 +26,15 @@ struct LayerOperands {
 
 /// Rows of x and q, and values of them that do not depend on the weights. Refers to the layer.
 struct QueryOperands {
-    /// `teacher` and `threads`: for a gate, whose teacher is computed here.
-    QueryOperands(Backend&, const TrainingLayer&, std::span<const int64_t> tokens, Teacher teacher,
-                  int threads);
+    /// `teacher` and `threads`: for a teacher over keys of several tokens, which is computed here.
+    QueryOperands(const LayerOperands&, const TrainingLayer&, std::span<const int64_t> tokens,
+                  Teacher teacher, int threads);
     Problem problem;  // these queries against all keys
     std::vector<int64_t> positions;
     Tensor<float, 3> x;  // [n, 1, d_model]
     Tensor<float, 3> host_q;
     Operand<3> q;             // [n, Hq, dh]
-    Tensor<float, 3> target;  // of a gate, [n, Hkv, B]: gate_teacher
+    Tensor<float, 3> target;  // [n, Hkv, keys of several tokens]: what the teacher gives each
 };
 
 /// Index operands of some queries and all keys.
@@ -47,7 +47,7 @@ struct IndexOperands {
     operator IndexInput() const;
     Tensor<float, 3> host_q, host_k;
     Tensor<float, 3> host_weights;  // [n, 1, heads]; absent if the form has none
-    Operand<3> q, k;                // [n, heads, didx], [N, 1, didx], of a gate [blocks, Hkv, didx]
+    Operand<3> q, k;                // [n, heads, didx], [N, 1, didx], pooled [keys, heads, didx]
 };
 
 }  // namespace msa::experiments::fit

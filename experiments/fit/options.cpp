@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "experiments/fit/architecture.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::fit {
@@ -20,7 +21,7 @@ const About kAbout{
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
         "operands of the fitted indexer in the input's element type, for msa-analyze --selectors\n"
-        "index, dsa or seerattention), DIR/summary.json and DIR/rows.csv; while it runs,\n"
+        "index, dsa, seerattention or qsa), DIR/summary.json and DIR/rows.csv; while it runs,\n"
         "DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
@@ -29,15 +30,18 @@ const std::vector<std::string> kTeachers{"mean", "max"};
 constexpr int64_t kWarmupSteps = 300;
 
 void add_index_branch(OptionTable& table, FitOptions& o) {
-    table.choice("architecture", "NAME", o.architecture, {"msa", "dsa", "seerattention"},
-                 "indexer to fit: msa (the Index Branch, one head and one choice per group), dsa "
-                 "(DeepSeek's lightning indexer: any number of heads with learned weights, one "
-                 "choice for all groups) or seerattention (the gate of SeerAttention-R on pooled "
-                 "keys of each group, computed from q and k before RoPE; needs no x)");
-    table.count(
-        "index-heads", "N", o.index_heads,
-        "index heads of --architecture dsa; default: one per group, which costs as much as msa",
-        at_least(1));
+    std::vector<std::string> names;
+    std::string does;
+    for (size_t n = 0; n < std::size(kArchitectures); ++n) {
+        names.emplace_back(kArchitectures[n].name);
+        does += concat(n == 0 ? "" : ", ", names.back(), " (",
+                       fitted(static_cast<Architecture>(n)).does, ")");
+    }
+    table.choice("architecture", "NAME", o.architecture, names, "indexer to fit: " + does);
+    table.count("index-heads", "N", o.index_heads,
+                "index heads of --architecture dsa or qsa; default: one per group, with which dsa "
+                "costs as much as msa, and qsa a quarter",
+                at_least(1));
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head",
                 between(kMinHeadDim, kMaxHeadDim));
     add_sizes(table, o);
@@ -84,7 +88,8 @@ void add_training(OptionTable& table, FitOptions& o) {
         .choice("teacher", "TEACHER", o.teacher, kTeachers,
                 "teacher of the KL, from the group's heads: the mean of their probabilities, or "
                 "their max per key, scaled to sum to 1. For seerattention it is per block: mean "
-                "sums over its tokens, max takes the largest")
+                "sums over its tokens, max takes the largest. For qsa it "
+                "is per 4 tokens: the sum over them")
         .shown_as("mean; of seerattention max");
     table.flag("keep-x", o.keep_x,
                "keep x in indexer.h5, so that another architecture can be fitted to it");
@@ -98,9 +103,13 @@ void check(const FitOptions& o) {
             ", must be even");
     require(o.rope_theta.value_or(1) > 0, "--rope-theta is ", o.rope_theta.value_or(1),
             ", must be positive");
-    require(!o.index_heads || o.architecture == Architecture::dsa, "--index-heads is ",
-            o.index_heads.value_or(0),
-            ", which --architecture dsa alone has; msa and seerattention have one head per group");
+    const FitArchitecture& of = fitted(o.architecture);
+    const char* const name = traits_of(o.architecture).name;
+    require(!o.index_heads || of.any_heads, "--index-heads is ", o.index_heads.value_or(0),
+            ", which --architecture ", name, " lacks: it has one head per group");
+    require(!of.one_teacher || *o.teacher == of.teacher, "--teacher is ", o.teacher_name(),
+            ", must be ", kTeachers[static_cast<size_t>(of.teacher)], " with --architecture ",
+            name);
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
     require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
             ", must be 1 with --together, which has one layer at a time");
@@ -133,9 +142,10 @@ OptionTable option_table(FitOptions& o) {
 std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, std::ostream& out) {
     std::optional<FitOptions> o(std::in_place);
     if (!option_table(*o).parse(args, out)) return std::nullopt;
-    const bool gate = o->architecture == Architecture::seerattention;
-    if (!o->warmup_steps) o->warmup_steps = gate ? o->steps : std::min(kWarmupSteps, o->steps);
-    if (!o->teacher) o->teacher = gate ? Teacher::max : Teacher::mean;
+    const FitArchitecture& of = fitted(o->architecture);
+    if (!o->warmup_steps)
+        o->warmup_steps = of.warms_up ? o->steps : std::min(kWarmupSteps, o->steps);
+    if (!o->teacher) o->teacher = of.teacher;
     check(*o);
     return o;
 }

@@ -11,14 +11,13 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/indexer/architecture.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments::fit {
 
 /// The unit of --train and --eval.
 enum class SplitBy : uint8_t { position, sequence, token };
-/// The indexer to fit (experiments/fit/indexer.h).
-enum class Architecture : uint8_t { msa, dsa, seerattention };
 /// The initial weights (experiments/fit/start.h).
 enum class Start : uint8_t { normal, from_qk, pca };
 
@@ -26,7 +25,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     FitOptions() { block_size = 64; }
 
     Architecture architecture = Architecture::msa;
-    std::optional<int64_t> index_heads;  // of dsa; default: one per group
+    std::optional<int64_t> index_heads;  // default: one per group
     int64_t index_dim = 64;
     bool rms_norm = false;
     std::optional<int64_t> rotary_dim;  // default: the model's
@@ -39,7 +38,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     double learning_rate = 1e-4;
     double weight_decay = 0.01;
     Start start = Start::from_qk;
-    std::optional<Teacher> teacher;  // default: mean, of seerattention max
+    std::optional<Teacher> teacher;  // default: the architecture's
     bool keep_x = false;
     bool together = false;  // workers share each step's queries, not the layers
     int64_t eval_every = 100;

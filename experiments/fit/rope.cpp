@@ -6,8 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cu_seqlens.h"
-#include "core/indexer/gate_kl.h"
-#include "experiments/fit/data.h"
+#include "experiments/fit/architecture.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -107,15 +106,11 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     const io::LayerInfo& info = file.layer(layer);
     const std::vector<double> model = model_frequencies(o, file, layer);
     IndexForm form;
-    form.head_weights = o.architecture == Architecture::dsa;
+    form.architecture = o.architecture;
     form.groups = o.index_heads.value_or(info.kv_heads);
     form.index_dim = o.index_dim;
     form.model_dim = info.model_dim;
-    if (o.architecture == Architecture::seerattention) {
-        form.model_dim = info.query_heads / info.kv_heads * info.head_dim;
-        form.key_dim = kGatePools * info.head_dim;
-        form.undone_rope = model;
-    }
+    if (const auto set_form = fitted(o.architecture).set_form) set_form(form, info, model);
     form.rms_norm = o.rms_norm;
     form.rotary_dim = o.rotary_dim.value_or(std::min(2 * std::ssize(model), o.index_dim));
     const std::optional<double> theta = o.rope_theta ? o.rope_theta : info.rope_theta;

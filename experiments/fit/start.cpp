@@ -14,6 +14,7 @@
 #include "core/random.h"
 #include "core/rope.h"
 #include "experiments/driver/sample.h"
+#include "experiments/fit/architecture.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -257,7 +258,9 @@ void ClosedForm::fill(IndexWeights& w) const {
     for (int64_t pair = 0; pair < form_.rotary_dim / 2; ++pair) rotated_pair(pair, to_q, to_k);
     passing(to_q, to_k);
     balance(form_, to_q, to_k);
-    const double root = std::sqrt(scale_);
+    // Where heads have no weights and are summed, each has its share.
+    const bool summed = !form_.traits().head_weights && fitted(form_.architecture).any_heads;
+    const double root = std::sqrt(summed ? scale_ / static_cast<double>(form_.groups) : scale_);
     Eigen::Map<RowMajor>(w.w_q().data(), to_q.rows(), to_q.cols()) = (to_q * root).cast<float>();
     for (int64_t c = 0; c < channels(); ++c)
         if (to_k.row(c).squaredNorm() > 0)
@@ -298,7 +301,7 @@ IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLay
     std::vector<int64_t> some;
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), kMostTokens, seed))
         some.push_back(tokens[static_cast<size_t>(n)]);
-    if (form.is_gate())
+    if (form.traits().own_inputs)
         fill_gate(form, data, some, start == Start::from_qk, w);
     else
         ClosedForm(form, data, some, start == Start::from_qk).fill(w);

@@ -18,6 +18,8 @@
 // the mean over heads of max(0, logit). Every head weight is heads^(-1/2), as closely as a linear
 // function of x' can be.
 //
+// For qsa likewise, without weights: the score is the mean over heads, as each head has its share.
+//
 // For a gate, which reads q and k before RoPE, nothing is fitted: the score is the product of the
 // mean of the group's queries and the mean of the block's keys, rotated to the block's first
 // position. If it has fewer channels, those without rotation are the leading principal components

@@ -13,7 +13,9 @@ constexpr const char *kScaled = "/rope_frequencies", *kUndone = "/undone_rope";
 std::string group_of(int64_t layer) { return concat("/fit/", layer); }
 
 /// What the datasets of weights begin with: "w_index_q", "gate_q_norm".
-std::string kind_of(const IndexForm& form) { return form.is_gate() ? "gate" : "index"; }
+std::string kind_of(const IndexForm& form) { return form.traits().weights; }
+
+constexpr const char* kHeadWeights = "/w_index_w";
 
 template <typename T>
 View<const T, 1> line(std::span<const T> values) {
@@ -42,7 +44,7 @@ void write_form(io::UnitWriter& to, const std::string& group, const IndexForm& f
                                       {"rms_norm", int64_t{form.rms_norm}},
                                       {"rotary_dim", form.rotary_dim}})
         to.attribute(group, name, value);
-    if (form.is_gate()) to.attribute(group, "key_dim", form.key_dim);
+    if (form.traits().own_inputs) to.attribute(group, "key_dim", form.key_dim);
     to.attribute(group, "rope_theta", form.rope_theta);
     for (const auto& [name, of, what] :
          {std::tuple{kScaled, &form.rope_frequencies, "scaled RoPE, of each pair"},
@@ -64,8 +66,11 @@ IndexForm read_form(const io::ResultsReader& from, const std::string& group) {
             const Tensor<double, 1> stored = from.read<double, 1>(group + name);
             to->assign(stored.data(), stored.data() + stored.size());
         }
-    form.head_weights = from.has(group + "/w_index_w");
-    if (from.has(group + "/w_gate_k")) form.key_dim = size("key_dim");
+    for (size_t n = 0; n < std::size(kArchitectures); ++n)
+        if (from.has(group + "/w_" + kArchitectures[n].weights + "_k") &&
+            from.has(group + kHeadWeights) == kArchitectures[n].head_weights)
+            form.architecture = static_cast<Architecture>(n);
+    if (form.traits().own_inputs) form.key_dim = size("key_dim");
     return form;
 }
 
@@ -81,8 +86,8 @@ void write_fit(io::UnitWriter& to, int64_t layer, const FitState& state,
     const std::string kind = kind_of(plain.form());
     to.write<float, 2>(group + "/weights/w_" + kind + "_q", plain.w_q(), rows);
     to.write<float, 2>(group + "/weights/w_" + kind + "_k", plain.w_k(), rows);
-    if (plain.form().head_weights)
-        to.write<float, 2>(group + "/weights/w_index_w", plain.w_h(),
+    if (plain.form().traits().head_weights)
+        to.write<float, 2>(group + "/weights" + kHeadWeights, plain.w_h(),
                            {"head,channel", "1", "projection, rows are weights of heads"});
     if (plain.form().rms_norm) {
         to.write<float, 1>(group + "/weights/" + kind + "_q_norm", plain.norm_q(), norm);
@@ -115,7 +120,7 @@ IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
     const std::string kind = kind_of(weights.form());
     copy("w_" + kind + "_q", weights.w_q());
     copy("w_" + kind + "_k", weights.w_k());
-    if (weights.form().head_weights) copy("w_index_w", weights.w_h());
+    if (weights.form().traits().head_weights) copy(kHeadWeights + 1, weights.w_h());
     if (weights.form().rms_norm) {
         copy(kind + "_q_norm", weights.norm_q());
         copy(kind + "_k_norm", weights.norm_k());

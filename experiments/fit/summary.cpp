@@ -11,6 +11,7 @@
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 #include "experiments/measure/drawn.h"
@@ -131,13 +132,10 @@ constexpr const char* kCosts[] = {"index_flops", "index_bytes"};
 /// What was fitted, and what its scores cost.
 std::string architecture_text(const io::ResultsReader& results, const std::string& layer) {
     const IndexForm form = read_weights(results, std::stoll(layer)).form();
-    const char* name = form.is_gate() ? "seerattention" : form.head_weights ? "dsa" : "msa";
-    const char* which = form.is_gate()      ? ", one of each group, with pooled keys of each group"
-                        : form.head_weights ? " with learned weights, one choice for all groups"
-                                            : ", one of each group";
     const std::string group = group_of(layer);
-    return concat(name, ": ", form.groups, " index heads of ", form.index_dim, " channels", which,
-                  "; scores take ", number_text(results.number(group, kCosts[0]) / 1000, 4),
+    return concat(form.traits().name, ": ", form.groups, " index heads of ", form.index_dim,
+                  " channels", fitted(form.architecture).heads, "; scores take ",
+                  number_text(results.number(group, kCosts[0]) / 1000, 4),
                   " kFLOP per query and read ",
                   number_text(results.number(group, kCosts[1]) / 1024, 4), " KiB of keys");
 }

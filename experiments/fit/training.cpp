@@ -136,7 +136,7 @@ bool Trainer::advance(FitState& state) const {
         rows.push_back(tokens_[static_cast<size_t>(n)]);
     const std::vector<int64_t> own = share(rows);
     const double part = static_cast<double>(own.size()) / static_cast<double>(rows.size());
-    const QueryOperands queries(backend, data_, own, *o_.teacher, threads_);
+    const QueryOperands queries(layer_, data_, own, *o_.teacher, threads_);
     const IndexOperands index(backend, state.weights, keys(state.weights), queries, threads_);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up

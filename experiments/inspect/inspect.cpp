@@ -137,6 +137,10 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (layer.learned.gate_dim > 0)
             row.update({{"gate_dim", layer.learned.gate_dim},
                         {"gate_block_size", layer.learned.gate_block_size}});
+        if (layer.learned.qsa_heads > 0)
+            row.update({{"qsa_heads", layer.learned.qsa_heads},
+                        {"qsa_dim", layer.learned.qsa_dim},
+                        {"qsa_compress", layer.learned.qsa_compress}});
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
         if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);
@@ -252,6 +256,10 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
             out << "  layer " << layer["layer"] << " has SeerAttention's gate of "
                 << layer["gate_dim"] << " channels for blocks of " << layer["gate_block_size"]
                 << " tokens\n";
+        if (layer.contains("qsa_heads"))
+            out << "  layer " << layer["layer"] << " has QSA's indexer: " << layer["qsa_heads"]
+                << " heads of " << layer["qsa_dim"] << " channels, keys of "
+                << layer["qsa_compress"] << " tokens\n";
     }
     if (!stats) {
         out << "\n  Sizes and attributes are valid; --stats reads and checks the values too.\n";

@@ -27,6 +27,7 @@ from . import advice as advices
 from . import indexer as indexers
 from . import operations, selectors
 from . import torch as m
+from .capture.other_kinds import other_kind
 from .operations import InputError
 from .selectors import Choice, Rule
 
@@ -278,6 +279,11 @@ def attention_modules(model):
         _require(getattr(module, "is_causal", True), f"layer {number} is not causal")
         _require(found.setdefault(number, module) is module, f"layer {number} has two attention "
                  "modules")
+        what, indexer = other_kind(module), getattr(module, "indexer", None)
+        _require(what is None, f"layer {number}: {what}")
+        _require(indexer is None or hasattr(indexer, "topk_blocks"), f"layer {number}: "
+                 f"{type(indexer).__name__} selects tokens, and takes a mask of all queries and keys, which "
+                 "is never made here; `msalab capture` takes such a layer")
         window = sliding_window or getattr(module, "sliding_window", None)
         if window and _layer_type(module) != "full_attention":
             windows[number] = int(window)

@@ -69,6 +69,43 @@ FAMILIES = {
                     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6,
                                         "partial_rotary_factor": 0.5}}),
 }
+SHARED = {"sliding_window": WINDOW, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+          "layer_types": ["sliding_attention", "full_attention"] * 3, "hidden_size_per_layer_input": 8,
+          "vocab_size_per_layer_input": SIZES["vocab_size"]}
+SHARING = {  # layers 4 and 5 attend to the keys and values of layers 2 and 3
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", SHARED | {"global_head_dim": 32}),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM",
+                SHARED | {"intermediate_size": [96] * 6, "activation_sparsity_pattern": [0.0] * 6,
+                          "laurel_rank": 8, "altup_num_inputs": 2}),
+}
+QSA_BUDGET, QSA_COMPRESS = 32, 4
+QSA = {"qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {
+    "layer_types": ["linear_attention", "indexed_attention"] * 2, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": QSA_BUDGET,
+    "indexer_compress_ratio": QSA_COMPRESS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "hc_count": 2, "hc_lowrank": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})}
+MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+       "v_head_dim": 16, "num_key_value_heads": 8, "moe_intermediate_size": 32, "n_routed_experts": 4,
+       "num_experts_per_tok": 2}
+OTHERS = {  # the layer that is refused, and by what name
+    "glm_moe_dsa": ("GlmMoeDsaConfig", "GlmMoeDsaForCausalLM",
+                    MLA | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8, "n_group": 1,
+                           "topk_group": 1}, 1, "GlmMoeDsaAttention has kv_lora_rank and kv_b_proj"),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM",
+                    MLA | {"num_experts": 4, "num_experts_per_token": 2,
+                           "layer_types": ["linear_attention", "full_attention"] * 2},
+                    3, "KimiLinearAttention has kv_lora_rank and kv_b_proj"),
+    "deepseek_v4": ("DeepseekV4Config", "DeepseekV4ForCausalLM",
+                    {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "sliding_window": WINDOW,
+                     "layer_types": ["sliding_attention", "compressed_sparse_attention",
+                                     "heavily_compressed_attention", "sliding_attention"]},
+                    2, "DeepseekV4Attention has DeepseekV4HCACompressor, which adds entries"),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", SHARED | {"global_head_dim": 512},
+               1, "head dim 512, must be from 16 to 256"),
+}
 
 
 def make_model(family, dtype=torch.float32, families=None, **changes):
@@ -273,6 +310,72 @@ def recorded(tmp_path, model, sequences, name):
     capture(TransformersModel(model), sequences, tmp_path / f"{name}.h5", overwrite=True)
     with ActivationsReader(tmp_path / f"{name}.h5") as file:
         return file.layer(0)
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_layers_that_share_keys_hold_those_of_their_source(tmp_path, sequences, family):
+    model = make_model(family, families=SHARING).eval()
+    path = tmp_path / "a.h5"
+    capture(TransformersModel(model), sequences, path)
+    with ActivationsReader(path) as file:
+        assert file.layers == list(range(6))
+        layers = {number: file.layer(number) for number in file.layers}
+        for reader, source in ((4, 2), (5, 3)):
+            for name in ("k", "v"):
+                assert np.array_equal(getattr(layers[reader], name), getattr(layers[source], name))
+            assert not np.array_equal(layers[reader].q, layers[source].q)
+        modules = {number: module.self_attn for number, module in
+                   enumerate(model.get_decoder().layers)}
+        outputs, _ = own_answers(model, modules, sequences)
+        for number, layer in layers.items():
+            assert layer.sliding_window == (None if number % 2 else WINDOW)
+            own = attention(layer, file.cu_seqlens)
+            assert np.abs(own - outputs[number]).max() < 1e-4 * np.abs(outputs[number]).max()
+
+
+def test_qsa_selects_what_transformers_selects(tmp_path, sequences):
+    model = make_model("qwen4_exp", families=QSA).eval()
+    masks = []
+    for layer in model.get_decoder().layers[1::2]:
+        layer.self_attn.indexer.register_forward_hook(lambda *call: masks.append(call[2][0, 0].numpy()))
+    path = tmp_path / "a.h5"
+    whole = TransformersModel(model)
+    masks.clear()  # of the two tokens that found the layers
+    capture(whole, sequences, path)
+    with ActivationsReader(path) as file:
+        assert file.layers == [1, 3]
+        layers = [file.layer(number) for number in file.layers]
+        first, keys, chosen = 0, 0, 0
+        for sequence, length in enumerate(LENGTHS):
+            for at, layer in enumerate(layers):
+                assert (layer.own_attention, layer.qsa_compress) == ("sparse", QSA_COMPRESS)
+                assert len(layer.qsa_k) == sum(one // QSA_COMPRESS for one in LENGTHS)
+                q = layer.qsa_q[first:first + length]
+                k = layer.qsa_k[keys:keys + length // QSA_COMPRESS]
+                scores = np.maximum(np.einsum("ihd,nd->ihn", q, k), 0).sum(1)
+                for i in range(length):
+                    count = (i + 1) // QSA_COMPRESS
+                    seen = masks[2 * sequence + at][i]
+                    assert seen[count * QSA_COMPRESS:i + 1].all() and not seen[i + 1:].any()
+                    pieces = seen[:count * QSA_COMPRESS].reshape(count, QSA_COMPRESS)
+                    kept = pieces.all(1)
+                    assert np.array_equal(kept, pieces.any(1))
+                    assert kept.sum() == min(count, QSA_BUDGET // QSA_COMPRESS)
+                    of = scores[i, :count]  # many are 0, and topk has no order among equals
+                    if not kept.all():
+                        assert of[kept].min() >= of[~kept].max() - 1e-5 * of.max(), (sequence, at, i)
+                    chosen += int((of[kept] > of.min(initial=np.inf)).sum())
+            first, keys = first + length, keys + length // QSA_COMPRESS
+        assert chosen > 1000
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_kinds_of_attention_are_refused_by_name(tmp_path, sequences, family):
+    config, name, options, layer, message = OTHERS[family]
+    model = TransformersModel(make_model(family, families={family: (config, name, options)}).eval())
+    with pytest.raises(CaptureError, match=message):
+        capture(model, sequences, tmp_path / "a.h5", layers=[layer])
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_attention_implementation_is_recorded(tmp_path, sequences):

@@ -18,7 +18,7 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 from make_advice import make_advice  # noqa: E402
 from make_indexer import make_indexer  # noqa: E402
-from test_capture_models import FAMILIES, SIZES, make_model  # noqa: E402
+from test_capture_models import FAMILIES, OTHERS, QSA, SHARING, SIZES, make_model  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 import msalab  # noqa: E402
@@ -277,6 +277,31 @@ def test_layers_that_share_keys_generate_what_the_model_does():
     with attending(model, mt.NAME):
         configured(model, top_k=ALL)
         assert model.generate(rows, **options).tolist() == own.tolist()
+
+
+@pytest.mark.parametrize("family, message", [
+    ("qwen4_exp", "layer 1: Qwen4ExpTextQSAIndexer selects tokens"),
+    ("glm_moe_dsa", "layer 0: GlmMoeDsaAttention has kv_lora_rank"),
+    ("kimi_linear", "layer 1: KimiLinearAttention has kv_lora_rank"),
+    ("deepseek_v4", "layer 1: DeepseekV4Attention has DeepseekV4CSACompressor"),
+])
+def test_other_kinds_of_attention_are_refused_by_name(family, message):
+    families = QSA | {name: of[:3] for name, of in OTHERS.items()}
+    model = make_model(family, families=families).eval()
+    for selector in ("mean-key", mt.OWN):
+        with pytest.raises(mt.InputError, match=message):
+            mt.configure(model, selector=selector)
+
+
+def test_gemma3n_shares_keys_as_gemma4_does():
+    model = make_model("gemma3n", families=SHARING).eval()
+    ids = tokens_of()
+    own = logits_of(model, ids)
+    with attending(model, mt.NAME):
+        assert configured(model, top_k=ALL) == [1, 3, 5]
+        assert (logits_of(model, ids) - own).abs().max() < 1e-4
+        configured(model)
+        assert (logits_of(model, ids) - own).abs().max() > 1e-3
 
 
 def test_other_parts_of_a_mask_are_refused():

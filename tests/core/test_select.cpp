@@ -50,7 +50,7 @@ public:
     Tensor<float, 3> scores(std::string_view name, QueryRange range, uint64_t seed = kSeed) const {
         const std::unique_ptr<Selector> selector = make_selector(name);
         Policy::Needs needs = selector->needs();
-        needs.index |= needs.lightning;
+        needs.index |= needs.lightning || needs.qsa;
         const Problem p = p_.with_queries(range);
         const int64_t first = range.begin, n = range.end - range.begin;
         const SelectorLayer layer{

@@ -285,7 +285,7 @@ TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
     EXPECT_GT(std::erase_if(names,
                             [](const std::string& name) {
                                 const PolicyNeeds needs = make_selector(name)->needs();
-                                return needs.index || needs.lightning;
+                                return needs.index || needs.lightning || needs.qsa;
                             }),
               0U);
     EXPECT_EQ(summary["rows"].size(), 2 * names.size());

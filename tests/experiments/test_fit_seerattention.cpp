@@ -162,8 +162,9 @@ TEST_F(FitSeerAttention, CostsOneKeyPerBlock) {
 
 TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
     const std::string file = write("a.h5");
-    expect_refused(fit(file, "heads", {"--index-heads", "4"}),
-                   "--index-heads is 4, which --architecture dsa alone has");
+    expect_refused(
+        fit(file, "heads", {"--index-heads", "4"}),
+        "--index-heads is 4, which --architecture seerattention lacks: it has one head per group");
     expect_refused(kAnalyze({file, "--out", path("none"), "--selectors", "seerattention"}),
                    "a.h5: has no gate_q and gate_k, which selector seerattention needs");
     ASSERT_EQ(fit(file, "out").code, 0);
@@ -185,7 +186,7 @@ TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
         kAnalyze({indexer, "--out", path("t"), "--selectors", "seerattention:threshold=0.1"}),
         "which spends its budget unevenly; msa-compare alone takes it");
     expect_refused(kBench({"--input", file, "--indexer", path("out/results.h5")}),
-                   "is a gate of --architecture seerattention, must be of msa");
+                   "is an indexer of --architecture seerattention, must be of msa");
     // Where nobody asked for it, a gate for other blocks is left out.
     EXPECT_EQ(kAnalyze({indexer, "--out", path("l"), "--block-size", "16"}).code, 0);
 }

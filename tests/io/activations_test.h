@@ -45,6 +45,9 @@ protected:
         layer.learned.dsa_dim = 32;
         layer.learned.gate_dim = 48;
         layer.learned.gate_block_size = 8;  // 3 and 4 blocks
+        layer.learned.qsa_heads = 5;
+        layer.learned.qsa_dim = 24;
+        layer.learned.qsa_compress = 4;  // 5 and 7 pieces
         layer.softmax_scale = 0.25;
         layer.rotary_dim = 8;
         layer.rope_theta = 1e4;

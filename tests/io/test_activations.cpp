@@ -33,6 +33,9 @@ TEST_F(Activations, RoundTripInEveryElementType) {
         EXPECT_EQ(layer.learned.gate_block_size, 8);
         EXPECT_EQ(reader.info().rows(layer, Field::gate_k), 3 + 4);
         EXPECT_EQ(reader.info().rows(layer, Field::gate_q), kTokens);
+        EXPECT_EQ(layer.learned.qsa_heads, 5);
+        EXPECT_EQ(layer.learned.qsa_dim, 24);
+        EXPECT_EQ(reader.info().rows(layer, Field::qsa_k), 5 + 7);
         EXPECT_EQ(layer.rotary_dim, 8);
         EXPECT_EQ(layer.rope_theta, 1e4);
         EXPECT_EQ(layer.softmax_scale, 0.25);

@@ -189,6 +189,21 @@ TEST_F(Activations, RefuseAGateThatIsNotWhole) {
         "/layers/3 attribute gate_block_size is 7.5, must be an integer from 8 to 256");
 }
 
+TEST_F(Activations, RefuseAQsaIndexerThatIsNotWhole) {
+    for (const std::string name : {"qsa_q", "qsa_k"})
+        EXPECT_EQ(refusal_after([&](hid_t file) { drop(file, ("/layers/3/" + name).c_str()); }),
+                  "/layers/3/" + name + " is missing; qsa_q and qsa_k come together");
+    const auto reshaped = [&](const std::vector<hsize_t>& shape) {
+        return refusal_after([=](hid_t file) { reshape(file, "/layers/3/qsa_k", shape); });
+    };
+    EXPECT_EQ(reshaped({12, 16}), "/layers/3/qsa_k has index dim 16, qsa_q has 24");
+    EXPECT_EQ(reshaped({13, 24}),
+              "/layers/3/qsa_k has 13 pieces, the sequences of /cu_seqlens have 12 of "
+              "qsa_compress = 4 tokens; they must agree");
+    EXPECT_EQ(refusal_after([](hid_t file) { drop_attribute(file, "/layers/3", "qsa_compress"); }),
+              "/layers/3 has no attribute qsa_compress, which qsa_k needs");
+}
+
 TEST_F(Activations, WhatTheFileMustHold) {
     const auto without = [&](const char* object) {
         return refusal_after([=](hid_t file) { drop(file, object); });

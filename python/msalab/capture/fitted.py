@@ -82,7 +82,8 @@ def _checked(place: str, values, *shape, dtype=np.float32) -> np.ndarray:
 
 def _read_layer(place: str, group) -> Fitted:
     for name, what in (("w_index_w", "an indexer of --architecture dsa"),
-                       ("w_gate_k", "a gate of --architecture seerattention")):
+                       ("w_gate_k", "a gate of --architecture seerattention"),
+                       ("w_qsa_k", "an indexer of --architecture qsa")):
         require(name not in group, f"{place}/weights has {name}: {what}, must be of msa")
     form = {name: group.attrs[name] for name in ("groups", "index_dim", "model_dim", "rms_norm",
                                                  "rotary_dim", "rope_theta")}

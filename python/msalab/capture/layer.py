@@ -14,7 +14,7 @@ import numpy as np
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 ELEMENTS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
-FIELDS = ("x", "q", "k", "v", "index_q", "index_k")
+FIELDS = ("x", "q", "k", "v", "index_q", "index_k", "qsa_q", "qsa_k")
 STATES = ("post_rope", "pre_rope", "none")
 OWN_ATTENTION = ("sparse",)
 ROPE_LAYOUTS = ("interleaved",)
@@ -22,7 +22,7 @@ ATTRIBUTES = {  # name -> its type
     "q_state": str, "k_state": str, "softmax_scale": float, "rotary_dim": int, "rope_theta": float,
     "rope_scaling": str, "rope_layout": str, "rope_inv_freq": np.ndarray, "rope_attention_factor": float,
     "sliding_window": int, "attention_chunk": int, "softcap": float, "sinks": np.ndarray,
-    "own_attention": str, "own_block_size": int, "own_top_k": int}
+    "own_attention": str, "own_block_size": int, "own_top_k": int, "qsa_compress": int}
 HEAD_DIMS = range(16, 256 + 1)  # what the programs compute with
 
 
@@ -42,6 +42,8 @@ class Layer:
     x: np.ndarray | None = None  # [S, d_model], input of the projections, after the norm
     index_q: np.ndarray | None = None  # [S, Hkv, didx]
     index_k: np.ndarray | None = None  # [S, didx]
+    qsa_q: np.ndarray | None = None  # [S, H, d], of QSA's own indexer
+    qsa_k: np.ndarray | None = None  # [S / qsa_compress, d], a key of so many tokens
     q_state: str = "post_rope"
     k_state: str = "post_rope"
     rotary_dim: int | None = None  # 0: no RoPE
@@ -57,6 +59,7 @@ class Layer:
     own_attention: str | None = None  # "sparse": the model attends to selected keys only
     own_block_size: int | None = None  # of the model's own Index Branch: tokens of a block,
     own_top_k: int | None = None  # and blocks that it selects
+    qsa_compress: int | None = None  # with qsa_k
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # of the index projections
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -85,14 +88,20 @@ def is_storable(text: str) -> bool:
         return False
 
 
-def check(layer: Layer, place: str):
-    """Refuses what msa-activations cannot hold; `place` begins the messages ("layer 3")."""
+def check(layer: Layer, place: str, lengths=None):
+    """Refuses what msa-activations cannot hold; `place` begins the messages ("layer 3"). lengths: of the
+    sequences in it; None: one."""
     for name, array in layer.arrays().items():
         require(array.dtype in ELEMENTS,
                 f"{place}: {name} is {array.dtype}, must be float16, bfloat16 or float32")
-        rank = 2 if name in ("x", "index_k") else 3
+        rank = 2 if name in ("x", "index_k", "qsa_k") else 3
         require(array.ndim == rank, f"{place}: {name} has shape {array.shape}, must have {rank} "
                 f"axes: token{', head' if rank == 3 else ''}, channel")
+        if name == "qsa_k" and layer.qsa_compress:
+            rows = sum(int(length) // layer.qsa_compress for length in lengths or [len(layer.q)])
+            require(len(array) == rows, f"{place}: qsa_k has {len(array)} keys, must have {rows} of "
+                    f"{layer.qsa_compress} tokens")
+            continue
         require(len(array) == len(layer.q),
                 f"{place}: {name} has {len(array)} tokens, q has {len(layer.q)}")
     (_, query_heads, head_dim), kv_heads = layer.q.shape, layer.k.shape[1]
@@ -117,6 +126,12 @@ def check(layer: Layer, place: str):
         require(layer.index_k.shape[1] in HEAD_DIMS,
                 f"{place}: index dim {layer.index_k.shape[1]}, must be from {HEAD_DIMS[0]} to "
                 f"{HEAD_DIMS[-1]}")
+    require((layer.qsa_q is None) == (layer.qsa_k is None) == (layer.qsa_compress is None),
+            f"{place}: qsa_q, qsa_k and qsa_compress come together")
+    if layer.qsa_q is not None:
+        require(layer.qsa_q.shape[2] == layer.qsa_k.shape[1] and layer.qsa_k.shape[1] in HEAD_DIMS,
+                f"{place}: qsa_q has {layer.qsa_q.shape[2]} channels, qsa_k {layer.qsa_k.shape[1]}; must "
+                f"be the same, from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}")
     for state in (layer.q_state, layer.k_state):
         require(state in STATES, f"{place}: state '{state}', must be one of {', '.join(STATES)}")
     check_attributes(layer, place)
@@ -144,7 +159,7 @@ def check_attributes(layer: Layer, place: str):
     (_, query_heads, head_dim), rotary_dim = layer.q.shape, layer.rotary_dim or 0
     for name in ("softmax_scale", "rope_theta", "rope_attention_factor", "softcap"):
         one(name, "finite and positive", positive)
-    for name in ("sliding_window", "attention_chunk", "own_block_size", "own_top_k"):
+    for name in ("sliding_window", "attention_chunk", "own_block_size", "own_top_k", "qsa_compress"):
         one(name, "at least 1", lambda value: value >= 1)
     one("rotary_dim", f"even, from 0 to {head_dim}",
         lambda value: value % 2 == 0 and 0 <= value <= head_dim)

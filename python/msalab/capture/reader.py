@@ -79,7 +79,7 @@ class ActivationsReader:
         if self._has(f"{group}/weights"):
             layer.weights = {name: self._values(f"{group}/weights/{name}")
                              for name in self._names(f"{group}/weights")}
-        check(layer, place)
+        check(layer, place, list(np.diff(self.cu_seqlens)))
         require(len(layer.q) == self.cu_seqlens[-1], f"{place}: q has {len(layer.q)} tokens, "
                 f"/cu_seqlens ends at {self.cu_seqlens[-1]}")
         for name, weights in layer.weights.items():

@@ -21,13 +21,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .gguf import place_of
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
+from .other_kinds import has_latent, other_kind
+from .qsa import QsaIndexer
 from .rotary import RotaryObserver, Turned, at_position_zero, describe, random_like
 from .tensors import of_one_sequence, to_numpy
 
 ADAPTER = ("a ModuleAdapter captures such a model (python/README.md, \"Models outside "
            "transformers\")")
-# What attention modules with latent keys and values (MLA) have.
-LATENT = ("kv_lora_rank", "kv_b_proj", "kv_a_proj_with_mqa")
 
 
 class TransformersModel:
@@ -76,8 +76,9 @@ class TransformersModel:
     def run(self, tokens, layers, record):
         expected = {number: self._attention[number] for number in layers}
         for number, module in expected.items():
-            self._refuse_latent(number, module)
-        inputs, embeddings, branches = {}, {}, {}
+            what = other_kind(module)
+            require(what is None, f"layer {number} of {self.model_id}: {what}")
+        inputs, embeddings, branches, pieces = {}, {}, {}, {}
         with ExitStack() as stack:
 
             def observe(module, query, key, value, arguments):
@@ -86,7 +87,7 @@ class TransformersModel:
                     return
                 require(number in inputs, f"layer {number}: attention ran twice")
                 layer = self._layer(module, query, key, value, arguments, inputs.pop(number),
-                                    branches.get(number))
+                                    branches.get(number), pieces.get(number))
                 describe(layer, embeddings.pop(number) or self._rotary.newest(),
                          _rope_parameters(module), self._turned[number])
                 record(number, layer)
@@ -104,6 +105,10 @@ class TransformersModel:
                 if branch is not None:
                     branches[number] = branch
                     stack.enter_context(branch.observed())
+                qsa = QsaIndexer.of(module)
+                if qsa is not None:
+                    pieces[number] = qsa
+                    stack.enter_context(qsa.observed())
             stack.enter_context(_observed_attention(observe))
             stack.enter_context(self._rotary.observed())
             with _enough_memory(f"{self.model_id}, a sequence of {len(tokens)} tokens"):
@@ -146,7 +151,7 @@ class TransformersModel:
                 with _observed_attention(observe):
                     self._forward(np.zeros(2, np.int64))
                 turned = {number: _turned(module, *arguments[module])
-                          for number, module in found.items() if not _latent(module)}
+                          for number, module in found.items() if not has_latent(module)}
             except (CaptureError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a model raises that needs more than tokens
@@ -156,14 +161,7 @@ class TransformersModel:
                 f"transformers' attention interface: {ADAPTER}")
         return found, turned
 
-    def _refuse_latent(self, number: int, module):
-        signs = _latent(module)
-        require(not signs, f"layer {number} of {self.model_id}: {type(module).__name__} has "
-                f"{' and '.join(signs)}, which is latent attention (MLA): keys and values of all "
-                "heads come of one vector per token, and are not the groups of GQA that "
-                "msa-activations holds")
-
-    def _layer(self, module, query, key, value, arguments, x, branch) -> Layer:
+    def _layer(self, module, query, key, value, arguments, x, branch, qsa) -> Layer:
         require(arguments.get("position_bias") is None,
                 f"layer {module.layer_idx}: adds a bias to the logits, which msa-activations "
                 "cannot hold")
@@ -183,6 +181,9 @@ class TransformersModel:
             layer.index_q, layer.index_k = branch.take()
             layer.weights = branch.weights()
             layer.own_block_size, layer.own_top_k = branch.block_size, branch.top_k
+        if qsa is not None:
+            layer.qsa_q, layer.qsa_k = qsa.take()
+            layer.qsa_compress = qsa.compress
         return layer
 
 
@@ -218,10 +219,6 @@ def _rope_parameters(module) -> dict:
     """Of the configuration; some have them per layer type."""
     rope = getattr(module.config, "rope_parameters", None) or {}
     return rope.get(_layer_type(module), rope)
-
-
-def _latent(module) -> list[str]:
-    return [name for name in LATENT if getattr(module, name, None) is not None]
 
 
 @torch.no_grad()

@@ -20,7 +20,8 @@ class ActivationsWriter:
 
     def __init__(self, path, *, model_id: str, model_config: str, producer: str, cu_seqlens,
                  tokens=None, overwrite: bool = False):
-        self._tokens = int(cu_seqlens[-1])
+        self._tokens, self._lengths = int(cu_seqlens[-1]), np.diff(cu_seqlens)
+        self._begins = np.asarray(cu_seqlens[:-1])
         root = {"format": FORMAT, "format_version": VERSION, "model_id": model_id,
                 "model_config": model_config, "producer": producer}
         for name, text in root.items():
@@ -53,7 +54,6 @@ class ActivationsWriter:
             now, before = getattr(layer, name), group.attrs.get(name)
             require(np.array_equal(now, before), f"{place}: {name} is {now}, of earlier tokens "
                     f"{before}; such sequences go into files of their own")
-        tokens = slice(first_token, first_token + len(layer.q))
         for name, array in layer.arrays().items():
             dataset = group[name]
             stored = bfloat16 if "logical_dtype" in dataset.attrs else dataset.dtype
@@ -61,7 +61,8 @@ class ActivationsWriter:
                     f"{place}: {name} is {layer.element()} {array.shape[1:]} per token, of "
                     f"earlier tokens {stored} {dataset.shape[1:]}")
             array = array.astype(stored, copy=False)
-            dataset[tokens] = array.view(np.uint16) if stored == bfloat16 else array
+            first = first_token if name != "qsa_k" else self._pieces(layer, self._begins < first_token)
+            dataset[first:first + len(array)] = array.view(np.uint16) if stored == bfloat16 else array
             self._disk.check()
 
     def _create(self, number: int, layer: Layer):
@@ -69,13 +70,18 @@ class ActivationsWriter:
         group.attrs.update(layer.attributes())
         element = layer.element()
         for name, array in layer.arrays().items():
-            shape = (self._tokens, *array.shape[1:])
-            chunks = (min(self._tokens, CHUNK_TOKENS), *(1,) * (len(shape) - 2), shape[-1])
+            rows = self._tokens if name != "qsa_k" else self._pieces(layer, slice(None))
+            shape = (rows, *array.shape[1:])
+            chunks = (max(1, min(rows, CHUNK_TOKENS)), *(1,) * (len(shape) - 2), shape[-1])
             self._dataset(group, name, element, shape=shape, chunks=chunks, shuffle=True,
                           compression="gzip", compression_opts=1, fletcher32=True)
         for name, array in layer.weights.items():
             self._dataset(group, f"weights/{name}", array.dtype,
                           data=array.view(np.uint16) if array.dtype == bfloat16 else array)
+
+    def _pieces(self, layer: Layer, sequences) -> int:
+        """Of these sequences the keys of qsa_k; a sequence is written as a whole."""
+        return int((self._lengths[sequences] // layer.qsa_compress).sum())
 
     @staticmethod
     def _dataset(group, name: str, element, **options):

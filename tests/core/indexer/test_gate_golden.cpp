@@ -38,6 +38,7 @@ TEST_P(GateGolden, FromQueriesAndKeysToTheGradientOfTheLoss) {
                                      0, golden_.size("block_size"));
     IndexForm form{p.kv_heads,  golden_.size("gate_dim"),   p.group_size() * dims,
                    is_normed(), golden_.size("rotary_dim"), golden_.number("rope_theta")};
+    form.architecture = Architecture::seerattention;
     form.key_dim = kGatePools * dims;
     IndexWeights weights(form), gradient(form);
     fill(weights.w_q(), golden_.read<float, 2>("/inputs/w_gate_q"));
