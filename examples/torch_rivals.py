@@ -3,9 +3,10 @@
 time of its forward pass and of forward and backward pass. examples/time_torch.py writes them down,
 notebooks/08_torch.ipynb shows them.
 
-Three attend to the blocks that MSA selects: ours, FlexAttention by a block mask, and parallel_nsa, the
-Triton kernel of flash-linear-attention (fla). The others attend to all keys before a query:
-scaled_dot_product_attention, and FlashAttention 2 and 3.
+Four attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
+kernel of flash-linear-attention (fla), and flash-msa, which selects itself. The others attend to all keys
+before a query: scaled_dot_product_attention, and FlashAttention 2, 3 and 4. Each output is compared with ours
+first; who computes something else gets no time.
 """
 
 import signal
@@ -13,6 +14,7 @@ import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ import torch
 import msalab.torch as m
 
 SELECTED, ALL_KEYS = "the selected blocks", "all keys"
+FARTHEST = 2e-2  # that an output may be off ours, of its largest value: a few roundings of bfloat16
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,15 @@ def _fla(case, q, k, v, index_q, index_k, ids):
     return (q[None], k[None], v[None]), attend, lambda out: out[0]
 
 
+def _flash_msa(case, q, k, v, index_q, index_k, ids):
+    from flash_msa import flash_msa_func
+    proxies = _heads_first(index_q, index_k[:, None])
+
+    def attend(q, k, v):
+        return flash_msa_func(*proxies, q, k, v, case.top_k * case.block_size, case.head_dim ** -0.5)[0]
+    return _heads_first(q, k, v), attend, lambda out: out[0].transpose(0, 1)
+
+
 def _sdpa(case, q, k, v, index_q, index_k, ids):
     def attend(q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
@@ -151,7 +163,7 @@ def _sdpa(case, q, k, v, index_q, index_k, ids):
 
 def _flash(module):
     def prepare(case, q, k, v, index_q, index_k, ids):
-        flash = __import__(module).flash_attn_func
+        flash = import_module(module).flash_attn_func
 
         def attend(q, k, v):
             out = flash(q, k, v, causal=True)
@@ -164,7 +176,9 @@ CONTENDERS = (("msalab, with the selection", SELECTED, _ours),
               ("msalab", SELECTED, _ours_given_ids),
               ("FlexAttention", SELECTED, _flex),
               ("fla parallel_nsa (Triton)", SELECTED, _fla),
+              ("flash-msa", SELECTED, _flash_msa),
               ("SDPA", ALL_KEYS, _sdpa),
+              ("FlashAttention 4", ALL_KEYS, _flash("flash_attn.cute")),
               ("FlashAttention 3", ALL_KEYS, _flash("flash_attn_interface")),
               ("FlashAttention 2", ALL_KEYS, _flash("flash_attn")))
 
@@ -185,13 +199,16 @@ def at_most(seconds):
 
 
 def _time(case, prepare, operands, row):
-    """Fills the row: forward_ms, off (the most that the output is off ours), step_ms."""
+    """Fills the row: off (the most that the output is off ours), forward_ms, step_ms. ValueError where the
+    output is another."""
     inputs, attend, to_rows = prepare(case, *operands)
     with torch.no_grad():
         out = attend(*inputs)
-        if row["attends_to"] == SELECTED:
-            want = _ours_given_ids(case, *operands)[1](*operands[:3])
-            row["off"] = (to_rows(out) - want).abs().max().item()
+        want = (_ours_given_ids(case, *operands)[1](*operands[:3]) if row["attends_to"] == SELECTED
+                else m.dense_attention(*operands[:3]))
+        row["off"] = (to_rows(out) - want).abs().max().item()
+        if not row["off"] <= FARTHEST * want.abs().max().item():
+            raise ValueError(f"its output is off ours by {row['off']:.2g}")
         d_out = torch.randn_like(out)
         row["forward_ms"] = elapsed_ms(lambda: attend(*inputs), case.device)
     del out

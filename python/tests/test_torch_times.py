@@ -76,6 +76,22 @@ def test_who_is_here_is_timed_and_computes_the_same():
     assert all("forward_ms" in row or row["skipped"] for row in rows.values())
 
 
+def test_who_computes_something_else_gets_no_time(monkeypatch):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("msalab._msalab")
+    rivals = load("torch_rivals")
+
+    def wrong(case, *operands):
+        inputs, attend, to_rows = rivals._sdpa(case, *operands)
+        return inputs, lambda q, k, v: 1.1 * attend(q, k, v), to_rows
+
+    monkeypatch.setattr(rivals, "CONTENDERS", (("SDPA", rivals.ALL_KEYS, rivals._sdpa),
+                                               ("wrong", rivals.ALL_KEYS, wrong)))
+    right, other = rivals.measure(rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32), 100)
+    assert right["step_ms"] > 0 and 0 < right["off"] < 1e-5
+    assert other["skipped"].startswith("ValueError: its output is off ours by") and "forward_ms" not in other
+
+
 def test_what_takes_too_long_is_stopped():
     pytest.importorskip("torch")
     pytest.importorskip("msalab._msalab")
