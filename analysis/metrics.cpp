@@ -77,6 +77,16 @@ constexpr Metric kTable[] = {
      "entropy of dense attention in nats, mean over all queries and heads"},
     {"entropy_sparse", "entropy sparse", "nats", "head",
      "entropy of attention over the chosen blocks in nats, mean likewise"},
+    // Of how narrowly a selection is decided (analysis/tie_margin.h).
+    {"tied", "tied", "share of queries", "group",
+     "share of the queries with a choice to make whose k-th and next best scores are equal, so "
+     "that "
+     "the lower block id decides"},
+    {"tied_by_rounding", "tied by rounding", "share of queries", "group",
+     "the same of scores that differ by no more than twice what rounding the index operands to "
+     "their element type changes"},
+    {"silent", "silent", "share of queries", "group",
+     "the same of queries whose candidates all have one score"},
     // Of an Index Branch.
     {"kl", "KL", "nats", "group",
      "KL divergence of the index distribution from the teacher over all visible keys, in nats"},

@@ -5,6 +5,7 @@
 
 #include "analysis/entropy.h"
 #include "analysis/popularity.h"
+#include "analysis/tie_margin.h"
 #include "core/select/selector.h"
 #include "experiments/analyze/sums.h"
 #include "experiments/driver/layers.h"
@@ -55,6 +56,7 @@ public:
         about_.selectors.push_back(
             {label, label == "oracle", rule.top_k, Curve::points(whole, rule)});
         rules_.push_back(rule);
+        of_index_branch_.push_back(selector->name() == "index");
         popularity_.emplace_back(about_.kv_heads, about_.first_block);
         create<int32_t, 3>("/select" + at + "/ids", {rows(), whole.kv_heads, rule.top_k},
                            {"query,group,slot", "block of the sequence", selector->rule_in_full()});
@@ -90,10 +92,16 @@ public:
         const LayerAbout::OfSelector& selector = about_.selectors[n];
         const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, rules_[n],
                                             selector.ks, scores.floats());
+        const View<const float, 3> all = scores.host();
+        const Tensor<double, 2> rounding = rounding_of(chunk, n);
         tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
             Curve curve(selector.ks);
             curve.add(of, of.of(chunk.kinds), picked, of.of(chunk.mass));
-            return measure::States{{selector.label + "/curve", curve.state()}};
+            analysis::TieMargin ties(about_.kv_heads);
+            ties.add(of.problem, rules_[n], of.of(chunk.kinds), of.of(all),
+                     rounding.data() ? of.of(rounding) : View<const double, 2>());
+            return measure::States{{selector.label + "/curve", curve.state()},
+                                   {selector.label + "/ties", ties.state()}};
         });
         if (o_.dumps("scores")) write("/scores" + at_layer(selector.label), chunk, scores.host());
     }
@@ -121,6 +129,15 @@ public:
 private:
     int64_t rows() const { return part_.end - part_.begin; }
     std::string at_layer(const std::string& of) const { return "/" + of + "/" + layer_; }
+
+    /// Of the Index Branch's scores; absent for other selectors.
+    Tensor<double, 2> rounding_of(const MeasuredChunk& chunk, size_t n) const {
+        if (!of_index_branch_[n]) return {};
+        const measure::ChunkView& of = chunk.queries;
+        return analysis::index_score_rounding(of.problem, host_view(of.host_index_q),
+                                              of.view().index_k.host(),
+                                              of.view().data.elements.index.values);
+    }
 
     analysis::State entropy(const BlockRows& of, const MeasuredChunk& chunk,
                             const Attention& mean_key, const Tensor<float, 2>& lse) const {
@@ -160,6 +177,7 @@ private:
     io::UnitWriter& to_;
     measure::Tally& tally_;
     std::vector<SelectionRule> rules_ = {};  // of each selector
+    std::vector<bool> of_index_branch_ = {};
     std::vector<analysis::Popularity> popularity_ = {};
 };
 

@@ -278,6 +278,34 @@ TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {
         << outcome.err;
 }
 
+/// An indexer that says nothing to the queries of the first sequence: 58 of the 86 counted ones.
+TEST_F(Analyze, SaysWhereBlockIdsDecideInPlaceOfScores) {
+    const std::string file = make("a.h5");
+    poke(file, "/layers/0/index_q", {0, 0, 0}, 0, {90, 2, 16});
+    const Outcome outcome = run(file, "out", {"--selectors", "index,random"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json ties = json::parse(file_text(path("out/summary.json")))["ties"];
+    ASSERT_EQ(ties.size(), 4U);
+    for (const json& row : ties) {
+        const bool silent = row["layer"] == 0 && row["selector"] == "index";
+        for (const char* name : {"tied", "silent"})
+            EXPECT_NEAR(row[name].get<double>(), silent ? 58.0 / 86 : 0, 1e-12) << row;
+        EXPECT_GE(row["tied_by_rounding"], row["tied"]);
+    }
+    EXPECT_NE(outcome.out.find("Layer 0: index says nothing of 67.4 % of the queries"),
+              std::string::npos)
+        << outcome.out;
+    EXPECT_EQ(outcome.out.find("random says nothing"), std::string::npos);
+    EXPECT_EQ(outcome.out.find("Layer 3: index says nothing"), std::string::npos);
+
+    // Operands of few bits: scores within their rounding are many, equal ones are few.
+    ASSERT_EQ(run(file, "e4m3", {"--selectors", "index", "--index-element", "e4m3"}).code, 0);
+    const json coarse = json::parse(file_text(path("e4m3/summary.json")))["ties"][1];
+    EXPECT_EQ(coarse["layer"], 3);
+    EXPECT_GT(coarse["tied_by_rounding"], 2 * ties[2]["tied_by_rounding"].get<double>() + 0.1);
+    EXPECT_LT(coarse["tied"], 0.2);
+}
+
 TEST_F(Analyze, WithoutAnIndexTheDefaultLeavesItOut) {
     const std::string file = make("a.h5", {.index_dim = 0});
     const json summary = json::parse(run(file, "out", {"--json"}).out);
