@@ -187,8 +187,8 @@ TEST_F(Analyze, MetricsTableIsTidy) {
         ++rows;
         EXPECT_EQ(std::count(line.begin(), line.end(), ','), 5) << line;
     }
-    // dense: 3 per head and 1 per group; oracle: 4 per group and 3 per head.
-    EXPECT_EQ(rows, 3 * 4 + 2 + 4 * 2 + 3 * 4);
+    // dense: 3 per head and 1 per group; oracle: 7 per group and 3 per head.
+    EXPECT_EQ(rows, 3 * 4 + 2 + 7 * 2 + 3 * 4);
 }
 
 TEST_F(Analyze, SampledQueriesAreRowsOfTheFullRun) {

@@ -7,6 +7,7 @@
 
 #include "core/registry.h"
 #include "core/train/tolerance.h"
+#include "experiments/fit/architecture.h"
 #include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
 #include "experiments/fit/training.h"
@@ -51,11 +52,12 @@ protected:
         parallel::run_group(count, [&](const parallel::Group& right) {
             WrongGroup workers(right, error);
             const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
-            const fit::TrainingLayer data = fit::read_layer(file, 3, *o);
-            const fit::LayerOperands operands(*backend, data);
-            const auto indexer = fit::make_indexer(o->architecture, data, operands, 1);
-            const fit::Trainer trainer(*o, data, operands, *indexer, split.train, 1, workers);
             const IndexForm form = fit::index_form(*o, file, 3);
+            fit::TrainingLayer data = fit::read_layer(file, 3, *o, form);
+            fit::pool(data, file, form);
+            const fit::LayerOperands operands(*backend, data);
+            const auto indexer = fit::fitted(o->architecture).make(data, operands, 1);
+            const fit::Trainer trainer(*o, data, operands, *indexer, split.train, 1, workers);
             fit::FitState state = fit::start_state(
                 right.is_first() ? fit::start_weights(o->start, form, data, split.train, o->seed)
                                  : IndexWeights(form));
