@@ -6,6 +6,7 @@
 #include "analysis/metrics.h"
 #include "experiments/advise/advice.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
@@ -19,19 +20,51 @@ using nlohmann::ordered_json;
 
 constexpr const char* kError = "group output error";
 
-ordered_json json_of(const Setting& s) {
-    return {{"selector", s.selector},
-            {"block_size", s.block_size},
-            {"top_k", s.rule.top_k},
-            {"forced_first", s.rule.forced_first},
-            {"forced_local", s.rule.forced_local},
-            {"tokens", s.tokens()}};
+/// A setting, what it keeps on a layer or on all of them, and dense attention there.
+struct Line {
+    const Setting& setting;
+    const Kept& kept;
+    const Cost& dense;
+    int64_t layer = 0;
+    bool is_recommended = false;
+};
+
+/// The measure that the target is about has its interval in the table; for both a line would be
+/// too long.
+Rows rows_of(const AdviseOptions& asked, const std::vector<Line>& lines,
+             const std::vector<ColumnOf<Line>>& before = {},
+             const std::vector<ColumnOf<Line>>& after = {}) {
+    using Of = const Line&;
+    const auto form = [](bool is_target) {
+        return Form{.shown = is_target ? Shown::interval : Shown::value};
+    };
+    std::vector<ColumnOf<Line>> columns = before;
+    for (const ColumnOf<Line>& one : std::initializer_list<ColumnOf<Line>>{
+             {{"selector", "selector"}, [](Of line) { return line.setting.selector; }},
+             {{"block_size", "Bk"}, [](Of line) { return line.setting.block_size; }},
+             {{"top_k", "k"}, [](Of line) { return line.setting.rule.top_k; }},
+             {{"forced_first"}, [](Of line) { return line.setting.rule.forced_first; }},
+             {{"forced_local"}, [](Of line) { return line.setting.rule.forced_local; }},
+             {{"", "forced"},
+              [](Of line) {
+                  const SelectionRule& rule = line.setting.rule;
+                  return concat(rule.forced_first, "+", rule.forced_local);
+              }},
+             {{"tokens", "tokens"}, [](Of line) { return line.setting.tokens(); }},
+             {{"mass_kept", "mass\nkept", form(!asked.error)},
+              [](Of line) { return line.kept.mass(); }},
+             {{"group_output_error", "output\nerror", form(asked.error.has_value())},
+              [](Of line) { return line.kept.error(); }},
+             {{"", "time"}, [](Of line) { return time_text(line.kept.cost.seconds); }},
+             {{"", "of\ndense", {.decimals = 3}},
+              [](Of line) { return line.kept.cost.seconds / line.dense.seconds; }}})
+        columns.push_back(one);
+    columns.insert(columns.end(), after.begin(), after.end());
+    return {columns, lines};
 }
 
-ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense) {
-    ordered_json json = json_of(setting);
-    json["mass_kept"] = estimate_json(kept.mass());
-    json["group_output_error"] = estimate_json(kept.error());
+ordered_json json_of(const Advice& advice, size_t setting, const Kept& kept, const Cost& dense) {
+    ordered_json json = rows_of(advice.asked, {{advice.settings[setting], kept, dense}}).json(0);
     json["cost"] = cost_json(kept.cost);
     json["cost"]["share_of_dense"] = kept.cost.seconds / dense.seconds;
     json["cost"]["loop_order"] = kept.order.empty() ? ordered_json() : ordered_json(kept.order);
@@ -39,7 +72,7 @@ ordered_json json_of(const Setting& setting, const Kept& kept, const Cost& dense
 }
 
 ordered_json json_of(const Advice& advice, const Choice& choice) {
-    ordered_json json = json_of(advice.settings[choice.setting], choice.kept, advice.dense);
+    ordered_json json = json_of(advice, choice.setting, choice.kept, advice.dense);
     json["sparse_layers"] = choice.sparse;
     json["dense_layers"] = choice.dense;
     json["confidence"] = json_number(choice.confidence);
@@ -57,11 +90,11 @@ ordered_json json_of(const Advice& advice, const LayerAdvice& layer) {
                       {"under_recommended", nullptr}};
     if (layer.recommended) {
         const size_t s = *layer.recommended;
-        json["recommended"] = json_of(advice.settings[s], layer.kept[s], layer.dense);
+        json["recommended"] = json_of(advice, s, layer.kept[s], layer.dense);
     }
     const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
     json["under_recommended"] =
-        json_of(advice.settings[shown.setting], layer.kept[shown.setting], layer.dense);
+        json_of(advice, shown.setting, layer.kept[shown.setting], layer.dense);
     json["under_recommended"]["sparse"] = layer.sparse;
     return json;
 }
@@ -84,24 +117,6 @@ std::string loss_text(const AdviseOptions& asked) {
            "evaluate finds what the model loses.";
 }
 
-/// The number that the target is about has its interval; for both a line would be too long.
-std::vector<std::string> cells(const AdviseOptions& asked, const Setting& s, const Kept& kept,
-                               const Cost& dense) {
-    constexpr int kDecimals = 4;
-    return {s.selector,
-            std::to_string(s.block_size),
-            std::to_string(s.rule.top_k),
-            concat(s.rule.forced_first, "+", s.rule.forced_local),
-            std::to_string(s.tokens()),
-            asked.error ? fixed_text(kept.mass().value, kDecimals) : text_of(kept.mass()),
-            asked.error ? text_of(kept.error()) : fixed_text(kept.error().value, kDecimals),
-            time_text(kept.cost.seconds),
-            fixed_text(kept.cost.seconds / dense.seconds, 3)};
-}
-
-const std::vector<std::string> kHeader{
-    "selector", "Bk", "k", "forced", "tokens", "mass\nkept", "output\nerror", "time", "of\ndense"};
-
 void print_choice(const Advice& advice, const Choice& choice, std::ostream& out) {
     const Setting& setting = advice.settings[choice.setting];
     const Cost& cost = choice.kept.cost;
@@ -118,24 +133,18 @@ void print_choice(const Advice& advice, const Choice& choice, std::ostream& out)
 void print_front(const Advice& advice, std::ostream& out) {
     out << "\nPareto front of cost against "
         << (advice.asked.error ? "group output error" : "mass lost") << ", all layers sparse:\n\n";
-    std::vector<std::string> header = kHeader;
-    header.emplace_back("");
-    Table table(header);
-    for (size_t s : advice.front) {
-        std::vector<std::string> row =
-            cells(advice.asked, advice.settings[s], advice.all[s], advice.dense);
-        const bool is = advice.recommended && advice.recommended->setting == s;
-        row.emplace_back(is ? "*" : "");
-        table.add(row);
-    }
-    table.print(out);
+    std::vector<Line> lines;
+    for (size_t s : advice.front)
+        lines.push_back({advice.settings[s], advice.all[s], advice.dense, 0,
+                         advice.recommended && advice.recommended->setting == s});
+    const ColumnOf<Line> mark{
+        {"", " "}, [](const Line& line) { return std::string(line.is_recommended ? "*" : ""); }};
+    rows_of(advice.asked, lines, {}, {mark}).print(out);
     if (advice.recommended) out << "*: recommended\n";
 }
 
 void print_layers(const Advice& advice, std::ostream& out) {
-    std::vector<std::string> header = kHeader;
-    header.insert(header.begin(), "layer");
-    Table table(header);
+    std::vector<Line> lines;
     std::vector<int64_t> dense;
     Cost all;
     for (const LayerAdvice& layer : advice.layers) {
@@ -145,17 +154,15 @@ void print_layers(const Advice& advice, std::ostream& out) {
             continue;
         }
         all = all + layer.kept[*layer.recommended].cost;
-        std::vector<std::string> row = cells(advice.asked, advice.settings[*layer.recommended],
-                                             layer.kept[*layer.recommended], layer.dense);
-        row.insert(row.begin(), std::to_string(layer.layer));
-        table.add(row);
+        const size_t s = *layer.recommended;
+        lines.push_back({advice.settings[s], layer.kept[s], layer.dense, layer.layer});
     }
     all = all * advice.share();
     out << '\n';
-    if (!table.empty()) {
+    if (!lines.empty()) {
         out << "Each layer's own " << (advice.asked.budget ? "best" : "cheapest")
             << " setting that reaches the target:\n\n";
-        table.print(out);
+        rows_of(advice.asked, lines, {{{"", "layer"}, &Line::layer}}).print(out);
         if (advice.layers.size() > 1)
             out << "together " << time_text(all.seconds) << ", "
                 << fixed_text(all.seconds / advice.dense.seconds, 3) << " of dense attention\n";
@@ -206,11 +213,10 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
     const AdviseOptions& asked = advice.asked;
     ordered_json front = ordered_json::array(), layers = ordered_json::array(),
                  settings = ordered_json::array();
-    for (size_t s : advice.front)
-        front.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
+    for (size_t s : advice.front) front.push_back(json_of(advice, s, advice.all[s], advice.dense));
     for (const LayerAdvice& layer : advice.layers) layers.push_back(json_of(advice, layer));
     for (size_t s = 0; s < advice.settings.size(); ++s) {
-        settings.push_back(json_of(advice.settings[s], advice.all[s], advice.dense));
+        settings.push_back(json_of(advice, s, advice.all[s], advice.dense));
         settings.back()["is_bound"] = is_bound(advice.settings[s]);
     }
     ordered_json json = begin_summary("msa-advise-summary", run);
@@ -233,8 +239,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
         json["why_none"] = advice.why_none;
     }
     if (advice.bound)
-        json["bound"] =
-            json_of(advice.settings[*advice.bound], advice.all[*advice.bound], advice.dense);
+        json["bound"] = json_of(advice, *advice.bound, advice.all[*advice.bound], advice.dense);
     json["dropped_sinks"] = advice.dropped_sinks;
     return json.dump(2) + "\n";
 }

@@ -2,7 +2,6 @@
 #include "experiments/compare/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -41,10 +40,10 @@ Budget parse_budget(const std::string& item) {
         require(budget.value >= 1, "--budgets has ", item, ", must be at least 1 token");
         return budget;
     }
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), budget.value);
-    require(error == std::errc() && end == item.data() + item.size() && budget.value > 0 &&
-                budget.value <= 1,
-            "--budgets has '", item, "', a share of the context must be above 0.0 and at most 1.0");
+    const auto share = number_of<double>(item);
+    require(share && *share > 0 && *share <= 1, "--budgets has '", item,
+            "', a share of the context must be above 0.0 and at most 1.0");
+    budget.value = *share;
     return budget;
 }
 

@@ -2,10 +2,8 @@
 #include "experiments/driver/option_table.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/utf8.h"
 #include "experiments/driver/table.h"
@@ -14,24 +12,6 @@ namespace msa::experiments {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// Reads all of `value` with >>; nothing where that fails.
-template <typename T>
-std::optional<T> read(const std::string& value) {
-    std::istringstream stream(value);
-    T read{};
-    if (!(stream >> read) || stream.peek() != std::istringstream::traits_type::eof())
-        return std::nullopt;
-    return read;
-}
-
-std::optional<double> read_real(const std::string& value) {
-    double number = 0;
-    const char* const end = value.data() + value.size();
-    const auto [at, error] = std::from_chars(value.data(), end, number);
-    if (error != std::errc() || at != end) return std::nullopt;
-    return number;
-}
 
 std::string key_of(const std::string& flag) {
     std::string key = flag;
@@ -72,9 +52,9 @@ std::vector<std::string> words_of(const OptionRow& row, const Json& value) {
 }
 
 int64_t read_count(const std::string& flag, const std::string& value) {
-    const std::optional<Count> count = read<Count>(value);
+    const std::optional<int64_t> count = count_of(value);
     if (!count) refuse(flag, value, "an integer, 128K or 1M");
-    return count->value;
+    return *count;
 }
 
 /// Without the slash that a shell puts behind a directory's name when it completes it.
@@ -195,7 +175,7 @@ OptionRow& OptionTable::real(const std::string& flag, const std::string& form, d
                              const std::string& help, const Bounds& bounds) {
     return add({flag, form, help, Json(to).dump(),
                 [=, &to](const std::string& value) {
-                    const std::optional<double> number = read_real(value);
+                    const std::optional<double> number = number_of<double>(value);
                     if (!number) refuse(flag, value, "a number");
                     to = *number;
                 },
@@ -208,7 +188,7 @@ OptionRow& OptionTable::real(const std::string& flag, const std::string& form,
                              const Bounds& bounds) {
     return add({flag, form, help, "",
                 [=, &to](const std::string& value) {
-                    to = read_real(value);
+                    to = number_of<double>(value);
                     if (!to) refuse(flag, value, "a number");
                 },
                 [&to] { return or_null(to); }},
@@ -272,7 +252,7 @@ OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,
                 [=, &to](const std::string& value) {
                     to.clear();
                     for (const std::string& item : split_list(flag, value)) {
-                        const std::optional<Range> range = read<Range>(item);
+                        const std::optional<Range> range = range_of(item);
                         if (!range) refuse(flag, item, "A:B");
                         to.push_back(*range);
                     }

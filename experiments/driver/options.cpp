@@ -2,7 +2,6 @@
 #include "experiments/driver/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 #include <sstream>
 
@@ -11,20 +10,6 @@
 
 namespace msa::experiments {
 namespace {
-
-std::optional<int64_t> parse_count(std::string_view word) {
-    int shift = 0;
-    if (!word.empty()) {
-        if (word.back() == 'K' || word.back() == 'k') shift = 10;
-        if (word.back() == 'M') shift = 20;
-        if (shift > 0) word.remove_suffix(1);
-    }
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (error != std::errc{} || end != word.data() + word.size()) return std::nullopt;
-    if (value > (INT64_MAX >> shift) || value < -(INT64_MAX >> shift)) return std::nullopt;
-    return value * (int64_t{1} << shift);
-}
 
 std::string question(const About& about) {
     return about.does.empty() ? about.program.question
@@ -57,28 +42,26 @@ void print_markdown(const About& about, const po::options_description& options, 
 
 }  // namespace
 
-std::istream& operator>>(std::istream& in, Count& count) {
-    std::string word;
-    in >> word;
-    const std::optional<int64_t> value = parse_count(word);
-    if (value) count.value = *value;
-    if (!value) in.setstate(std::ios::failbit);
-    return in;
+std::optional<int64_t> count_of(std::string_view word) {
+    int shift = 0;
+    if (!word.empty()) {
+        if (word.back() == 'K' || word.back() == 'k') shift = 10;
+        if (word.back() == 'M') shift = 20;
+        if (shift > 0) word.remove_suffix(1);
+    }
+    const auto value = number_of<int64_t>(word);
+    if (!value || *value > (INT64_MAX >> shift) || *value < -(INT64_MAX >> shift))
+        return std::nullopt;
+    return *value * (int64_t{1} << shift);
 }
 
-std::ostream& operator<<(std::ostream& out, const Count& count) { return out << count.value; }
-
-std::istream& operator>>(std::istream& in, Range& range) {
-    std::string word;
-    in >> word;
+std::optional<Range> range_of(const std::string& word) {
     const size_t colon = word.find(':');
-    const std::string left = word.substr(0, colon);
-    const std::string right = colon == std::string::npos ? "" : word.substr(colon + 1);
-    range = {parse_count(left), parse_count(right)};
-    if (colon == std::string::npos || (!left.empty() && !range.begin) ||
-        (!right.empty() && !range.end))
-        in.setstate(std::ios::failbit);
-    return in;
+    if (colon == std::string::npos) return std::nullopt;
+    const std::string left = word.substr(0, colon), right = word.substr(colon + 1);
+    const Range range{count_of(left), count_of(right)};
+    if ((!left.empty() && !range.begin) || (!right.empty() && !range.end)) return std::nullopt;
+    return range;
 }
 
 std::ostream& operator<<(std::ostream& out, const Range& range) {
@@ -103,7 +86,7 @@ std::vector<std::string> split_list(const std::string& option, const std::string
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list) {
     std::vector<int64_t> numbers;
     for (const std::string& item : split_list(option, list)) {
-        const std::optional<int64_t> number = parse_count(item);
+        const std::optional<int64_t> number = count_of(item);
         require(number.has_value(), "--", option, " is '", list, "', '", item, "' is no integer");
         numbers.push_back(*number);
     }

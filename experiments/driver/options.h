@@ -4,12 +4,14 @@
 #pragma once
 
 #include <boost/program_options.hpp>
+#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -29,18 +31,23 @@ struct About {
     std::string writes;                 // files and HDF5 groups it writes; may be empty
 };
 
+/// The number that all of `word` is; nothing if it is none.
+template <typename T>
+std::optional<T> number_of(std::string_view word) {
+    T value{};
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc{} || end != word.data() + word.size()) return std::nullopt;
+    return value;
+}
+
 /// A count that may have a binary suffix: 512, 128K = 2^17, 1M = 2^20.
-struct Count {
-    int64_t value = 0;
-};
-std::istream& operator>>(std::istream&, Count&);
-std::ostream& operator<<(std::ostream&, const Count&);
+std::optional<int64_t> count_of(std::string_view word);
 
 /// "a:b", "a:" or ":b", half open; a missing end is the first or last position.
 struct Range {
     std::optional<int64_t> begin, end;
 };
-std::istream& operator>>(std::istream&, Range&);
+std::optional<Range> range_of(const std::string& word);
 std::ostream& operator<<(std::ostream&, const Range&);
 
 /// "0:100,200:300"

@@ -6,6 +6,7 @@
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
+#include "experiments/driver/rows.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/sink_note.h"
@@ -62,45 +63,49 @@ ordered_json optional_json(const Findings& findings, const std::optional<T>& sha
     return shared ? json_of(findings, *shared) : ordered_json();
 }
 
+/// A measure of what a row keeps.
+template <typename Of>
+ColumnOf<Of> kept(const char* heading, Measure m, Shown shown = Shown::value) {
+    return {{"", heading, {.shown = shown}}, [m](const Of& row) { return row.kept[m]; }};
+}
+
 void print_distances(const Findings& findings, std::ostream& out) {
     out << "by distance in layers, mean over the pairs:\n\n";
-    Table table({"distance", "pairs", "mass kept", "own ids keep", "mass lost",
-                 "recall\nof own ids", "recall\nof oracle", "output error"});
-    for (const AtDistance& d : findings.distances)
-        table.add({std::to_string(d.distance), std::to_string(d.pairs),
-                   fixed_text(d.kept[Measure::mass_kept].value, kDecimals),
-                   fixed_text(d.own[Measure::mass_kept].value, kDecimals),
-                   text_of(d.kept[Measure::mass_lost]),
-                   fixed_text(d.kept[Measure::own_recall].value, kDecimals),
-                   fixed_text(d.kept[Measure::block_recall].value, kDecimals),
-                   fixed_text(d.kept[Measure::output_error].value, kDecimals)});
-    table.print(out);
+    using Of = AtDistance;
+    const std::vector<ColumnOf<Of>> columns{
+        {{"", "distance"}, &Of::distance},
+        {{"", "pairs"}, &Of::pairs},
+        kept<Of>("mass kept", Measure::mass_kept),
+        {{"", "own ids keep"}, [](const Of& row) { return row.own[Measure::mass_kept]; }},
+        kept<Of>("mass lost", Measure::mass_lost, Shown::interval),
+        kept<Of>("recall\nof own ids", Measure::own_recall),
+        kept<Of>("recall\nof oracle", Measure::block_recall),
+        kept<Of>("output error", Measure::output_error)};
+    Rows(columns, findings.distances).print(out);
     out << "\nrandom blocks keep " << fixed_text(findings.floor_mass, kDecimals)
         << " of the mass, output error " << fixed_text(findings.floor_error, kDecimals)
         << "; the oracle's keep " << fixed_text(findings.oracle_mass, kDecimals) << '\n';
 }
 
-std::vector<std::string> cells(const Findings& findings, const Shared& shared) {
-    return {shared.name,
-            std::to_string(computing(shared.pattern)),
-            text_of(shared.kept[Measure::mass_lost]),
-            fixed_text(shared.most_lost, kDecimals),
-            fixed_text(shared.kept[Measure::mass_kept].value, kDecimals),
-            fixed_text(shared.kept[Measure::output_error].value, kDecimals),
-            time_text(shared.selection.seconds),
-            time_text(shared.cost.seconds),
-            fixed_text(shared.cost.seconds / findings.own.cost.seconds, 3)};
-}
-
 void print_patterns(const Findings& findings, std::ostream& out) {
     out << "\npatterns, mean over the layers (best of n: the least mass lost with n layers that "
            "compute):\n\n";
-    Table table({"pattern", "compute", "mass lost", "most lost", "mass kept", "output error",
-                 "selection", "time", "of own"});
-    table.add(cells(findings, findings.own));
-    for (const std::vector<Shared>* some : {&findings.patterns, &findings.front})
-        for (const Shared& shared : *some) table.add(cells(findings, shared));
-    table.print(out);
+    using Of = const Shared&;
+    const std::vector<ColumnOf<Shared>> columns{
+        {{"", "pattern"}, &Shared::name},
+        {{"", "compute"}, [](Of row) { return computing(row.pattern); }},
+        kept<Shared>("mass lost", Measure::mass_lost, Shown::interval),
+        {{"", "most lost"}, &Shared::most_lost},
+        kept<Shared>("mass kept", Measure::mass_kept),
+        kept<Shared>("output error", Measure::output_error),
+        {{"", "selection"}, [](Of row) { return time_text(row.selection.seconds); }},
+        {{"", "time"}, [](Of row) { return time_text(row.cost.seconds); }},
+        {{"", "of own", {.decimals = 3}},
+         [&](Of row) { return row.cost.seconds / findings.own.cost.seconds; }}};
+    std::vector<Shared> all{findings.own};
+    all.insert(all.end(), findings.patterns.begin(), findings.patterns.end());
+    all.insert(all.end(), findings.front.begin(), findings.front.end());
+    Rows(columns, all).print(out);
 }
 
 void print_best(const Findings& findings, const char* what, const std::optional<Shared>& shared,

@@ -41,6 +41,7 @@ const Refusal kRefusals[] = {
     {{"--top-k", "four"}, "'four') for option '--top-k' is invalid"},
     {{"--top-k", "99999999999999999999"}, "for option '--top-k' is invalid"},
     {{"--top-k", "4x"}, "'4x') for option '--top-k' is invalid, must be an integer, 128K or 1M"},
+    {{"--top-k", " 5"}, "' 5') for option '--top-k' is invalid"},
     {{"--threads", "4G"},
      "'4G') for option '--threads' is invalid, must be an integer, 128K or 1M"},
     {{"--threads", "4096M"}, "for option '--threads' is invalid, must be an integer of 32 bits"},
