@@ -33,7 +33,7 @@ void print_paragraph(std::ostream& out, const std::string& words);
 std::string number_text(double value, int digits = 4);
 /// A number with `decimals` decimals, "-" for NaN.
 std::string fixed_text(double value, int decimals);
-/// A count of tokens in Count's format: "128K", "1M", "196609".
+/// A count of tokens as options take it: "128K", "1M", "196609".
 std::string count_text(int64_t count);
 
 inline constexpr double kTera = 1e12, kGiga = 1e9, kMega = 1e6, kMilli = 1e-3, kMicro = 1e-6;
