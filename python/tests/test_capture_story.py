@@ -56,6 +56,7 @@ def story(tmp_path, model, *fit_options, tokens=400):
     ids = np.random.default_rng(1).integers(3, SIZES["vocab_size"], tokens)
     (tmp_path / "tokens.json").write_text(json.dumps(ids.tolist()))
     assert main(["capture", str(tmp_path / "model"), "--tokens", str(tmp_path / "tokens.json"),
+                 "--max-tokens", str(tokens),  # more than some models have positions
                  "--layers", "1,3", "--out", str(tmp_path / "mine.h5")]) == 0
     run_program("msa-fit-indexer", tmp_path / "mine.h5", "--out", tmp_path / "fit", *fit_options)
     run_program("msa-analyze", tmp_path / "fit/indexer.h5", "--out", tmp_path / "mine",
