@@ -9,15 +9,14 @@ A run is missing unless its record is in --records or in --out. Sweeps are done 
 seed by seed. A run that is under way when the time is up stops behind a checkpoint in --out, and
 goes on when this is started again; --last says that nobody will start it again, so that no run
 begins that would not end in time. What has ended is recorded in --tar, one file: of each run
-ARM/seed-S/summary.json and curves.csv, packed by xz and without what stands elsewhere, or
-diverged.json; and runs.csv. Unpacked in --records, they are what `msalab pilot` reads. WORDS, as --backend cpu, are added to every command line.
+ARM/seed-S/summary.json and curves.csv, without what stands elsewhere, or diverged.json; and runs.csv.
+pack_records.py adds them to --records. WORDS, as --backend cpu, are added to every command line.
 """
 
 import argparse
 import csv
 import io
 import json
-import lzma
 import re
 import signal
 import subprocess
@@ -73,9 +72,17 @@ class Run:
         """The files that the run has left there; none while it is missing."""
         if (folder / "diverged.json").exists():
             return ["diverged.json"]
-        names = ["summary.json", "curves.csv", "summary.json.xz", "curves.csv.xz"]
-        there = [name for name in names if (folder / name).exists()]
-        return there if any(name.startswith("summary") for name in there) else []
+        names = ["summary.json", "curves.csv"]
+        return names if all((folder / name).exists() for name in names) else []
+
+
+def recorded(records):
+    """The names of the runs in a folder of ARM.tar.xz."""
+    names = set()
+    for archive in records.glob("*.tar.xz"):
+        with tarfile.open(archive) as tar:
+            names |= {f"{archive.name.split('.')[0]}/{name.split('/')[0]}" for name in tar.getnames()}
+    return names
 
 
 def read_runs(options):
@@ -95,8 +102,9 @@ class Queue:
     def __init__(self, runs, options):
         self.options, self.lock, self.end = options, threading.Lock(), time.time() + options.seconds
         trunks = {run.trunk for run in runs}
+        known = recorded(options.records)
         missing = [run for run in runs if run.folder / "checkpoint.h5" not in trunks
-                   and not run.left(options.records / run.name) and not run.left(run.folder)]
+                   and run.name not in known and not run.left(run.folder)]
         needed = {run.trunk for run in missing}
         self.runs = [run for run in runs if run in missing or
                      (run.folder / "checkpoint.h5" in needed and
@@ -180,24 +188,25 @@ def work(queue, device, options, texts):
 
 def pack(runs, options, lines):
     """The records of what is done here and not in --records."""
+    known = recorded(options.records)
     with tarfile.open(options.tar, "w") as tar:
         def add(name, data):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
         for run in runs:
-            if run.arm == "trunk" or run.left(options.records / run.name):
+            if run.arm == "trunk" or run.name in known:
                 continue
             for name in run.left(run.folder):
                 data = (run.folder / name).read_bytes()
                 if name == "summary.json":
-                    data = json.dumps(json.loads(data), separators=(",", ":"),
+                    summary = json.loads(data)
+                    summary.pop("definitions", None)
+                    data = json.dumps(summary, separators=(",", ":"),
                                       ensure_ascii=False).encode() + b"\n"
                 if name == "curves.csv":
                     data = b"".join(line for line in data.splitlines(keepends=True)
                                     if not LEFT_OUT.search(line))
-                if name in ("summary.json", "curves.csv"):
-                    name, data = f"{name}.xz", lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
                 add(f"{run.name}/{name}", data)
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows(

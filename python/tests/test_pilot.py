@@ -3,10 +3,11 @@
 differences are known, and the page of the real ones."""
 
 import csv
-import lzma
 import json
 import math
 import re
+import shutil
+import tarfile
 from pathlib import Path
 
 import nbformat
@@ -245,16 +246,27 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     assert not (made / "out").exists()
 
 
-def test_curves_may_be_packed(made, capsys):
-    plain = made / "msa/seed-2/curves.csv"
-    want = read_records(made)["msa"][2]
-    packed = plain.with_name("curves.csv.xz")
-    packed.write_bytes(lzma.compress(plain.read_bytes()))
-    plain.unlink()
-    assert read_records(made)["msa"][2].values == want.values
-    packed.write_bytes(packed.read_bytes()[:-20])
+def test_an_arm_may_be_packed(made, capsys):
+    want, archive = read_records(made)["msa"], made / "msa.tar.xz"
+    with tarfile.open(archive, "w:xz") as tar:
+        for folder in sorted((made / "msa").iterdir()):
+            tar.add(folder / "summary.json", f"{folder.name}/summary.json")
+            tar.add(folder / "curves.csv", f"{folder.name}/curves.csv")
+    with pytest.raises(ResultsError, match="msa.tar.xz: there is a folder msa as well"):
+        read_records(made)
+    shutil.rmtree(made / "msa")
+    got = read_records(made)["msa"]
+    assert {seed: run.values for seed, run in got.items()} == \
+        {seed: run.values for seed, run in want.items()}
+    assert got[2].path == archive / "seed-2"
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-20])
     assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
-    assert f"{packed}: is damaged: " in capsys.readouterr().err
+    assert f"{archive}: is damaged: " in capsys.readouterr().err
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(made / "full/seed-1/curves.csv", "seed-1/curves.csv")
+    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert f"{archive}/seed-1/summary.json" in capsys.readouterr().err
 
 
 def test_missing_files_and_folders_are_refused(made, capsys):

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
 """The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
-curves.csv of the run, each of which may be packed by xz, or diverged.json alone."""
+curves.csv of the run, or diverged.json alone; or a file ARM.tar.xz with these folders seed-S."""
 
 from __future__ import annotations
 
 import csv
+import io
+import lzma
 import math
 import re
-from dataclasses import dataclass
+import tarfile
+import tempfile
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +20,7 @@ import numpy as np
 from .cost import read_json
 from .results import ResultsError, blamed, open_text
 
+PACKED = re.compile(r"seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
           "questions", "hops", "eval_sequences", "eval_exercises")  # what two arms must share
@@ -88,10 +93,7 @@ def _read_curves(path: Path) -> dict:
 def _read_run(folder: Path) -> Run:
     if (folder / "diverged.json").exists():
         return Run(folder, {}, {})
-    summary_path, curves_path = (
-        path if path.exists() or not packed.exists() else packed
-        for path, packed in ((folder / name, folder / f"{name}.xz")
-                             for name in ("summary.json", "curves.csv")))
+    summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
     summary = read_json(summary_path, "msa-summary")
     with blamed(curves_path, "is damaged"):
         run = Run(folder, summary, _read_curves(curves_path))
@@ -109,15 +111,45 @@ def _read_run(folder: Path) -> Run:
     return run
 
 
-def read_records(folder) -> Records:
-    """Every ARM/seed-S below `folder`; ResultsError naming the file that breaks a rule."""
-    folder = Path(folder)
-    records: Records = {}
-    for path in sorted(folder.glob("*/*")):
+def _read_arm(folder: Path) -> dict[int, Run]:
+    runs = {}
+    for path in sorted(folder.glob("*")):
         found = re.fullmatch(r"seed-(\d+)", path.name)
         if not path.is_dir() or not found:
             raise ResultsError(f"{path}: must be a folder seed-S")
-        records.setdefault(path.parent.name, {})[int(found[1])] = _read_run(path)
+        runs[int(found[1])] = _read_run(path)
+    return runs
+
+
+def _read_packed_arm(archive: Path) -> dict[int, Run]:
+    with tempfile.TemporaryDirectory() as unpacked:
+        with blamed(archive, "is damaged"), tarfile.open(
+                fileobj=io.BytesIO(lzma.decompress(archive.read_bytes()))) as tar:
+            for member in tar:
+                if not PACKED.fullmatch(member.name):
+                    raise ResultsError(f"{archive}: has {member.name}, must have files of seed-S")
+                path = Path(unpacked, member.name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(tar.extractfile(member).read())
+        try:
+            return {seed: replace(run, path=archive / run.path.name)
+                    for seed, run in _read_arm(Path(unpacked)).items()}
+        except ResultsError as error:
+            raise ResultsError(str(error).replace(unpacked, str(archive))) from None
+
+
+def read_records(folder) -> Records:
+    """Every ARM/seed-S and ARM.tar.xz in `folder`; ResultsError naming the file that breaks a rule."""
+    folder = Path(folder)
+    records: Records = {}
+    for path in sorted(folder.glob("*")):
+        arm = path.name.removesuffix(".tar.xz")
+        runs = (_read_arm(path) if path.is_dir() else
+                _read_packed_arm(path) if arm != path.name else {})
+        if runs and arm in records:
+            raise ResultsError(f"{path}: there is a folder {arm} as well")
+        if runs:
+            records[arm] = runs
     if not records:
         raise ResultsError(f"{folder}: has no folder ARM/seed-S")
     runs = [run for seeds in records.values() for run in seeds.values() if not run.diverged]
