@@ -2,6 +2,8 @@
 """Every notebook runs from beginning to end: on small made files, or, where MSALAB_RESULTS names
 a results file, on that one and those beside it (./msalab test does both)."""
 
+import base64
+import io
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +13,7 @@ import nbformat
 import pytest
 from make_fit import make_fit
 from nbclient import NotebookClient
+from PIL import Image
 
 PACKAGE = Path(__file__).parents[1]
 FOLDER = PACKAGE.parent / "notebooks"
@@ -51,3 +54,8 @@ def test_is_stored_with_its_outputs(path):
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     assert all(cell.outputs for cell in code)
+    pictures = [base64.b64decode(output.data["image/png"]) for cell in code
+                for output in cell.outputs if "image/png" in output.get("data", ())]
+    assert pictures
+    # notebooks/palettes.py was not forgotten
+    assert {Image.open(io.BytesIO(picture)).mode for picture in pictures} == {"P"}

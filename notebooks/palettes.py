@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Gives the stored pictures of notebooks a palette of 64 colours, a quarter of their size.
+
+usage: palettes.py NOTEBOOK.ipynb...
+"""
+
+import base64
+import io
+import sys
+
+import nbformat
+from PIL import Image
+
+
+def with_palette(png: bytes) -> bytes:
+    """The same picture; one that has a palette stays as it is."""
+    picture = Image.open(io.BytesIO(png))
+    if picture.mode == "P":
+        return png
+    packed = io.BytesIO()
+    picture.convert("RGB").quantize(64).save(packed, "PNG", optimize=True)
+    return packed.getvalue()
+
+
+def main() -> None:
+    for path in sys.argv[1:]:
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            for output in cell.get("outputs", ()):
+                if "image/png" in output.get("data", ()):
+                    png = base64.b64decode(output.data["image/png"])
+                    output.data["image/png"] = base64.b64encode(with_palette(png)).decode()
+        nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    main()
