@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""Bounds of an int8 index: what they leave open, on operands whose answer is known."""
+
+import int8_candidates
+import numpy as np
+
+BLOCK, TOP_K = 16, 4
+
+
+def measured(q, k):
+    return int8_candidates.measure(q, k, np.arange((TOP_K + 1) * BLOCK, len(k)), BLOCK, TOP_K)
+
+
+def test_every_wrong_id_is_a_candidate_to_be_scored_again():
+    rng = np.random.default_rng(20261126)
+    q = rng.standard_normal((400, 2, 32)).astype(np.float32)
+    k = rng.standard_normal((400, 32)).astype(np.float32)
+    wrong, sure, again = measured(q, k).T
+    assert wrong.sum() > 0  # int8 alone errs on such rows
+    assert np.all(wrong <= again)
+    assert np.all(sure <= TOP_K - 1) and np.all(sure + again >= TOP_K - 1)
+
+
+def test_integers_are_sure_where_scores_differ():
+    """Values that int8 holds exactly have no error, so that only ties are scored again."""
+    k = np.zeros((160, 8), np.float32)
+    k[:, 0] = 127 - np.arange(160) // BLOCK  # a falling score by block
+    k[::BLOCK, 1] = 127  # every block's scale is 1
+    q = np.zeros((160, 1, 8), np.float32)
+    q[:, 0, 0] = 127
+    wrong, sure, again = measured(q, k).T
+    assert np.all(wrong == 0) and np.all(sure == TOP_K - 1) and np.all(again == 0)
+    k[:, 0] = 100  # all blocks tie
+    wrong, sure, again = measured(q, k).T
+    assert np.all(sure == 0) and np.all(again >= TOP_K)
