@@ -32,7 +32,7 @@ if [[ ! -f results/corpus/manifest.json ]]; then
 fi
 devices=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
 sweeps=()
-[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,d,c,d2,b,a2,f}.json)
+[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,d,c,d2,a2,e1,b,f}.json)
 python3 data/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
     --tar "$out/records.tar" "$@" || failed=1
 for log in results/pilot*/*/*/log.txt; do

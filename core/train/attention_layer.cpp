@@ -124,8 +124,12 @@ AttentionScratch AttentionLayer::make_scratch(Ops& ops, int64_t n) const {
     t.kl_d_k = b.make<float, 2>({n, s.index_dim});
     t.d_index_q = heads(groups);
     t.d_index_k = heads(one);
-    if (config_.msa.kl && config_.msa.kl_full_support)
-        t.full_lse = b.make<float, 2>({n, s.query_heads});
+    if (config_.msa.kl && (config_.msa.kl_full_support || config_.msa.other_teacher))
+        t.teacher_lse = b.make<float, 2>({n, s.query_heads});
+    if (config_.msa.other_teacher) {
+        t.other_q = heads(queries);
+        t.other_k = heads(keys);
+    }
     if (!config_.msa.value_head) return t;
     t.d_index_v = heads(one);
     t.d_index_out = heads(groups);
@@ -150,7 +154,7 @@ View<const int32_t, 3> AttentionLayer::support(const Pass& pass, const Attention
 
 void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
                              View<const float, 3> index_rope, AttentionState& s, Out<2> x) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     ops.add(as_list(In<2>(x)), 1, as_list(s.x.out()), Sum::set);
     ops.rms_norm(s.x, w.vector(norm_), s.h);
     ops.linear(s.h, w.matrix(q_), flat(s.raw_q.out()), Sum::set);
@@ -170,7 +174,7 @@ void AttentionLayer::forward(const Pass& pass, View<const float, 3> rope,
 
 void AttentionLayer::project_index(const Pass& pass, View<const float, 3> rope,
                                    AttentionState& s) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     const auto heads = [&, &ops = ops, &w = w, &batch = batch](ParameterIndex weight,
                                                                ParameterIndex norm, Buffer<3>& raw,
                                                                Buffer<3>& to) {
@@ -202,7 +206,7 @@ void AttentionLayer::attend(const Pass& pass, AttentionState& s) const {
 }
 
 void AttentionLayer::value_head(const Pass& pass, AttentionState& s, Out<2> y) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     ops.linear(s.h, w.matrix(index_.v), flat(s.index_v.out()), Sum::set);
     ops.repeat(flat(s.index_k.in()), s.many_k);
     ops.repeat(flat(s.index_v.in()), s.many_v);
@@ -218,7 +222,7 @@ void AttentionLayer::value_head(const Pass& pass, AttentionState& s, Out<2> y) c
 void AttentionLayer::backward(const Pass& pass, View<const float, 3> rope,
                               View<const float, 3> index_rope, AttentionState& s,
                               AttentionScratch& t, Out<2> d) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     ops.linear_grad_weight(d, flat(s.out.in()), w.matrix_gradient(o_));
     ops.linear_grad_input(d, w.matrix(o_), flat(t.d_out.out()), Sum::set);
     attend_grad(pass, s, t);
@@ -255,7 +259,7 @@ void AttentionLayer::attend_grad(const Pass& pass, AttentionState& s, AttentionS
 
 void AttentionLayer::heads_grad(const Pass& pass, View<const float, 3> rope, Buffer<3>& raw,
                                 Buffer<3>& d, ParameterIndex norm, bool normed) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     if (rope) ops.rotate(d, batch.positions, rope, true);
     if (normed)
         ops.rms_norm_grad(by_heads(raw.in()), w.vector(norm), by_heads(d.in()), by_heads(d.out()),
@@ -265,7 +269,7 @@ void AttentionLayer::heads_grad(const Pass& pass, View<const float, 3> rope, Buf
 /// The gradient of index_q, index_k and index_v through O_idx.
 void AttentionLayer::value_head_grad(const Pass& pass, AttentionState& s, AttentionScratch& t,
                                      In<2> d) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     ops.linear_grad_weight(d, flat(s.index_out.in()), w.matrix_gradient(index_.o));
     ops.linear_grad_input(d, w.matrix(index_.o), flat(t.d_index_out.out()), Sum::set);
     const Problem p = config_.value_head_problem(batch.layout);
@@ -292,29 +296,41 @@ void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, Att
         return;
     }
     kl_grad(pass, s, t);
-    const bool together = o.value_head && o.detach == o.detach_lm;
+    const bool detach = o.detach || !pass.attached;
+    const bool together = o.value_head && detach == o.detach_lm;
     if (o.value_head && !together) index_heads_grad(pass, rope, s, t, o.detach_lm);
     const Sum sum = together ? Sum::add : Sum::set;
     pass.ops.add(as_list(In<3>(t.kl_d_q)), 1, as_list(t.d_index_q.out()), sum);
     pass.ops.add(as_list(In<2>(t.kl_d_k)), 1, as_list(t.d_index_k.out()), sum);
-    index_heads_grad(pass, rope, s, t, o.detach);
+    index_heads_grad(pass, rope, s, t, detach);
 }
 
 /// The KL loss, and its gradient of index_q and index_k.
 void AttentionLayer::kl_grad(const Pass& pass, AttentionState& s, AttentionScratch& t) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     const MsaOptions& o = config_.msa;
     const Problem p = config_.problem(batch.layout);
     const View<const int32_t, 3> ids =
         o.kl_full_support ? View<const int32_t, 3>() : support(pass, s);
     const IndexInput index{s.index_q, flat(s.index_k.in())};
     IndexKlInput in{.index = index, .q = s.q, .k = s.k, .ids = ids, .sinks = sinks(w)};
-    if (static_cast<bool>(ids) == static_cast<bool>(support(pass, s))) {  // attention's support
+    const bool same_support = static_cast<bool>(ids) == static_cast<bool>(support(pass, s));
+    if (ids && same_support) in.index_lse = s.support_lse;
+    if (o.other_teacher) {
+        ops.gather_rows(s.q, t.next_sequence, t.other_q);
+        ops.gather_rows(s.k, t.next_sequence, t.other_k);
+        in.q = t.other_q;
+        in.k = t.other_k;
+    }
+    if (same_support && !o.other_teacher) {
         in.main_lse = s.lse;
-        if (ids) in.index_lse = s.support_lse;
-    } else {  // dense attention is faster than what index_kl would do for its lse
-        ops.backend().dense_attention(p, input(pass, s), {t.d_out, t.full_lse});
-        in.main_lse = t.full_lse;
+    } else {  // attention is faster than what index_kl would do for its lse
+        const AttentionInput teacher{in.q, in.k, s.v, in.sinks};
+        if (ids)
+            ops.backend().sparse_attention(p, teacher, ids, {t.d_out, t.teacher_lse});
+        else
+            ops.backend().dense_attention(p, teacher, {t.d_out, t.teacher_lse});
+        in.main_lse = t.teacher_lse;
     }
     const int64_t queries = batch.step_tokens > 0 ? batch.step_tokens : p.queries();
     in.gradient_scale = o.kl_weight / static_cast<double>(queries * p.kv_heads);
@@ -325,7 +341,7 @@ void AttentionLayer::kl_grad(const Pass& pass, AttentionState& s, AttentionScrat
 /// unless `detach`, of the layer's input.
 void AttentionLayer::index_heads_grad(const Pass& pass, View<const float, 3> rope,
                                       AttentionState& s, AttentionScratch& t, bool detach) const {
-    auto& [ops, w, batch, sparse] = pass;
+    auto& [ops, w, batch, sparse, attached] = pass;
     const bool normed = config_.sizes.index_norm;
     heads_grad(pass, rope, s.raw_index_q, t.d_index_q, index_.q_norm, normed);
     heads_grad(pass, rope, s.raw_index_k, t.d_index_k, index_.k_norm, normed);

@@ -33,6 +33,8 @@ struct Pass {
     const Batch& batch;
     /// Whether the indexer's warm-up is over, so that the Main Branch attends to selected blocks.
     bool sparse;
+    /// Whether a KL loss that is not detached reaches the layer's input in this step.
+    bool attached = true;
 };
 
 /// Activations that one layer keeps from its forward pass, for the backward pass and for
@@ -59,7 +61,10 @@ struct AttentionState {
 struct AttentionScratch {
     Buffer<2> d_h{};
     Buffer<3> d_out{}, d_q{}, d_k{}, d_v{};  // d_out is free once attention has its gradient
-    Tensor<float, 2> full_lse{};  // [n, Hq] over all keys, if the KL is on the full support
+    /// [n, Hq] of the teacher where that is not the layer's own attention on its own support.
+    Tensor<float, 2> teacher_lse{};
+    Buffer<3> other_q{}, other_k{};      // of next_sequence
+    Tensor<int32_t, 1> next_sequence{};  // [n] the token at the same position there
     Tensor<float, 1> d_sinks{};
     Tensor<float, 3> kl_d_q{};  // [n, Hkv, didx]
     Tensor<float, 2> kl_d_k{};  // [n, didx]

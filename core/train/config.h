@@ -59,6 +59,9 @@ struct MsaOptions {
     /// gradient through V_idx is never cut.
     bool detach_lm = false;
     bool kl_full_support = false;  // after the warm-up, too
+    /// A control: the teacher's q and k are those of the batch's next sequence, at the same
+    /// position.
+    bool other_teacher = false;
 };
 
 /// Standard deviation of a matrix's initial normal values. Matrices whose output is added to the

@@ -70,6 +70,20 @@ void Model::place_window(const PackedBatch& layout) {
     for (LayerState& layer : run_.layers) layer.attention.window = window_.get();
 }
 
+void Model::place_other_teacher(const PackedBatch& layout) {
+    if (!config_.msa.other_teacher || run_.teachers == layout) return;
+    const std::vector<int64_t>& cu = layout.cu_seqlens_q();
+    const int64_t n = cu.back();
+    require(cu.size() > 2, "a batch has one sequence: the KL teacher of another one needs several");
+    for (size_t s = 1; s < cu.size(); ++s)
+        require(cu[s] - cu[s - 1] == cu[1], "sequences have ", cu[1], " and ", cu[s] - cu[s - 1],
+                " tokens: the KL teacher of another one needs sequences of one length");
+    Tensor<int32_t, 1> next({n});
+    for (int64_t i = 0; i < n; ++i) next(i) = static_cast<int32_t>((i + cu[1]) % n);
+    run_.attention.next_sequence = ops_->backend().upload(next.view());
+    run_.teachers = layout;
+}
+
 void Model::run_forward(const Batch& batch, bool sparse) {
     make_room(batch.tokens.size());
     place_window(batch.layout);
@@ -96,13 +110,14 @@ int64_t Model::count_targets(const Batch& batch) {
                          [](int32_t target) { return target != Ops::kNoTarget; });
 }
 
-Losses Model::forward_backward(const Batch& batch, bool sparse) {
+Losses Model::forward_backward(const Batch& batch, bool sparse, bool attached) {
     // Before the forward pass is queued, which a copy to the host would wait for.
     const int64_t targets =
         std::max<int64_t>(1, batch.step_tokens > 0 ? batch.step_targets : count_targets(batch));
     run_forward(batch, sparse);
+    place_other_teacher(batch.layout);
     Weights& w = *weights_;
-    const Pass pass{*ops_, w, batch, sparse};
+    const Pass pass{*ops_, w, batch, sparse, attached};
     ops_->cross_entropy(run_.logits, batch.targets, run_.losses,
                         static_cast<float>(1.0 / static_cast<double>(targets)), true);
     ops_->linear_grad_weight(run_.logits, run_.h, w.matrix_gradient(output_));

@@ -3,6 +3,7 @@
 // backward are written out; there is no graph of operations.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/train/attention_layer.h"
@@ -39,8 +40,8 @@ public:
     View<const float, 1> forward(const Batch& batch, bool sparse);
     /// Forward and backward: adds the gradient of the total loss to that of weights(). If the batch
     /// is one worker's share of a step, losses and gradient are its part of the sum over the
-    /// workers.
-    Losses forward_backward(const Batch& batch, bool sparse);
+    /// workers. `attached`: a KL loss that is not detached reaches the backbone.
+    Losses forward_backward(const Batch& batch, bool sparse, bool attached = true);
     /// Tokens with a target; waits for the calls so far.
     int64_t count_targets(const Batch& batch);
 
@@ -68,6 +69,7 @@ private:
         FeedForwardScratch feed_forward;
         Buffer<2> x, h, logits, d_x;
         Tensor<float, 1> losses;
+        std::optional<PackedBatch> teachers;  // whose next_sequence `attention` has
     };
 
     static ModelConfig checked(const ModelConfig& config);
@@ -75,6 +77,8 @@ private:
     void run_forward(const Batch& batch, bool sparse);
     /// Gives all layers with a window the WindowAttention of this layout.
     void place_window(const PackedBatch& layout);
+    /// InputError unless the batch has several sequences, of one length.
+    void place_other_teacher(const PackedBatch& layout);
 
     ModelConfig config_;
     std::unique_ptr<Ops> ops_;

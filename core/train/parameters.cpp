@@ -133,13 +133,14 @@ Weights::Norms Weights::gradient_norms() const {
 }
 
 void Weights::step(const AdamW& rule, int64_t step, double lr, const Norms& norms,
-                   const Clipping& clip) {
+                   const Clipping& clip, bool freeze_index) {
     const auto factor = [&](double part) {
         const double norm = clip.apart ? part : norms.all;
         return clip.norm > 0 && norm > clip.norm ? clip.norm / norm : 1;
     };
     const double backbone = factor(norms.backbone), indexer = factor(norms.indexer);
     for (const Parameter& p : list_.all()) {
+        if (p.indexer && freeze_index) continue;
         AdamW own = rule;
         if (!p.decays) own.weight_decay = 0;
         const auto part = [&](auto&& all) { return all.view().slice(p.offset, p.size()); };

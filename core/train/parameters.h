@@ -97,7 +97,9 @@ public:
     };
     Norms gradient_norms() const;
     /// One step of AdamW with the clipped gradient, whose norms are `norms`; `step` counts from 1.
-    void step(const AdamW& rule, int64_t step, double lr, const Norms& norms, const Clipping& clip);
+    /// `freeze_index`: the Index Branch's parameters and moments stay.
+    void step(const AdamW& rule, int64_t step, double lr, const Norms& norms, const Clipping& clip,
+              bool freeze_index = false);
 
 private:
     const ParameterList& list_;

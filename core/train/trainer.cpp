@@ -25,6 +25,8 @@ void TrainingOptions::validate() const {
     require(steps >= 1, "steps is ", steps, ", must be at least 1");
     within("warmup_steps", warmup_steps);
     within("lr_warmup", lr_warmup);
+    within("attach_from", attach_from);
+    within("attach_until", attach_until);
     require(lr >= 0 && std::isfinite(lr), "lr is ", lr, ", must be finite and not negative");
     require(lr_floor >= 0 && lr_floor <= 1, "lr_floor is ", lr_floor, ", must be from 0 to 1");
     require(clip.norm >= 0, "clip is ", clip.norm, ", must not be negative");
@@ -83,7 +85,7 @@ StepReport Trainer::gradient(const Batch& batch) {
     StepReport report{.step = step_, .lr = learning_rate(o_, step_)};
     const Batch share = share_of_step(batch);
     model_.weights().clear_gradient();
-    report.losses = model_.forward_backward(share, o_.sparse(step_));
+    report.losses = model_.forward_backward(share, o_.sparse(step_), o_.attached(step_));
     // All workers are through their passes here, or one has failed and no one goes on.
     sum(report.losses);
     model_.ops().sum_over(workers_, model_.weights().gradient());
@@ -94,7 +96,7 @@ StepReport Trainer::gradient(const Batch& batch) {
 }
 
 void Trainer::update(const StepReport& report) {
-    model_.weights().step(o_.adamw, ++step_, report.lr, report.norms, o_.clip);
+    model_.weights().step(o_.adamw, ++step_, report.lr, report.norms, o_.clip, o_.freeze_index);
 }
 
 }  // namespace msa::train

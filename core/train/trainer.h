@@ -17,8 +17,15 @@ struct TrainingOptions {
     double lr_floor = 0.1;  // the cosine ends at this share of it
     AdamW adamw{.beta2 = 0.95, .weight_decay = 0.1};
     Clipping clip{};
+    /// Steps in which a KL loss that is not detached reaches the backbone: from `attach_from` on,
+    /// and before `attach_until` unless that is 0.
+    int64_t attach_from = 0, attach_until = 0;
+    bool freeze_index = false;  // the Index Branch keeps its first weights
 
     bool sparse(int64_t step) const { return step >= warmup_steps; }
+    bool attached(int64_t step) const {
+        return step >= attach_from && (attach_until == 0 || step < attach_until);
+    }
     /// Throws InputError naming the value and the rule it breaks.
     void validate() const;
 };

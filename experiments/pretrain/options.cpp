@@ -74,6 +74,15 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("detach", "WHETHER", o.no_detach, {"on", "off"},
                  "cut the gradient of the KL loss from the index projections into the backbone: on "
                  "(eq:msa-detach) or off; the teacher is always detached");
+    table.count("attach-from", "STEPS", o.training.attach_from,
+                "with --detach off: in the first STEPS steps it is cut", at_least(0));
+    table.count("attach-until", "STEPS", o.training.attach_until,
+                "with --detach off: it is cut after STEPS steps; 0: never", at_least(0));
+    table.choice("kl-teacher", "WHOSE", o.other_teacher, {"own", "other"},
+                 "whose attention teaches the KL loss: the sequence's own, or, as a control, that "
+                 "of the next sequence of the batch (other)");
+    table.flag("freeze-index", o.training.freeze_index,
+               "the Index Branch keeps its first weights, as a control");
     table.choice(
         "detach-lm", "WHETHER", o.detach_lm, {"off", "on"},
         "also cut the gradient of the language model's loss, which comes through the value head");
@@ -197,6 +206,14 @@ void check(const PretrainOptions& o) {
     check_option("warmup-steps", o.training.warmup_steps, 0, o.training.steps);
     check_option("lr-warmup", o.training.lr_warmup, 0, o.training.steps);
     check_option("until", o.until, 0, o.training.steps);
+    check_option("attach-from", o.training.attach_from, 0, o.training.steps);
+    check_option("attach-until", o.training.attach_until, 0, o.training.steps);
+    require(o.no_detach || (o.training.attach_from == 0 && o.training.attach_until == 0),
+            "--attach-from and --attach-until are for --detach off");
+    require(!o.other_teacher || model.msa.kl,
+            "--kl-teacher is for a KL loss: --signals kl or both");
+    require(!o.other_teacher || o.sequences > 1,
+            "--kl-teacher other needs several --sequences in a step");
     require(!o.fork || !o.start_from.empty(), "--fork needs the trunk: --start-from FILE");
     o.training.validate();
     o.mixture().validate();
@@ -234,7 +251,8 @@ train::ModelConfig PretrainOptions::model() const {
                   .value_head = signals != Signals::kl,
                   .detach = !no_detach,
                   .detach_lm = detach_lm,
-                  .kl_full_support = kl_full_support};
+                  .kl_full_support = kl_full_support,
+                  .other_teacher = other_teacher};
     return config;
 }
 

@@ -34,7 +34,8 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     int64_t context = 0, sequences = 0;
     Signals signals = Signals::kl;
     double kl_weight = 1;
-    bool no_detach = false, detach_lm = false, kl_full_support = false, sink = false;
+    bool no_detach = false, detach_lm = false, kl_full_support = false, sink = false,
+         other_teacher = false;
 
     train::TrainingOptions training;
     int64_t until = 0;  // 0: steps
