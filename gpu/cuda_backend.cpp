@@ -271,10 +271,10 @@ protected:
     void do_block_mass(const Problem& p, const BlockMassInput& in,
                        const BlockMassOutput& to) override {
         answer(p, WriteSet(to.mass), [&](const Call& call) {
-            const Support tuned = takes_block_mass_sm90(
-                device_, p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
+            const Support tuned = takes_block_mass_tuned(
+                p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
                 are_aligned(in.q, in.k), static_cast<bool>(in.sinks));
-            (tuned.yes ? block_mass_sm90 : block_mass_any)(call, in, to);
+            (tuned.yes ? block_mass_tuned : block_mass_any)(call, in, to);
             return kernel_name("block_mass", tuned);
         });
     }

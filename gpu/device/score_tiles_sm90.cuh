@@ -7,6 +7,7 @@
 // innermost. L2 traffic: one key tile per thread block.
 #pragma once
 
+#include "gpu/device/row_values.cuh"
 #include "gpu/device/sm90.cuh"
 #include "gpu/device/warp.cuh"
 #include "gpu/device/wgmma_f16.cuh"
@@ -167,34 +168,5 @@ __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const cha
         epilogue(0, t, sum);
     }
 }
-
-/// The larger of the two; NaN if either is NaN.
-__device__ inline float max_or_nan(float a, float b) {
-    float m;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
-    return m;
-}
-/// The maximum of the first or second of this thread's rows over the columns of the tile's n-th
-/// block, reduced over the four threads that share the row. NaN if one of them is NaN.
-template <int BlockSize, typename Sum>
-__device__ Sum row_max(const Sum (&sum)[kSums], int side, int n) {
-    const int first = n * (BlockSize / 8), last = first + BlockSize / 8;
-    Sum m[2] = {sum[4 * first + 2 * side], sum[4 * first + 2 * side + 1]};
-#pragma unroll
-    for (int j = first + 1; j < last; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) m[i] = max_or_nan(m[i], sum[4 * j + 2 * side + i]);
-    Sum best = max_or_nan(m[0], m[1]);
-    best = max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 1));
-    return max_or_nan(best, __shfl_xor_sync(kAllLanes, best, 2));
-}
-
-/// Per-warp buffer of 32 values for each of the tile's rows, written by accumulator layout and read
-/// by row. Columns are swizzled against bank conflicts.
-template <typename Rows>
-struct RowBuffer {
-    float value[Rows::kRows][32];
-    __device__ float& at(int row, int column) { return value[row][column ^ (row & 31)]; }
-};
 
 }  // namespace msa::cuda::sm90

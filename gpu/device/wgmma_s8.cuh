@@ -32,7 +32,4 @@ __device__ inline void multiply_s8(int32_t (&d)[64], const uint32_t* a, uint64_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
 }
 
-/// The larger of two sums. On Hopper, two consecutive calls become one instruction.
-__device__ inline int32_t max_or_nan(int32_t a, int32_t b) { return max(a, b); }
-
 }  // namespace msa::cuda::sm90

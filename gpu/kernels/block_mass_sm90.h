@@ -18,7 +18,9 @@ constexpr int kMassTileKeys = 128;
 
 struct BlockMassArgs {
     const void* q;            // [Nq, Hq, dh] of T
-    CUtensorMap k;            // [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
+    const void* all_keys;     // [Nk, Hkv, dh], the same as k
+    int64_t keys;             // Nk
+    CUtensorMap k;            // on Hopper: [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
     int head_dim;             // 64 or 128
     const QueryTile* tiles;   // of at most kMassTileRows / G queries, the most work first
     int tile_count;           // at most kMassMostTiles
@@ -36,5 +38,9 @@ constexpr int64_t kMassMostTiles = 65535;  // of a launch
 /// Operands of type T: __nv_bfloat16 or __half.
 template <typename T>
 cudaError_t launch_block_mass_sm90(const BlockMassArgs&, cudaStream_t);
+template <typename T>
+cudaError_t launch_block_mass_sm80(const BlockMassArgs&, cudaStream_t);
+/// Their last step: from block_lse to mass.
+cudaError_t launch_block_mass_normalise(const BlockMassArgs&, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -9,11 +9,16 @@
 // no score, so every scored block is wholly visible and nothing is masked.
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/row_lists.cuh"
+#include "gpu/device/row_values.cuh"
 #include "gpu/device/stream_mma.cuh"
 #include "gpu/kernels/index_select_sm80.h"
 
 namespace msa::cuda {
 namespace {
+
+// Rows of Dim values of 16 bits, or twice as many of 8 bits. Tiles have at least 64 values a row.
+template <int Dim>
+constexpr int kTileDim = Dim < 64 ? 64 : Dim;
 
 constexpr int kStageKeys = 64, kHalves = kIndexTileKeys / kStageKeys;  // stages of a tile of keys
 
@@ -26,25 +31,16 @@ struct Cut {
 
 template <typename C, int Dim, int Kept>
 struct Shared {
-    uint16_t keys[C::kStages][kStageKeys * Dim];
-    float scores[C::kRows][kWarp];  // columns permuted against bank conflicts
+    uint16_t keys[C::kStages][kStageKeys * kTileDim<Dim>];
+    RowBuffer<C> scores;
     SortedLists<C::kRows, Kept> lists;
     int limit[C::kRows];  // candidates are blocks [forced_first, limit)
-
-    __device__ float& score(int place, int column) { return scores[place][column ^ (place & 31)]; }
 };
 
 /// The tile's row at a place: neighbours are with different warps, so that few keep all busy.
 template <typename C>
 __device__ int row_at(int place) {
     return place % C::kWarpRows * C::kWarps + place / C::kWarpRows;
-}
-
-/// The larger one; NaN beats everything.
-__device__ inline float larger(float a, float b) {
-    float m;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
-    return m;
 }
 
 template <typename T, typename C, int Dim, int BlockSize, int Kept>
@@ -112,7 +108,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             float score[kAtOnce];
 #pragma unroll
             for (int n = 0; n < kAtOnce; ++n) {
-                const float scaled = args.scale * shared.score(place + n, column);
+                const float scaled = args.scale * shared.scores.at(place + n, column);
                 score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
             }
             shared.lists.offer(place, score, id);
@@ -145,13 +141,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
 #pragma unroll
                             for (int j = 1; j < kColumns / 8; ++j)
 #pragma unroll
-                                for (int i = 0; i < 2; ++i) two[i] = larger(two[i], of[4 * j + i]);
+                                for (int i = 0; i < 2; ++i)
+                                    two[i] = max_or_nan(two[i], of[4 * j + i]);
                             const int block = (half * kStageKeys + part * kColumns) / BlockSize;
                             float& to = best[m][side][block];
-                            const float most = larger(two[0], two[1]);
+                            const float most = max_or_nan(two[0], two[1]);
                             to = (half * kStageKeys + part * kColumns) % BlockSize == 0
                                      ? most
-                                     : larger(to, most);
+                                     : max_or_nan(to, most);
                         }
             }
             slot = slot + 1 == kStages ? 0 : slot + 1;
@@ -165,10 +162,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
 #pragma unroll
                 for (int b = 0; b < kBlocksPerTile; ++b) {
                     float most = best[m][side][b];
-                    most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
-                    most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
+                    most = max_or_nan(most, __shfl_xor_sync(kAllLanes, most, 1));
+                    most = max_or_nan(most, __shfl_xor_sync(kAllLanes, most, 2));
                     if (lane % 4 == side)
-                        shared.score(warp_place + 16 * m + 8 * side + lane / 4, column + b) = most;
+                        shared.scores.at(warp_place + 16 * m + 8 * side + lane / 4, column + b) =
+                            most;
                 }
         if (t == count - 1 || (t + 1) % kMergeTiles == 0) merge(t + 1);
     }

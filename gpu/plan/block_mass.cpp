@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// block_mass on Hopper: pieces of the queries, so that the log-sums of a piece fit the workspace.
+// block_mass on tensor cores: pieces of the queries, so that the log-sums of a piece fit the
+// workspace.
 #include <algorithm>
 #include <vector>
 
@@ -23,10 +24,8 @@ int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_quer
 
 }  // namespace
 
-Support takes_block_mass_sm90(const Device& device, const Problem& p,
-                              const BlockMassRequest& request, bool max_logit, bool aligned,
-                              bool sinks) {
-    if (!device.is_hopper()) return not_hopper();
+Support takes_block_mass_tuned(const Problem& p, const BlockMassRequest& request, bool max_logit,
+                               bool aligned, bool sinks) {
     if (max_logit) return Support::no("max_logit is asked for");
     if (sinks) return Support::no("there are sinks");
     if (p.window || p.softcap) return not_plain(p);
@@ -39,7 +38,7 @@ Support takes_block_mass_sm90(const Device& device, const Problem& p,
     return {};
 }
 
-void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
+void block_mass_tuned(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
     if (to.mass.size() == 0) return;
     const Problem& p = call.problem;
     const int64_t tile_queries = kMassTileRows / p.group_size();
@@ -48,8 +47,10 @@ void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMass
     const int64_t step = tiles_of_piece(call.device, p, tile_queries), all = std::ssize(tiles);
     auto block_lse = call.scratch<float, 1>(
         {std::min(step * tile_queries, p.queries()) * p.query_heads * p.blocks()});
-    const CUtensorMap k_map =
-        tensor_map(in.k.data(), in.k.element(), p.keys(), p.kv_heads * p.head_dim, kMassTileKeys);
+    const bool hopper = call.device.is_hopper();
+    const CUtensorMap k_map = hopper ? tensor_map(in.k.data(), in.k.element(), p.keys(),
+                                                  p.kv_heads * p.head_dim, kMassTileKeys)
+                                     : CUtensorMap{};
     for (int64_t begin = 0; begin < all; begin += step) {
         std::vector<QueryTile> piece(tiles.begin() + begin,
                                      tiles.begin() + std::min(begin + step, all));
@@ -58,6 +59,8 @@ void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMass
         sort_longest_first(piece);
         const Tensor<QueryTile, 1> here = call.upload(piece);
         const BlockMassArgs args{.q = in.q.data(),
+                                 .all_keys = in.k.data(),
+                                 .keys = p.keys(),
                                  .k = k_map,
                                  .head_dim = narrow(p.head_dim),
                                  .tiles = here.data(),
@@ -72,9 +75,11 @@ void block_mass_sm90(const Call& call, const BlockMassInput& in, const BlockMass
                                  .scale = static_cast<float>(p.softmax_scale()),
                                  .block_lse = block_lse.data(),
                                  .mass = to.mass[first].data()};
-        check(by_half(in.q.element(),
-                      [&]<typename T>() { return launch_block_mass_sm90<T>(args, call.stream()); }),
-              "block_mass_sm90");
+        const auto launch = [&]<typename T>() {
+            return (hopper ? launch_block_mass_sm90<T> : launch_block_mass_sm80<T>)(args,
+                                                                                    call.stream());
+        };
+        check(by_half(in.q.element(), launch), "block_mass");
     }
 }
 

@@ -122,22 +122,22 @@ TEST(CudaPlan, PredicatesSayWhy) {
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
         "operands and outputs must begin at multiples of 16 bytes");
-    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, true, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(p, {Element::bf16}, true, true).why_not,
               "max_logit is asked for");
-    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, p, {Element::bf16}, false, true, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(p, {Element::bf16}, false, true, true).why_not,
               "there are sinks");
     Problem own = p;
     own.softcap = 50.0;
     EXPECT_EQ(why_not(as_is, own, hopper), "the soft cap is 50, must be absent");
     own.window = 512;
     EXPECT_EQ(why_not(as_is, own, hopper), "the window is 512, must be absent");
-    EXPECT_EQ(cuda::takes_block_mass_sm90(hopper, own, {Element::bf16}, false, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(own, {Element::bf16}, false, true).why_not,
               "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_tuned({.top_k = 40}).why_not,
               "k is 40, must be at most 32");
 }
 
-TEST(CudaPlan, E4m3AndBlockMassAreHoppersAlone) {
+TEST(CudaPlan, E4m3IsHoppersAlone) {
     const cuda::Device older{0, 80, 108, 163 << 10};
     const Problem p = layer(4096, 64, 4);
     const std::string half = "an operand or output is e4m3, must be bf16 or f16";
@@ -148,8 +148,6 @@ TEST(CudaPlan, E4m3AndBlockMassAreHoppersAlone) {
     EXPECT_EQ(cuda::takes_index_select_sm80(older, p, {.element = Element::e4m3, .top_k = 16}, true)
                   .why_not,
               half);
-    EXPECT_EQ(cuda::takes_block_mass_sm90(older, p, {Element::bf16}, false, true).why_not,
-              "it has no kernel in the instructions of compute capability 8.0");
 }
 
 TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
@@ -160,7 +158,7 @@ TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
         return std::pair(
             cuda::takes_index_select_sm90(hopper, p, {.element = element, .top_k = 16}, true)
                 .why_not,
-            cuda::takes_block_mass_sm90(hopper, p, {element}, false, true).why_not);
+            cuda::takes_block_mass_tuned(p, {element}, false, true).why_not);
     };
     for (const Element element : {Element::bf16, Element::f16})
         EXPECT_EQ(why_not(element), (std::pair<std::string, std::string>()));

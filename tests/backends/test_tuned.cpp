@@ -180,7 +180,12 @@ TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
 
 TEST_P(Tuned, BlockMassMatchesReference) {
     const BlockMass want = reference().block_mass(problem(), operands_);
+    const std::string kernel = backend_->answered_by();
     const Tensor<float, 3> got = block_mass(operands_);
+    index_select(operands_);  // which has as many sizes
+    EXPECT_EQ(kernel.starts_with("block_mass_sm"),
+              backend_->answered_by().starts_with("index_select_sm"))
+        << kernel;
     EXPECT_TRUE(close(got, want.mass, bounds_here().mass));
     EXPECT_TRUE(identical(block_mass(operands_), got));
 }

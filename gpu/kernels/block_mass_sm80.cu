@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+// The log-sums of block_mass with mma.sync and cp.async, on any device of compute capability 8.0 or
+// later. Tiles, workspace and sums are those of block_mass_sm90.cu.
+//
+// All warps copy: keys of a group stream through a ring buffer in shared memory, 64 per stage. A
+// warp holds 32 rows (query, head) as an operand in registers, so 16 bytes of keys feed four
+// products. A block of 128 keys is two stages, whose log-sums are added.
+#include "gpu/device/log_sums.cuh"
+#include "gpu/device/seen_keys.cuh"
+#include "gpu/device/stream_mma.cuh"
+#include "gpu/kernels/index_select_sm80.h"
+
+namespace msa::cuda {
+namespace {
+
+constexpr int kStageKeys = 64, kStages = 4;
+/// Rows of a thread block: warps of kM times 16.
+struct MassRows {
+    static constexpr int kWarps = 8, kM = 2, kWarpRows = 16 * kM, kRows = kWarps * kWarpRows;
+    static constexpr int kThreads = kWarps * kWarp;
+};
+static_assert(MassRows::kRows == kMassTileRows);
+
+template <int Dim>
+struct Shared {
+    uint16_t keys[kStages][kStageKeys * Dim];
+    RowBuffer<MassRows> lse;
+    int visible[MassRows::kRows];
+};
+
+template <typename T, int Dim, int BlockSize>
+__global__ void __launch_bounds__(MassRows::kThreads, 1)
+    block_log_sums(const __grid_constant__ BlockMassArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    auto& shared = *reinterpret_cast<Shared<Dim>*>(memory);
+    constexpr int kM = MassRows::kM, kWarpRows = MassRows::kWarpRows;
+    constexpr int kColumns = kStageKeys < BlockSize ? kStageKeys : BlockSize;  // of a log-sum
+    constexpr int kRoundStages = kWarp * BlockSize / kStageKeys;               // 32 blocks
+
+    const QueryTile tile = args.tiles[blockIdx.y];
+    const int group = static_cast<int>(blockIdx.x);
+    const int heads = args.query_heads / args.groups, rows = tile.queries * heads;
+    const int stages = (tile.most_visible + kStageKeys - 1) / kStageKeys;
+    const auto* const all_keys = static_cast<const uint16_t*>(args.all_keys);
+    const auto fetch = [&](int stage) {
+        if (stage < stages) {
+            const int64_t key = tile.key + int64_t{stage} * kStageKeys;
+            // A tile's last keys may lie behind all keys.
+            copy_rows<Dim, kStageKeys, MassRows::kThreads>(
+                shared.keys[stage % kStages], all_keys + (key * args.groups + group) * Dim,
+                int64_t{args.groups} * Dim,
+                static_cast<int>(min(args.keys - key, int64_t{kStageKeys})));
+        }
+        commit_copies();
+    };
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+    for (int row = threadIdx.x; row < MassRows::kRows; row += MassRows::kThreads)
+        shared.visible[row] = row < rows ? seen_keys(args.visible, tile.query + row / heads) : 0;
+
+    const int lane = lane_id(), warp_row = warp_id() * kWarpRows;
+    const bool any_rows = warp_row < rows;
+    WordRows<Dim, kM> operand;
+    operand.load([&](int m, int side) {
+        const int row = warp_row + 16 * m + 8 * side + lane / 4;
+        const int64_t at =
+            (tile.query + row / heads) * args.query_heads + group * heads + row % heads;
+        return row < rows ? static_cast<const uint16_t*>(args.q) + at * Dim : nullptr;
+    });
+    const LaneWords<Dim> keys(address_in_shared(shared.keys));
+    const float scale = args.scale * kLog2E;
+    int slot = 0;
+    for (int s = 0; s < stages; ++s) {
+        wait_for_groups<kStages - 2>();
+        __syncthreads();
+        fetch(s + kStages - 1);
+        if (any_rows) {
+            float sum[kM][kStageKeys / 2];
+            multiply_keys<T, Dim, kM, kStageKeys>(
+                sum, operand, keys, static_cast<uint32_t>(slot) * kStageKeys * Dim * 2);
+            const int in_round = s % kRoundStages, column = in_round * kStageKeys / BlockSize;
+            const bool continues = in_round * kStageKeys % BlockSize != 0;
+#pragma unroll
+            for (int m = 0; m < kM; ++m)
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    const int row = warp_row + 16 * m + 8 * side + lane / 4;
+                    mask_unseen(sum[m], side, shared.visible[row] - s * kStageKeys);
+#pragma unroll
+                    for (int part = 0; part < kStageKeys / kColumns; ++part) {
+                        const float value = row_log_sum<kColumns>(sum[m], side, part, scale);
+                        if (lane % 4 != side) continue;
+                        float& to = shared.lse.at(row, column + part);
+                        to = continues ? log_sum(to, value) : value;
+                    }
+                }
+            if (in_round == kRoundStages - 1 || s == stages - 1)
+                store_log_sums<kWarpRows>(args, tile, shared.lse, warp_row,
+                                          (s - in_round) * kStageKeys / BlockSize,
+                                          column + kStageKeys / kColumns);
+        }
+        slot = slot + 1 == kStages ? 0 : slot + 1;
+    }
+}
+
+template <typename T, int Dim, int BlockSize>
+cudaError_t launch(const BlockMassArgs& args, cudaStream_t stream) {
+    using S = Shared<Dim>;
+    static_assert(sizeof(S) <= kLeastShared);
+    auto* const kernel = block_log_sums<T, Dim, BlockSize>;
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(S)));
+    if (error != cudaSuccess) return error;
+    const dim3 grid(static_cast<unsigned>(args.groups), static_cast<unsigned>(args.tile_count));
+    kernel<<<grid, MassRows::kThreads, sizeof(S), stream>>>(args);
+    return launch_block_mass_normalise(args, stream);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t launch_block_mass_sm80(const BlockMassArgs& args, cudaStream_t stream) {
+    const auto launch_dim = [&]<int Dim>() {
+        switch (args.block_size) {
+            case 32: return launch<T, Dim, 32>(args, stream);
+            case 64: return launch<T, Dim, 64>(args, stream);
+            default: return launch<T, Dim, 128>(args, stream);
+        }
+    };
+    return args.head_dim == 64 ? launch_dim.template operator()<64>()
+                               : launch_dim.template operator()<128>();
+}
+template cudaError_t launch_block_mass_sm80<MSA_KERNEL_ELEMENT>(const BlockMassArgs&, cudaStream_t);
+
+}  // namespace msa::cuda
