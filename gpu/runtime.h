@@ -20,9 +20,9 @@ struct Device {
     int sms = 0;             // streaming multiprocessors
     int shared_bytes = 0;    // largest of a thread block
     bool as_ampere = false;  // backends cuda-sm80 and cuda-sm86
+    int compiled_for = 0;    // the capability that the kernels it runs were compiled for
 
-    /// Whether to use the kernels with Hopper's instructions; otherwise those with the instructions
-    /// of 8.0.
+    /// Whether to use the kernels with Hopper's instructions; otherwise those in mma.sync.
     bool is_hopper() const { return capability == 90 && !as_ampere; }
 };
 

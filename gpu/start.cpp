@@ -48,12 +48,14 @@ Device require_device(int ordinal, const Variant& variant) {
     };
     if (10 * major + minor < kOldestDevice) refuse("must be 8.0 or later");
     check(cudaSetDevice(ordinal), "choosing the device");
-    if (!kernels_run_here()) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
+    const int compiled_for = kernels_run_here();
+    if (compiled_for == 0) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
     return {.ordinal = ordinal,
             .capability = 10 * major + minor,
             .sms = sms,
             .shared_bytes = std::min(shared, variant.most_shared),
-            .as_ampere = variant.as_ampere};
+            .as_ampere = variant.as_ampere,
+            .compiled_for = compiled_for};
 }
 
 }  // namespace msa::cuda

@@ -17,7 +17,7 @@ Support usable();
 struct Variant {
     const char* name;
     bool unordered = false;                             // sums may be in any order
-    bool as_ampere = false;                             // no instructions beyond 8.0
+    bool as_ampere = false;                             // the kernels of sm80, as on no Hopper
     int most_shared = std::numeric_limits<int>::max();  // bytes of a thread block
 };
 inline constexpr const char* kUnorderedName = "cuda-unordered";

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Matrix products of one warp: sum [16, 8] += A [16, 16] B [16, 8], bf16 or f16, float sums.
 // Source: PTX ISA, mma.m16n8k16 and ldmatrix. The layouts of sum and A are those of
-// gpu/device/wgmma.cuh, for one warp.
+// gpu/device/wgmma.cuh, for one warp. Of e4m3 the depth is 32 (mma.m16n8k32, from compute
+// capability 8.9 on): its words have the same places, with four values in place of two.
 #pragma once
+
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -10,10 +13,20 @@
 
 namespace msa::cuda {
 
-/// Operands of type T, __nv_bfloat16 or __half.
+/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3.
 template <typename T>
 __device__ inline void multiply_16x8(float* sum, const uint32_t* a, const uint32_t* b) {
-    if constexpr (kIsHalf<T>)
+    if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {
+#if __CUDA_ARCH__ >= 890
+        asm volatile(
+            "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
+            "%7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+        __trap();  // not launched: kFirstOfE4m3 of gpu/plan/limits.h
+#endif
+    } else if constexpr (kIsHalf<T>)
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
             "{%8, %9}, {%0, %1, %2, %3};"

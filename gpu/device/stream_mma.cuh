@@ -97,9 +97,9 @@ struct WordRows {
 };
 
 /// sum = rows times Keys keys of a tile.
-template <typename T, int Dim, int M, int Keys>
+template <typename T, int Dim, int M, int Keys, int TileDim>
 __device__ inline void multiply_keys(float (&sum)[M][Keys / 2], const WordRows<Dim, M>& rows,
-                                     const LaneWords<Dim>& keys, uint32_t offset) {
+                                     const LaneWords<TileDim>& keys, uint32_t offset) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -135,18 +135,18 @@ __device__ inline void multiply_values(float (&out)[M][Dim / 2], const uint32_t 
 }
 
 /// Starts copies of Rows rows of Dim values, `stride` values apart; called by the block's first
-/// Threads threads. Rows from `there` on become zeros.
-template <int Dim, int Rows, int Threads>
+/// Threads threads. Rows from `there` on become zeros. Rows of the tile have TileDim values.
+template <int Dim, int Rows, int Threads, int TileDim = Dim>
 __device__ inline void copy_rows(uint16_t* tile, const uint16_t* from, int64_t stride, int there) {
     constexpr int kChunks = Dim / kChunk, kRowsAtOnce = Threads / kChunks;
     static_assert(Rows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
     const int row = static_cast<int>(threadIdx.x) / kChunks;
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
-    uint16_t* const to = MmaTile<Dim>{tile}.chunk(row, chunk);
+    uint16_t* const to = MmaTile<TileDim>{tile}.chunk(row, chunk);
     const uint16_t* const source = from + chunk * kChunk;
 #pragma unroll
     for (int first = 0; first < Rows; first += kRowsAtOnce)
-        copy_chunk(to + first * Dim, source + max(0, min(first + row, there - 1)) * stride,
+        copy_chunk(to + first * TileDim, source + max(0, min(first + row, there - 1)) * stride,
                    first + row < there);
 }
 

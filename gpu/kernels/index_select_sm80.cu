@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             // A tile's last keys may lie behind all keys.
             const int64_t there = min(args.keys - key, int64_t{kStageKeys});
             const int64_t from = min(key, args.keys - 1);
-            copy_rows<Dim, kStageKeys, C::kThreads>(
+            copy_rows<Dim, kStageKeys, C::kThreads, kTileDim<Dim>>(
                 shared.keys[stage % kStages], index_k + from * Dim, Dim, static_cast<int>(there));
         }
         commit_copies();
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
         __syncwarp();
     };
 
-    const LaneWords<Dim> keys(address_in_shared(shared.keys));
+    const LaneWords<kTileDim<Dim>> keys(address_in_shared(shared.keys));
     const bool any_rows = row_at<C>(warp_place) < rows;
     float best[kM][2][kBlocksPerTile];
     int slot = 0;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             if (any_rows) {
                 float sum[kM][kStageKeys / 2];
                 multiply_keys<T, Dim, kM, kStageKeys>(
-                    sum, operand, keys, static_cast<uint32_t>(slot) * kStageKeys * Dim * 2);
+                    sum, operand, keys, static_cast<uint32_t>(slot * sizeof(shared.keys[0])));
 #pragma unroll
                 for (int part = 0; part < kStageKeys / kColumns; ++part)
 #pragma unroll
@@ -234,8 +234,8 @@ cudaError_t launch_index_select_sm80(const IndexSelectArgs& args, bool large, cu
             default: return launch_kept<T, Dim, 128>(args, large, stream);
         }
     };
-    return args.index_dim == 64 ? launch_dim.template operator()<64>()
-                                : launch_dim.template operator()<128>();
+    return args.index_dim == 64 ? launch_dim.template operator()<64 * sizeof(T) / 2>()
+                                : launch_dim.template operator()<128 * sizeof(T) / 2>();
 }
 template cudaError_t launch_index_select_sm80<MSA_KERNEL_ELEMENT>(const IndexSelectArgs&, bool,
                                                                   cudaStream_t);

@@ -10,11 +10,11 @@ __global__ void any_kernel() {}
 
 }  // namespace
 
-bool kernels_run_here() {
+int kernels_run_here() {
     cudaFuncAttributes attributes;
-    const bool runs = cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess;
+    const bool run = cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess;
     cudaGetLastError();
-    return runs;
+    return run ? attributes.ptxVersion : 0;
 }
 
 }  // namespace msa::cuda

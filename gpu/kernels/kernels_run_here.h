@@ -3,7 +3,8 @@
 
 namespace msa::cuda {
 
-/// Whether this build's kernels run on the current device.
-bool kernels_run_here();
+/// The compute capability, 10 major + minor, that this build's kernels for the current device were
+/// compiled for; 0 if none runs there.
+int kernels_run_here();
 
 }  // namespace msa::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// index_select on Hopper: tiles of queries, and how many parts the keys are split into, so that few
-// queries fill the chip.
+// index_select on tensor cores: tiles of queries, and how many parts the keys are split into, so
+// that few queries fill the chip.
 #include <algorithm>
 
 #include "gpu/half_types.h"
@@ -93,9 +93,16 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
     return takes_sizes(p, request, aligned);
 }
 
-Support takes_index_select_sm80(const Device&, const Problem& p, const IndexSelectRequest& request,
-                                bool aligned) {
-    if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
+Support takes_index_select_sm80(const Device& device, const Problem& p,
+                                const IndexSelectRequest& request, bool aligned) {
+    if (request.element == Element::e4m3) {
+        if (device.compiled_for < kFirstOfE4m3)
+            return Support::no(concat("its kernels were compiled for compute capability ",
+                                      device.compiled_for / 10, '.', device.compiled_for % 10,
+                                      ", e4m3 needs 8.9 or later"));
+    } else if (!is_half(request.element)) {
+        return not_element(request.element, "bf16, f16 or e4m3");
+    }
     return takes_sizes(p, request, aligned);
 }
 
@@ -105,11 +112,10 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
     const bool large = call.device.shared_bytes >= kLargeShared;
     IndexPlan plan(call, ids, index_rows_sm80(large, rule.top_k));
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
-    check(by_half(in.index_q.element(),
-                  [&]<typename T>() {
-                      return launch_index_select_sm80<T>(args, large, call.stream());
-                  }),
-          "index_select_sm80");
+    const auto launch = [&]<typename T>() {
+        return launch_index_select_sm80<T>(args, large, call.stream());
+    };
+    check(by_half_or_e4m3(in.index_q.element(), launch), "index_select_sm80");
 }
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,

@@ -11,6 +11,8 @@ namespace msa::cuda {
 
 inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value per lane of a warp
 
+inline constexpr int kFirstOfE4m3 = 89;  // compute capability with mma.sync of e4m3
+
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
 inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }
 

@@ -137,13 +137,11 @@ TEST_P(Tuned, IndexSelectOfE4m3FollowsTheScores) {
     const double bound = e4m3_logit_bound(p.index_scale(), largest_norm<3>(o.index_q),
                                           largest_norm<2>(o.index_k), p.index_dim);
     index_select(o);
-    const std::string kernel = backend_->answered_by() == "index_select_sm80"
-                                   ? "index_select_any; sm80: an operand or output is e4m3, must "
-                                     "be bf16 or f16"
-                                   : backend_->answered_by();
+    const std::string half = backend_->answered_by();
     EXPECT_TRUE(selection_follows(p, GetParam().rule, reference().index_scores(p, o),
                                   index_select(o, Element::e4m3), bound));
-    EXPECT_EQ(backend_->answered_by(), kernel);
+    const std::string kernel = backend_->answered_by();
+    EXPECT_TRUE(kernel == half || kernel.ends_with(", e4m3 needs 8.9 or later")) << kernel;
 }
 
 TEST_P(Tuned, IndexOfInt8IsTheReferencesBitForBit) {
@@ -180,14 +178,14 @@ TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
 
 TEST_P(Tuned, BlockMassMatchesReference) {
     const BlockMass want = reference().block_mass(problem(), operands_);
-    const std::string kernel = backend_->answered_by();
     const Tensor<float, 3> got = block_mass(operands_);
+    EXPECT_TRUE(close(got, want.mass, bounds_here().mass));
+    const std::string kernel = backend_->answered_by();
+    EXPECT_TRUE(identical(block_mass(operands_), got));
     index_select(operands_);  // which has as many sizes
     EXPECT_EQ(kernel.starts_with("block_mass_sm"),
               backend_->answered_by().starts_with("index_select_sm"))
         << kernel;
-    EXPECT_TRUE(close(got, want.mass, bounds_here().mass));
-    EXPECT_TRUE(identical(block_mass(operands_), got));
 }
 
 TEST_P(Tuned, CapturedCallsFollowTheirViews) {
