@@ -40,6 +40,17 @@ __device__ inline void multiply_16x8(float* sum, const uint32_t* a, const uint32
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/// The same for T = int8_t, whose sums are integers; depth and places are those of e4m3.
+template <typename T>
+__device__ inline void multiply_16x8(int32_t* sum, const uint32_t* a, const uint32_t* b) {
+    static_assert(std::is_same_v<T, int8_t>);
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+        "%9}, {%0, %1, %2, %3};"
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /// Four 8 x 8 matrices of two-byte elements: lane l gives the address of row l % 8 of matrix l / 8
 /// in shared memory, and gets two elements of row l / 4 of each.
 __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tiles of rows of bf16 or f16 in shared memory as mma.sync reads them. Two values of e4m3 are
-// taken for one of these. 16-byte chunks are permuted within a row, so that neither 16 bytes of two
-// rows at a time (words_of) nor 8 rows of one chunk (load_matrices) meet in a bank.
+// Tiles of rows of bf16 or f16 in shared memory as mma.sync reads them. Two values of e4m3 or
+// int8 are taken for one of these. 16-byte chunks are permuted within a row, so that neither 16
+// bytes of two rows at a time (words_of) nor 8 rows of one chunk (load_matrices) meet in a bank.
 //
 // words_of() gives a lane 8 neighbouring values of a row: the operands of two products of depth 16.
 // The depth is summed in another order than the matrices' own, the same one in both operands.
@@ -49,10 +49,10 @@ struct MmaTile {
     }
 };
 
-/// sum += A B, two products of depth 16 (e4m3: 32). With g = lane / 4, `low` and `high` are the
+/// sum += A B, two products of depth 16 (8 bits: 32). With g = lane / 4, `low` and `high` are the
 /// lane's words of rows g and g + 8 of A, `column` those of column g of B.
-template <typename T>
-__device__ inline void multiply_words(float* sum, const uint4& low, const uint4& high,
+template <typename T, typename Sum>
+__device__ inline void multiply_words(Sum* sum, const uint4& low, const uint4& high,
                                       const uint4& column) {
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, first_b[2] = {column.x, column.y};
     const uint32_t second[4] = {low.z, high.z, low.w, high.w}, second_b[2] = {column.z, column.w};

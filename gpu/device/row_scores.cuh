@@ -2,6 +2,8 @@
 // How index_select's kernels add scores to the lists of rows, and turn lists into ids.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/index_select_sm90.h"
 
@@ -25,6 +27,31 @@ struct OneScale {
     __device__ float of_row(int) const { return scale; }
     __device__ float of_block(int) const { return 1; }
 };
+
+/// Scales of int8 operands, of the rows and blocks of a tile; row_at(place) is a place's row.
+template <typename RowAt>
+struct TileScales {
+    const IndexSelectArgs& args;
+    const QueryTile& tile;
+    int rows, blocks;
+    RowAt row_at;
+    __device__ float of_row(int place) const {
+        const int row = min(row_at(place), rows - 1);
+        return args.scale * args.q_scales.at(tile.query * args.groups + row);
+    }
+    __device__ float of_block(int id) const {
+        return args.k_scales.at(int64_t{tile.first_block} + max(0, min(id, blocks - 1)));
+    }
+};
+/// The scales of operands of type T.
+template <typename T, typename RowAt>
+__device__ auto tile_scales(const IndexSelectArgs& args, const QueryTile& tile, int rows,
+                            int blocks, RowAt row_at) {
+    if constexpr (std::is_same_v<T, int8_t>)
+        return TileScales<RowAt>{args, tile, rows, blocks, row_at};
+    else
+        return OneScale{args.scale};
+}
 
 /// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp
 /// from `place` on. Rows are processed together, since each waits for its shuffles. `first`: id of

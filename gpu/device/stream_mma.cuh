@@ -97,13 +97,13 @@ struct WordRows {
 };
 
 /// sum = rows times Keys keys of a tile.
-template <typename T, int Dim, int M, int Keys, int TileDim>
-__device__ inline void multiply_keys(float (&sum)[M][Keys / 2], const WordRows<Dim, M>& rows,
+template <typename T, int Dim, int M, int Keys, int TileDim, typename Sum>
+__device__ inline void multiply_keys(Sum (&sum)[M][Keys / 2], const WordRows<Dim, M>& rows,
                                      const LaneWords<TileDim>& keys, uint32_t offset) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (float& x : sum[m]) x = 0;
+        for (Sum& x : sum[m]) x = 0;
 #pragma unroll
     for (int step = 0; step < Dim / 32; ++step)
 #pragma unroll

@@ -97,28 +97,21 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
         const int row = row_at<C>(warp_place + 16 * m + 8 * side + lane / 4);
         return row < rows ? index_q + int64_t{row} * Dim : nullptr;
     });
+    const auto scales = tile_scales<T>(args, tile, rows, blocks, row_at<C>);
     const auto merge = [&](int end) {  // after `end` tiles
         __syncwarp();
         const int begin = (end - 1) / kMergeTiles * kMergeTiles;
         for (int place = warp_place; place < warp_place + C::kWarpRows && row_at<C>(place) < rows;
-             place += kAtOnce) {
-            const int column = lane, block = begin * kBlocksPerTile + column;
-            const int id = first_tile * kBlocksPerTile + block;
-            const bool counts = block < end * kBlocksPerTile && id >= rule.forced_first;
-            float score[kAtOnce];
-#pragma unroll
-            for (int n = 0; n < kAtOnce; ++n) {
-                const float scaled = args.scale * shared.scores.at(place + n, column);
-                score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
-            }
-            shared.lists.offer(place, score, id);
-        }
+             place += kAtOnce)
+            offer_scores<kAtOnce>(shared, rule, scales, place, first_tile * kBlocksPerTile,
+                                  begin * kBlocksPerTile, end * kBlocksPerTile);
         __syncwarp();
     };
 
     const LaneWords<kTileDim<Dim>> keys(address_in_shared(shared.keys));
     const bool any_rows = row_at<C>(warp_place) < rows;
-    float best[kM][2][kBlocksPerTile];
+    using Sum = std::conditional_t<std::is_same_v<T, int8_t>, int32_t, float>;
+    Sum best[kM][2][kBlocksPerTile];
     int slot = 0;
     for (int t = 0; t < count; ++t) {
 #pragma unroll
@@ -127,7 +120,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             __syncthreads();
             fetch(t * kHalves + half + kStages - 1);
             if (any_rows) {
-                float sum[kM][kStageKeys / 2];
+                Sum sum[kM][kStageKeys / 2];
                 multiply_keys<T, Dim, kM, kStageKeys>(
                     sum, operand, keys, static_cast<uint32_t>(slot * sizeof(shared.keys[0])));
 #pragma unroll
@@ -136,16 +129,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
                     for (int m = 0; m < kM; ++m)
 #pragma unroll
                         for (int side = 0; side < 2; ++side) {
-                            const float* const of = sum[m] + part * kColumns / 2 + 2 * side;
-                            float two[2] = {of[0], of[1]};
+                            const Sum* const of = sum[m] + part * kColumns / 2 + 2 * side;
+                            Sum two[2] = {of[0], of[1]};
 #pragma unroll
                             for (int j = 1; j < kColumns / 8; ++j)
 #pragma unroll
                                 for (int i = 0; i < 2; ++i)
                                     two[i] = max_or_nan(two[i], of[4 * j + i]);
                             const int block = (half * kStageKeys + part * kColumns) / BlockSize;
-                            float& to = best[m][side][block];
-                            const float most = max_or_nan(two[0], two[1]);
+                            Sum& to = best[m][side][block];
+                            const Sum most = max_or_nan(two[0], two[1]);
                             to = (half * kStageKeys + part * kColumns) % BlockSize == 0
                                      ? most
                                      : max_or_nan(to, most);
@@ -161,12 +154,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             for (int side = 0; side < 2; ++side)
 #pragma unroll
                 for (int b = 0; b < kBlocksPerTile; ++b) {
-                    float most = best[m][side][b];
+                    Sum most = best[m][side][b];
                     most = max_or_nan(most, __shfl_xor_sync(kAllLanes, most, 1));
                     most = max_or_nan(most, __shfl_xor_sync(kAllLanes, most, 2));
                     if (lane % 4 == side)
                         shared.scores.at(warp_place + 16 * m + 8 * side + lane / 4, column + b) =
-                            most;
+                            static_cast<float>(most);
                 }
         if (t == count - 1 || (t + 1) % kMergeTiles == 0) merge(t + 1);
     }

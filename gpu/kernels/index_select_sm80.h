@@ -14,8 +14,8 @@ constexpr int index_rows_sm80(bool large, int64_t top_k) {
     return large || top_k <= 16 ? 256 : 128;
 }
 
-/// Operands of type T: __nv_bfloat16, __half or, in code for kFirstOfE4m3, __nv_fp8_e4m3. Tiles
-/// have index_rows_sm80() rows or, in a decode, kIndexDecodeRows. `large`: the device has
+/// Operands of type T: __nv_bfloat16, __half, int8_t or, in code for kFirstOfE4m3, __nv_fp8_e4m3.
+/// Tiles have index_rows_sm80() rows or, in a decode, kIndexDecodeRows. `large`: the device has
 /// kLargeShared.
 template <typename T>
 cudaError_t launch_index_select_sm80(const IndexSelectArgs&, bool large, cudaStream_t);

@@ -56,29 +56,6 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-/// Scales of int8 operands, of the rows and blocks of a tile.
-template <typename Rows>
-struct TileScales {
-    const IndexSelectArgs& args;
-    const QueryTile& tile;
-    int rows, blocks;
-    __device__ float of_row(int place) const {
-        const int row = min(row_at<Rows>(place), rows - 1);
-        return args.scale * args.q_scales.at(tile.query * args.groups + row);
-    }
-    __device__ float of_block(int id) const {
-        return args.k_scales.at(int64_t{tile.first_block} + max(0, min(id, blocks - 1)));
-    }
-};
-template <typename Shape, typename Rows>
-__device__ auto tile_scales(const IndexSelectArgs& args, const QueryTile& tile, int rows,
-                            int blocks) {
-    if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
-        return TileScales<Rows>{args, tile, rows, blocks};
-    else
-        return OneScale{args.scale};
-}
-
 template <typename Shape, typename Rows, int BlockSize, int Kept>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
@@ -138,7 +115,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     const Turns turns(warpgroup, Rows::kConsumers);
-    const auto scales = tile_scales<Shape, Rows>(args, tile, rows, blocks);
+    const auto scales = tile_scales<typename Shape::Value>(args, tile, rows, blocks, row_at<Rows>);
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);

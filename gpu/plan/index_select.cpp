@@ -100,8 +100,8 @@ Support takes_index_select_sm80(const Device& device, const Problem& p,
             return Support::no(concat("its kernels were compiled for compute capability ",
                                       device.compiled_for / 10, '.', device.compiled_for % 10,
                                       ", e4m3 needs 8.9 or later"));
-    } else if (!is_half(request.element)) {
-        return not_element(request.element, "bf16, f16 or e4m3");
+    } else if (!is_half(request.element) && request.element != Element::int8) {
+        return not_element(request.element, "bf16, f16, e4m3 or int8");
     }
     return takes_sizes(p, request, aligned);
 }
@@ -115,7 +115,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm80<T>(args, large, call.stream());
     };
-    check(by_half_or_e4m3(in.index_q.element(), launch), "index_select_sm80");
+    check(by_half_or_narrow(in.index_q.element(), launch), "index_select_sm80");
 }
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,

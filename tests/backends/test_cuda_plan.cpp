@@ -154,8 +154,9 @@ TEST(CudaPlan, E4m3BelongsToHopperAndTheIndexToAdaToo) {
         "its kernels were compiled for compute capability 8.0, e4m3 needs 8.9 or later";
     EXPECT_EQ(why_not(older, Element::e4m3), compiled);
     EXPECT_EQ(why_not(ada, Element::e4m3), "");
-    EXPECT_EQ(why_not(ada, Element::int8),
-              "an operand or output is int8, must be bf16, f16 or e4m3");
+    EXPECT_EQ(why_not(older, Element::int8), "");
+    EXPECT_EQ(why_not(older, Element::f32),
+              "an operand or output is f32, must be bf16, f16, e4m3 or int8");
     ada.compiled_for = 80;  // whose code runs there
     EXPECT_EQ(why_not(ada, Element::e4m3), compiled);
 }
