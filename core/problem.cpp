@@ -40,7 +40,7 @@ void Problem::validate(int64_t min_block_size) const {
     require(query_heads >= 1 && query_heads % kv_heads == 0, "query_heads is ", query_heads,
             ", must be a positive multiple of kv_heads = ", kv_heads);
     check_in(head_dim, kMinHeadDim, kMaxHeadDim, "head_dim");
-    if (index_dim != 0) check_in(index_dim, kMinHeadDim, kMaxHeadDim, "index_dim");
+    if (index_dim != 0) check_in(index_dim, kMinIndexDim, kMaxIndexDim, "index_dim");
     check_in(block_size, min_block_size, kMaxBlockSize, "block_size");
     for (const auto& [name, scale] :
          {std::pair("softmax_scale", softmax_scale_override.value_or(1.0)),

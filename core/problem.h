@@ -21,7 +21,8 @@
 
 namespace msa {
 
-inline constexpr int64_t kMinHeadDim = 16, kMaxHeadDim = 256;     // dh and didx
+inline constexpr int64_t kMinHeadDim = 16, kMaxHeadDim = 512;     // dh
+inline constexpr int64_t kMinIndexDim = 16, kMaxIndexDim = 256;   // didx
 inline constexpr int64_t kMinBlockSize = 8, kMaxBlockSize = 256;  // Bk
 /// The least Bk of block_mass and index_scores: blocks of one token give probabilities and products
 /// token by token.

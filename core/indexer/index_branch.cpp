@@ -170,8 +170,8 @@ void backward(const Projection& p, View<const float, 2> x, std::span<const int64
 
 void IndexForm::validate() const {
     require(groups >= 1, "groups is ", groups, ", must be at least 1");
-    require(kMinHeadDim <= index_dim && index_dim <= kMaxHeadDim, "index_dim is ", index_dim,
-            ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);
+    require(kMinIndexDim <= index_dim && index_dim <= kMaxIndexDim, "index_dim is ", index_dim,
+            ", must be from ", kMinIndexDim, " to ", kMaxIndexDim);
     require(model_dim >= 1, "model_dim is ", model_dim, ", must be at least 1");
     require(rotary_dim >= 0 && rotary_dim % 2 == 0 && rotary_dim <= index_dim, "rotary_dim is ",
             rotary_dim, ", must be even, from 0 to index_dim = ", index_dim);

@@ -64,9 +64,13 @@ void check_rows(int64_t found, std::span<const int64_t> cu_seqlens, const LayerI
                 "; they must agree");
 }
 
-void check_dims(int64_t value, const h5::Place& place, const char* what) {
-    require(kMinHeadDim <= value && value <= kMaxHeadDim, place.text(), " has ", what, " ", value,
-            ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);
+void check_dims(int64_t value, const h5::Place& place, const char* what, int64_t least,
+                int64_t most) {
+    require(least <= value && value <= most, place.text(), " has ", what, " ", value,
+            ", must be from ", least, " to ", most);
+}
+void check_index_dims(int64_t value, const h5::Place& place, const char* what) {
+    check_dims(value, place, what, kMinIndexDim, kMaxIndexDim);
 }
 
 /// The model's own head counts, where its config names them, against those of a layer.
@@ -104,7 +108,7 @@ void read_dsa(hid_t file, Place place, Shape shape, LayerInfo& layer) {
             q[2]);
     layer.learned.dsa_heads = q[1];
     layer.learned.dsa_dim = q[2];
-    check_dims(layer.learned.dsa_dim, place(Field::dsa_k), "index dim");
+    check_index_dims(layer.learned.dsa_dim, place(Field::dsa_k), "index dim");
 }
 
 /// The attribute `name`, an integer from `least` to `most`, which the keys `of` need.
@@ -138,7 +142,7 @@ void read_gate(hid_t file, hid_t group, const h5::Place& at, Place place, Shape 
     require(q[2] == k[2], place(Field::gate_k).text(), " has gate dim ", k[2], ", gate_q has ",
             q[2]);
     layer.learned.gate_dim = q[2];
-    check_dims(layer.learned.gate_dim, place(Field::gate_k), "gate dim");
+    check_index_dims(layer.learned.gate_dim, place(Field::gate_k), "gate dim");
 }
 
 /// QSA's indexer, where the layer has one.
@@ -158,7 +162,7 @@ void read_qsa(hid_t file, hid_t group, const h5::Place& at, Place place, Shape s
             q[2]);
     layer.learned.qsa_heads = q[1];
     layer.learned.qsa_dim = q[2];
-    check_dims(layer.learned.qsa_dim, place(Field::qsa_k), "index dim");
+    check_index_dims(layer.learned.qsa_dim, place(Field::qsa_k), "index dim");
 }
 
 LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t number,
@@ -184,7 +188,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
     layer.query_heads = q[1];
     layer.kv_heads = k[1];
     layer.head_dim = q[2];
-    check_dims(layer.head_dim, place(Field::q), "head dim");
+    check_dims(layer.head_dim, place(Field::q), "head dim", kMinHeadDim, kMaxHeadDim);
     require(k[2] == q[2], place(Field::k).text(), " has head dim ", k[2], ", q has ", q[2]);
     require(v == k, place(Field::v).text(), " has ", v[1], " heads of ", v[2], ", k has ", k[1],
             " of ", k[2], "; they must agree");
@@ -204,7 +208,7 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
         require(index_q[2] == index_k[1], place(Field::index_k).text(), " has index dim ",
                 index_k[1], ", index_q has ", index_q[2]);
         layer.index_dim = index_k[1];
-        check_dims(layer.index_dim, place(Field::index_k), "index dim");
+        check_index_dims(layer.index_dim, place(Field::index_k), "index dim");
     }
     read_dsa(file, place, shape, layer);
     read_gate(file, group, at, place, shape, layer);

@@ -49,7 +49,7 @@ inline float scale_at(View<const float, 2> scales, int64_t i, int64_t j) {
 constexpr float scaled_score(float row, float block, float largest) {
     return row * (block * largest);
 }
-static_assert(kMaxHeadDim * 128 * 128 <= 1 << 24, "sums of products of int8 are exact in float");
+static_assert(kMaxIndexDim * 128 * 128 <= 1 << 24, "sums of products of int8 are exact in float");
 
 /// Turns the largest products of rows with blocks into scores.
 class ScoreScales {

@@ -31,7 +31,7 @@ public:
     Tensor<float, 3> score(Backend&, const Problem& chunk, View<const float, 3> queries) const;
 
 private:
-    struct Part {  // some of the channels: an index head is no wider than kMaxHeadDim
+    struct Part {  // some of the channels: an index head is no wider than kMaxIndexDim
         int64_t first, width;
         std::vector<Mirror<2>> keys;  // [Hkv] of [blocks, width]
     };

@@ -39,8 +39,8 @@ void ModelConfig::validate() const {
         !attends(Attention::window) || msa.rule.top_k >= 2, "top_k is ", msa.rule.top_k,
         ", must be at least 2 for a window: the first block, and k - 1 blocks of newest tokens");
     if (!has_index()) return;
-    require(s.index_dim >= kMinHeadDim && s.index_dim <= kMaxHeadDim, "index_dim is ", s.index_dim,
-            ", must be from ", kMinHeadDim, " to ", kMaxHeadDim);
+    require(s.index_dim >= kMinIndexDim && s.index_dim <= kMaxIndexDim, "index_dim is ",
+            s.index_dim, ", must be from ", kMinIndexDim, " to ", kMaxIndexDim);
     rotary("index_rotary", s.index_rotary, "index_dim", s.index_dim);
     msa.rule.validate();
     require(msa.kl || msa.value_head,

@@ -43,7 +43,7 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                 "costs as much as msa, and qsa a quarter",
                 at_least(1));
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head",
-                between(kMinHeadDim, kMaxHeadDim));
+                between(kMinIndexDim, kMaxIndexDim));
     add_sizes(table, o);
     table.choice("norm", "NORM", o.rms_norm, {"none", "rms"},
                  "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "

@@ -61,7 +61,7 @@ void add_model(OptionTable& table, PretrainOptions& o) {
 void add_index_branch(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
     table.count("index-dim", "N", s.index_dim, "didx, channels of an index head",
-                between(kMinHeadDim, kMaxHeadDim));
+                between(kMinIndexDim, kMaxIndexDim));
     table.count("index-rotary", "N", s.index_rotary,
                 "channels of an index head that RoPE rotates; 0: none", at_least(0));
     table.choice("index-norm", "NORM", s.index_norm, {"none", "rms"}, "norm of every index head");

@@ -108,7 +108,8 @@ std::optional<SynthOptions> parse(std::span<const std::string> args, std::ostrea
     const io::LayerInfo& layer = o.layer;
     require(layer.query_heads >= 1 && layer.query_heads % layer.kv_heads == 0, "--query-heads is ",
             layer.query_heads, ", must be a positive multiple of --kv-heads = ", layer.kv_heads);
-    if (layer.index_dim != 0) check_option("index-dim", layer.index_dim, kMinHeadDim, kMaxHeadDim);
+    if (layer.index_dim != 0)
+        check_option("index-dim", layer.index_dim, kMinIndexDim, kMaxIndexDim);
     check_room(o);
     return o;
 }

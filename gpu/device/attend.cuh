@@ -9,7 +9,7 @@
 
 namespace msa::cuda {
 
-/// The warp's rows after attend(): dimension lane + 32 i of row r, not yet divided by the sum.
+/// The warp's rows after attend(): its dimension lane + 32 i of row r, not yet divided by the sum.
 struct Attended {
     OnlineSum softmax[kRowsPerWarp];
     float sums[kRowsPerWarp][kDimsPerLane] = {};
@@ -20,8 +20,9 @@ struct Attended {
 template <typename T, typename RowOf, typename SpanOf>
 __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t spans,
                        SpanOf span_of, float* shared, Attended& state) {
-    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    const RowsAndKeys tiles(static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp, in.width);
+    const int stride = tile_stride(in.width);
+    const auto [first_row, first_dim] = warp_place(in.width);
+    const RowsAndKeys tiles(block_rows(in.width), in.width);
     float *const staged = shared + tiles.rows, *const keys = shared + tiles.keys;
     stage_rows(in, row_of, staged);
     int64_t begin[kRowsPerWarp], end[kRowsPerWarp];
@@ -60,7 +61,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
                 float value[kDimsPerLane];
 #pragma unroll
                 for (int i = 0; i < kDimsPerLane; ++i) {
-                    const int d = lane_id() + i * kWarp;
+                    const int d = first_dim + lane_id() + i * kWarp;
                     value[i] = d < in.width ? keys[j * stride + d] : 0.0F;
                 }
 #pragma unroll
@@ -80,17 +81,18 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
 template <typename RowOf, typename Place>
 __device__ void finish_rows(const Attended& state, RowOf row_of, int width, Place place,
                             const Output& out, float* lse) {
+    const auto [first_row, first_dim] = warp_place(width);
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
-        const TileRow row = row_of(warp_id() * kRowsPerWarp + r);
+        const TileRow row = row_of(first_row + r);
         if (row.query < 0) continue;
         const int64_t at = place(row, r);
         const float weight = state.softmax[r].sum == 0 ? 0.0F : 1 / state.softmax[r].sum;
 #pragma unroll
         for (int i = 0; i < kDimsPerLane; ++i)
-            if (const int d = lane_id() + i * kWarp; out.data != nullptr && d < width)
+            if (const int d = first_dim + lane_id() + i * kWarp; out.data != nullptr && d < width)
                 out.store(at * width + d, weight * state.sums[r][i]);
-        if (lane_id() == 0) lse[at] = state.softmax[r].lse();
+        if (first_dim == 0 && lane_id() == 0) lse[at] = state.softmax[r].lse();
     }
 }
 
@@ -99,7 +101,7 @@ template <typename... Parameters, typename... Arguments>
 void launch_attend(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps, int width,
                    Arguments... arguments) {
     if (grid.x == 0) return;
-    const int bytes = RowsAndKeys(warps * kRowsPerWarp, width).stack.bytes();
+    const int bytes = RowsAndKeys(rows_of_warps(warps, width), width).stack.bytes();
     allow_shared(kernel, bytes);
     kernel<<<grid, warps * kWarp, bytes, call.stream()>>>(arguments...);
 }

@@ -52,20 +52,20 @@ struct BackwardTiles {
           passing(stack.push(kPlainTileKeys, width)) {}
 };
 
-/// For each of the warp's rows, dimension lane + 32 i of a sum.
+/// For each of the warp's rows, its dimension lane + 32 i of a sum.
 using RowSums = float[kRowsPerWarp][kDimsPerLane];
 
 /// sums[r] += the r-th weight of lane j times row j of the tile, for the bits j set in seen[r].
 /// Rows that are not seen are skipped, because they may be NaN.
 __device__ inline void add_weighted(const float (&weight)[kRowsPerWarp],
                                     const unsigned (&seen)[kRowsPerWarp], const float* tile,
-                                    int width, RowSums& sums) {
+                                    int width, int first_dim, RowSums& sums) {
     const int stride = tile_stride(width);
     for (int j = 0; j < kWarp; ++j) {
         float value[kDimsPerLane];
 #pragma unroll
         for (int i = 0; i < kDimsPerLane; ++i) {
-            const int d = lane_id() + i * kWarp;
+            const int d = first_dim + lane_id() + i * kWarp;
             value[i] = d < width ? tile[j * stride + d] : 0.0F;
         }
 #pragma unroll
@@ -79,10 +79,10 @@ __device__ inline void add_weighted(const float (&weight)[kRowsPerWarp],
 }
 
 __device__ inline void store_sums(const float (&sums)[kDimsPerLane], float factor, int width,
-                                  int64_t at, const Output& to) {
+                                  int first_dim, int64_t at, const Output& to) {
 #pragma unroll
     for (int i = 0; i < kDimsPerLane; ++i)
-        if (const int d = lane_id() + i * kWarp; d < width)
+        if (const int d = first_dim + lane_id() + i * kWarp; d < width)
             to.store(at * width + d, factor * sums[i]);
 }
 
@@ -91,8 +91,8 @@ template <typename T, typename RowOf, typename SpanOf>
 __device__ void query_gradient(const BackwardInput<T>& b, int64_t group, RowOf row_of,
                                int64_t spans, SpanOf span_of, const Output& d_q, float* shared) {
     const Heads<T>& in = b.heads;
-    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    const int rows = static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp;
+    const int stride = tile_stride(in.width), rows = block_rows(in.width);
+    const auto [first_row, first_dim] = warp_place(in.width);
     const BackwardTiles tiles(rows, in.width);
     float *const q = shared + tiles.first, *const d_out = shared + tiles.second,
                  *const keys = shared + tiles.passing;
@@ -130,12 +130,13 @@ __device__ void query_gradient(const BackwardInput<T>& b, int64_t group, RowOf r
                 d_score[r] =
                     mine ? expf(in.scale * logit[r] - lse[r]) * (d_weight[r] - delta[r]) : 0.0F;
             }
-            add_weighted(d_score, seen, keys, in.width, sums);
+            add_weighted(d_score, seen, keys, in.width, first_dim, sums);
         }
     }
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r)
-        if (row[r].query >= 0) store_sums(sums[r], in.scale, in.width, in.number(row[r]), d_q);
+        if (row[r].query >= 0)
+            store_sums(sums[r], in.scale, in.width, first_dim, in.number(row[r]), d_q);
 }
 
 /// Launches a kernel of the gradient with thread blocks of `warps` warps.
@@ -144,7 +145,7 @@ void launch_backward(const Call& call, void (*kernel)(Parameters...), dim3 grid,
                      Arguments... arguments) {
     if (grid.x == 0) return;
     const int width = static_cast<int>(call.problem.head_dim);
-    const int bytes = BackwardTiles(warps * kRowsPerWarp, width).stack.bytes();
+    const int bytes = BackwardTiles(rows_of_warps(warps, width), width).stack.bytes();
     allow_shared(kernel, bytes);
     kernel<<<grid, static_cast<unsigned>(warps * kWarp), static_cast<size_t>(bytes),
              call.stream()>>>(arguments...);

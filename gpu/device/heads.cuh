@@ -120,9 +120,8 @@ Heads<T> score_heads(const Problem& p, const Layout* layout, const IndexInput& i
 /// Fills the block's rows with the queries of row_of(0...).
 template <typename T, typename RowOf>
 __device__ void stage_rows(const Heads<T>& in, RowOf row_of, float* rows) {
-    const int count = static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp;
     stage(
-        rows, count, in.width,
+        rows, block_rows(in.width), in.width,
         [&](int r) -> const T* {
             const TileRow row = row_of(r);
             return row.query < 0 ? nullptr : in.query(row.query, row.head);
@@ -150,8 +149,9 @@ struct HeadTiling {
     int heads;    // of one query, in a tile
     int parts;    // number of tiles for all heads of a query and group
     int queries;  // of a tile
+    int width;    // channels of a row
 
-    constexpr int warps() const { return tile_warps(heads * queries); }
+    constexpr int warps() const { return tile_warps(heads * queries, width); }
     /// Row r of the tile of the queries `range` and part `part` of the group's heads.
     __device__ TileRow row(int r, QueryRange range, int64_t group, int64_t part,
                            int64_t group_heads, const KeyRange* visible,
@@ -162,12 +162,12 @@ struct HeadTiling {
     }
 };
 
-/// For groups of `group_heads` and a problem of `max_queries`.
-inline HeadTiling tile_heads(int64_t group_heads, int64_t max_queries) {
-    const int64_t heads = std::min<int64_t>(group_heads, kPlainTileRows);
-    const int64_t queries = std::clamp<int64_t>(max_queries, 1, kPlainTileRows / heads);
+/// For groups of `group_heads` heads of `width` channels and a problem of `max_queries`.
+inline HeadTiling tile_heads(int64_t group_heads, int64_t max_queries, int64_t width) {
+    const int64_t rows = tile_rows(width), heads = std::min(group_heads, rows);
+    const int64_t queries = std::clamp<int64_t>(max_queries, 1, rows / heads);
     return {static_cast<int>(heads), static_cast<int>(ceil_div(group_heads, heads)),
-            static_cast<int>(queries)};
+            static_cast<int>(queries), static_cast<int>(width)};
 }
 
 }  // namespace msa::cuda

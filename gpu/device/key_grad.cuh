@@ -40,15 +40,16 @@ template <typename T>
 __device__ void key_gradient(const BackwardInput<T>& b, KeyRange keys, const BlockQueries& queries,
                              const Output& d_k, const Output& d_v, float* shared) {
     const Heads<T>& in = b.heads;
-    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    const BackwardTiles tiles(kPlainTileRows, in.width);
+    const int stride = tile_stride(in.width), rows = block_rows(in.width);
+    const auto [first_row, first_dim] = warp_place(in.width);
+    const BackwardTiles tiles(rows, in.width);
     float *const k = shared + tiles.first, *const v = shared + tiles.second,
                  *const passing = shared + tiles.passing;
     const int64_t group = queries.group;
     __syncthreads();
-    stage(k, kPlainTileRows, in.width,
+    stage(k, rows, in.width,
           [&](int r) { return r < keys.count ? in.key(keys.first + r, group) : nullptr; });
-    stage(v, kPlainTileRows, in.width,
+    stage(v, rows, in.width,
           [&](int r) { return r < keys.count ? in.value(keys.first + r, group) : nullptr; });
     RowSums to_k{}, to_v{};
     const int64_t all = queries.count * in.heads;
@@ -81,23 +82,23 @@ __device__ void key_gradient(const BackwardInput<T>& b, KeyRange keys, const Blo
             weight[r] = here ? expf(in.scale * logit[r] - lse) : 0.0F;
             d_score[r] = here ? weight[r] * (d_score[r] - delta) : 0.0F;
         }
-        add_weighted(weight, seen, passing, in.width, to_v);
+        add_weighted(weight, seen, passing, in.width, first_dim, to_v);
         stage_queries();
-        add_weighted(d_score, seen, passing, in.width, to_k);
+        add_weighted(d_score, seen, passing, in.width, first_dim, to_k);
     }
 #pragma unroll
     for (int r = 0; r < kRowsPerWarp; ++r) {
         if (first_row + r >= keys.count) continue;
         const int64_t at = (keys.first + first_row + r) * b.support.kv_heads + group;
-        store_sums(to_k[r], in.scale, in.width, at, d_k);
-        store_sums(to_v[r], 1, in.width, at, d_v);
+        store_sums(to_k[r], in.scale, in.width, first_dim, at, d_k);
+        store_sums(to_v[r], 1, in.width, first_dim, at, d_v);
     }
 }
 
-/// The n-th tile of 32 keys of a block.
-__device__ inline KeyRange key_tile(const SequenceBlock& block, int64_t n) {
-    const int64_t first = n * kPlainTileKeys;
-    return {block.key + first, max(int64_t{0}, min(int64_t{kPlainTileKeys}, block.keys - first))};
+/// The n-th tile of a block's keys, `rows` of them.
+__device__ inline KeyRange key_tile(const SequenceBlock& block, int64_t n, int64_t rows) {
+    const int64_t first = n * rows;
+    return {block.key + first, max(int64_t{0}, min(rows, block.keys - first))};
 }
 
 }  // namespace msa::cuda

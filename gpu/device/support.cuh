@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 template <typename T>
 void attend_to_support(const Call& call, const Heads<T>& heads, const KeySupport& support,
                        const Output& out, float* lse) {
-    const HeadTiling tiling = tile_heads(heads.heads, 1);
+    const HeadTiling tiling = tile_heads(heads.heads, 1, heads.width);
     const dim3 grid(static_cast<unsigned>(call.problem.queries()),
                     static_cast<unsigned>(call.problem.kv_heads),
                     static_cast<unsigned>(tiling.parts));

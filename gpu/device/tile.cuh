@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The arithmetic that the plain kernels share. A thread block holds a tile of rows (query, head)
 // and 32 keys at a time as floats in shared memory. Each warp owns a few rows, and each of its
-// lanes one key.
+// lanes one key. The lanes hold 256 channels of a sum; two warps own wider rows together, and each
+// sums half of the channels.
 #pragma once
 
 #include <cmath>
@@ -17,14 +18,41 @@ namespace msa::cuda {
 inline constexpr int kRowsPerWarp = 4;
 inline constexpr int kPlainTileRows = 32;
 inline constexpr int kPlainTileKeys = kWarp;
-inline constexpr int kDimsPerLane = kMaxHeadDim / kWarp;
+inline constexpr int kWarpDims = 256, kDimsPerLane = kWarpDims / kWarp;
+inline constexpr int kWideTileRows = 8;
+
+/// Most rows of a tile of `width` channels: the largest three tiles of a gradient fit into 99 KiB.
+constexpr int tile_rows(int64_t width) {
+    return width <= kWarpDims ? kPlainTileRows : kWideTileRows;
+}
+/// Warps that own a row.
+constexpr int row_warps(int64_t width) { return width <= kWarpDims ? 1 : 2; }
+static_assert(kMaxHeadDim <= 2 * kWarpDims);
 
 /// Most threads of a block of the plain kernels, and how many such blocks should share a
 /// multiprocessor: __launch_bounds__.
 inline constexpr int kTileThreads = kPlainTileRows / kRowsPerWarp * kWarp, kTileBlocks = 2;
 
-/// Warps that hold `rows` rows.
-constexpr int tile_warps(int rows) { return (rows + kRowsPerWarp - 1) / kRowsPerWarp; }
+/// Warps that own `rows` rows.
+constexpr int tile_warps(int rows, int64_t width) {
+    return (rows + kRowsPerWarp - 1) / kRowsPerWarp * row_warps(width);
+}
+/// Rows that `warps` warps own.
+constexpr int rows_of_warps(int warps, int64_t width) {
+    return warps / row_warps(width) * kRowsPerWarp;
+}
+
+/// What a warp owns: rows from `row`, and of their sums the channels from `dim`.
+struct WarpPlace {
+    int row, dim;
+};
+__device__ inline WarpPlace warp_place(int width) {
+    return {warp_id() / row_warps(width) * kRowsPerWarp, warp_id() % row_warps(width) * kWarpDims};
+}
+/// Rows of the thread block's tile.
+__device__ inline int block_rows(int width) {
+    return rows_of_warps(static_cast<int>(blockDim.x) / kWarp, width);
+}
 
 /// Floats from one row of a tile to the next: an odd number of float4, so that the lanes' rows lie
 /// in different banks.

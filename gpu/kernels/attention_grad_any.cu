@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kTileThreads)
     if (b.is_off()) return;
     extern __shared__ float4 shared[];
     const SequenceBlock block = blocks[blockIdx.x];
-    const KeyRange keys = key_tile(block, blockIdx.z);
+    const KeyRange keys = key_tile(block, blockIdx.z, tile_rows(b.heads.width));
     if (keys.count == 0) return;
     const int64_t group = blockIdx.y;
     BlockQueries queries{nullptr, block.queries.begin, block.queries.end - block.queries.begin,
@@ -110,10 +110,11 @@ void run_keys(const Call& call, const BackwardInput<T>& b, const ReverseIndex& i
               const AttentionGradient& to) {
     const Problem& p = call.problem;
     const auto& blocks = call.layout->key_blocks();
+    const int rows = tile_rows(p.head_dim);
     const dim3 grid(static_cast<unsigned>(blocks.size()), static_cast<unsigned>(p.kv_heads),
-                    static_cast<unsigned>(ceil_div(p.block_size, kPlainTileKeys)));
-    launch_backward(call, block_keys<T>, grid, tile_warps(kPlainTileRows), b, blocks.data(), index,
-                    output(to.d_k), output(to.d_v));
+                    static_cast<unsigned>(ceil_div(p.block_size, rows)));
+    launch_backward(call, block_keys<T>, grid, tile_warps(rows, p.head_dim), b, blocks.data(),
+                    index, output(to.d_k), output(to.d_v));
     check_launch("attention_grad_any, keys");
 }
 
@@ -146,7 +147,7 @@ void dense_attention_grad_any(const Call& call, const AttentionInput& in,
                               const AttentionSaved& saved, const AttentionGradient& to,
                               const float* delta, const int32_t* only_if) {
     const Problem& p = call.problem;
-    const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
+    const HeadTiling tiling = tile_heads(p.group_size(), p.queries(), p.head_dim);
     const auto& tiles = call.layout->tiles(tiling.queries, TileOrder::longest_first).device;
     const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
@@ -168,7 +169,7 @@ void sparse_attention_grad_any(const Call& call, const AttentionInput& in,
                                View<const int32_t, 3> ids, const AttentionSaved& saved,
                                const AttentionGradient& to, const float* delta) {
     const Problem& p = call.problem;
-    const HeadTiling tiling = tile_heads(p.group_size(), 1);
+    const HeadTiling tiling = tile_heads(p.group_size(), 1, p.head_dim);
     const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
     by_element(in.q.element(), [&]<typename T>() {

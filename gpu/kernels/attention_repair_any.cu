@@ -35,7 +35,7 @@ void attention_repair_any(const Call& call, const AttentionInput& in, View<const
     constexpr int64_t kBlocks = 512;
     by_index_element(in.q.element(), [&]<typename T>() {
         const Heads<T> heads = sparse_heads<T>(call.problem, call.layout, in);
-        const HeadTiling tiling = tile_heads(heads.heads, 1);
+        const HeadTiling tiling = tile_heads(heads.heads, 1, heads.width);
         const int64_t rows = call.problem.queries() * call.problem.kv_heads;
         const auto blocks = std::min(ceil_div(rows, tiling.warps() * kWarp), kBlocks);
         launch_attend(call, repair<T>, static_cast<unsigned>(blocks), tiling.warps(), heads.width,

@@ -8,7 +8,7 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = kPlainTileRows / kRowsPerWarp;
+constexpr int kMostWarps = kTileThreads / kWarp;
 
 /// What a block is to some of a group's heads: probability, summed over keys and heads, and the
 /// largest logit.
@@ -21,7 +21,7 @@ struct BlockSum {
 template <typename T>
 __device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_head, KeyRange keys,
                               const float* lse, const float* rows, float* tile) {
-    const int first_row = warp_id() * kRowsPerWarp;
+    const auto [first_row, first_dim] = warp_place(in.width);
     BlockSum sum{0, -INFINITY};
     for (int64_t at = 0; at < keys.count; at += kPlainTileKeys) {
         const int seen = keys_before(keys.count, at);
@@ -34,7 +34,8 @@ __device__ BlockSum sum_block(const Heads<T>& in, int64_t group, int64_t first_h
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = first_head + first_row + r;
-            if (head >= in.heads || lane_id() >= seen) continue;
+            // Of two warps of a row, the first one counts it.
+            if (head >= in.heads || lane_id() >= seen || first_dim > 0) continue;
             const float logit = in.logit(dots[r]);
             sum.mass += expf(logit - lse[group * in.heads + head]);
             sum.max_logit = max_or_nan(sum.max_logit, logit);
@@ -48,10 +49,11 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
                                   int64_t block_size, int64_t blocks, float* mass,
                                   float* max_logit) {
     extern __shared__ float4 shared[];
-    __shared__ BlockSum of_warp[kWarps];
+    __shared__ BlockSum of_warp[kMostWarps];
     const int64_t query = blockIdx.x, group = blockIdx.y;
     const KeyRange seen = visible[query];
-    const RowsAndKeys tiles(kPlainTileRows, in.width);
+    const int most_heads = block_rows(in.width), warps = static_cast<int>(blockDim.x) / kWarp;
+    const RowsAndKeys tiles(most_heads, in.width);
     float *const rows = &shared[0].x + tiles.rows, *const tile = &shared[0].x + tiles.keys;
     mass += (query * gridDim.y + group) * blocks;
     if (max_logit != nullptr) max_logit += (query * gridDim.y + group) * blocks;
@@ -63,9 +65,9 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
         mass[b] = 0;
         if (max_logit != nullptr) max_logit[b] = -INFINITY;
     }
-    for (int64_t first_head = 0; first_head < in.heads; first_head += kPlainTileRows) {
+    for (int64_t first_head = 0; first_head < in.heads; first_head += most_heads) {
         __syncthreads();
-        stage(rows, kPlainTileRows, in.width, [&](int r) {
+        stage(rows, most_heads, in.width, [&](int r) {
             const int64_t head = first_head + r;
             return head < in.heads ? in.query(query, group * in.heads + head) : nullptr;
         });
@@ -80,7 +82,8 @@ __global__ void block_mass_kernel(Heads<T> in, const KeyRange* visible, const fl
             if (threadIdx.x != 0) continue;
             BlockSum all{0, -INFINITY};
             if (first_head > 0) all = {mass[b], max_logit == nullptr ? 0.0F : max_logit[b]};
-            for (const BlockSum& part : of_warp) {
+            for (int w = 0; w < warps; ++w) {
+                const BlockSum& part = of_warp[w];
                 all.mass += part.mass / static_cast<float>(in.heads);
                 all.max_logit = max_or_nan(all.max_logit, part.max_logit);
             }
@@ -101,8 +104,10 @@ void block_mass_any(const Call& call, const BlockMassInput& in, const BlockMassO
         const Heads<T> heads = main_heads<T>(p, in.q, in.k, {});
         attend_to_support(call, heads, key_support(call, {}), {}, lse.data());
         add_sinks_any(call, in.sinks, {}, lse);
-        launch_attend(call, block_mass_kernel<T>, grid, kWarps, p.head_dim, heads, call.visible,
-                      lse.data(), p.block_size, p.blocks(), to.mass.data(), to.max_logit.data());
+        launch_attend(call, block_mass_kernel<T>, grid,
+                      tile_warps(tile_rows(p.head_dim), p.head_dim), p.head_dim, heads,
+                      call.visible, lse.data(), p.block_size, p.blocks(), to.mass.data(),
+                      to.max_logit.data());
     });
     check_launch("block_mass_any");
 }

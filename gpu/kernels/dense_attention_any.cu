@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 void dense_attention_any(const Call& call, const AttentionInput& in, const AttentionOutput& to,
                          const int32_t* only_if) {
     const Problem& p = call.problem;
-    const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
+    const HeadTiling tiling = tile_heads(p.group_size(), p.queries(), p.head_dim);
     const auto& tiles = call.layout->tiles(tiling.queries, TileOrder::longest_first).device;
     const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));

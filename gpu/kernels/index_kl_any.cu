@@ -20,9 +20,8 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = kPlainTileRows / kRowsPerWarp;
-constexpr int kThreads = kWarps * kWarp;
-static_assert(kThreads >= kMaxHeadDim, "a thread owns a dimension");
+constexpr int kThreads = kTileThreads, kWarps = kThreads / kWarp;
+static_assert(kThreads >= kMaxIndexDim, "a thread owns a dimension of the Index Branch");
 
 template <typename T>
 struct RowArguments {
@@ -37,16 +36,15 @@ struct RowArguments {
     int64_t slot_keys;
 };
 
-/// Shared memory of index_kl_rows_kernel.
+/// Shared memory of index_kl_rows_kernel. The index keys of a step take the place of its main keys.
 struct KlTiles {
     TileStack stack;
-    int main_rows, main_keys, index_row, index_keys;
+    int main_rows, index_row, keys;
 
     __host__ __device__ KlTiles(int head_dim, int index_dim)
-        : main_rows(stack.push(kPlainTileRows, head_dim)),
-          main_keys(stack.push(kPlainTileKeys, head_dim)),
+        : main_rows(stack.push(tile_rows(head_dim), head_dim)),
           index_row(stack.push(1, index_dim)),
-          index_keys(stack.push(kPlainTileKeys, index_dim)) {}
+          keys(stack.push(kPlainTileKeys, head_dim < index_dim ? index_dim : head_dim)) {}
 };
 
 /// Weights of the heads of one query and group: heads count by what their sinks leave of them. The
@@ -85,26 +83,27 @@ __device__ void join_heads(const Heads<T>& in, const float* lse, const float* we
     const bool alike = weights == nullptr;
     const float divisor = By == Teacher::mean && alike ? static_cast<float>(in.heads) : 1.0F;
     __shared__ float warp_teacher[kWarps][kPlainTileKeys];
-    const int first_row = warp_id() * kRowsPerWarp;
-    const int parts = static_cast<int>(ceil_div(in.heads, kPlainTileRows));
+    const int tile = tile_rows(in.width), first_row = warp_id() * kRowsPerWarp;
+    const bool has_rows = first_row < tile;  // a wide tile leaves most warps without one
+    const int parts = static_cast<int>(ceil_div(in.heads, tile));
     for (int part = 0; part < parts; ++part) {
-        const auto head_of = [&](int r) { return int64_t{part} * kPlainTileRows + r; };
+        const auto head_of = [&](int r) { return int64_t{part} * tile + r; };
         if (first_step || parts > 1) {
             __syncthreads();
-            stage(rows, kPlainTileRows, in.width, [&](int r) {
+            stage(rows, tile, in.width, [&](int r) {
                 return head_of(r) < in.heads ? in.query(query, group * in.heads + head_of(r))
                                              : nullptr;
             });
         }
         __syncthreads();
         float dots[kRowsPerWarp] = {}, joined = 0;
-        if (head_of(first_row) < in.heads)  // small groups leave most warps without a row
+        if (has_rows && head_of(first_row) < in.heads)  // so do small groups
             dot_products(rows + first_row * tile_stride(in.width), keys, in.width, dots);
 #pragma unroll
         for (int r = 0; r < kRowsPerWarp; ++r) {
             const int64_t head = head_of(first_row + r);
             const int64_t number = query * in.row_heads + group * in.heads + head;
-            if (head < in.heads && hidden <= lane_id() && lane_id() < seen)
+            if (has_rows && head < in.heads && hidden <= lane_id() && lane_id() < seen)
                 joined = join(joined, expf(in.logit(dots[r]) - lse[number]) *
                                           (alike ? 1.0F : weights[number]));
         }
@@ -146,9 +145,8 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     const int index_stride = tile_stride(a.index.width);
     const KlTiles tiles(a.main.width, a.index.width);
     float *const main_rows = &shared[0].x + tiles.main_rows,
-                 *const main_keys = &shared[0].x + tiles.main_keys,
                  *const index_row = &shared[0].x + tiles.index_row,
-                 *const index_keys = &shared[0].x + tiles.index_keys;
+                 *const keys = &shared[0].x + tiles.keys;
     stage(index_row, 1, a.index.width, [&](int) { return a.index.query(query, group); });
     bool first_step = true;
     const KeyRange visible = a.support.visible[query];
@@ -158,13 +156,13 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
         a.main_lse[query * a.main.row_heads + group * a.main.heads] != -INFINITY;
     const auto teach = [&](int64_t first, int seen) {  // into `teacher`, for warp 0
         join_heads<By>(a.main, a.main_lse, a.head_weights, query, group, keys_before(window, first),
-                       seen, first_step, main_rows, main_keys, teacher);
+                       seen, first_step, main_rows, keys, teacher);
         first_step = false;
     };
     float teacher_sum = 1;
     if (By == Teacher::max) {
         double sum = 0;  // of the lane's keys, in warp 0
-        for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t) {
+        for_each_step(a, query, group, keys, [&](int64_t first, int seen, int64_t) {
             teach(first, seen);
             if (warp_id() == 0) sum += double{teacher[lane_id()]};
         });
@@ -172,13 +170,14 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
     }
     double kl = 0;      // of the lane's keys, in warp 0
     float d_query = 0;  // dimension d
-    for_each_step(a, query, group, main_keys, [&](int64_t first, int seen, int64_t place) {
-        stage(index_keys, kPlainTileKeys, a.index.width,
+    for_each_step(a, query, group, keys, [&](int64_t first, int seen, int64_t place) {
+        teach(first, seen);  // behind its last barrier nobody reads the main keys
+        stage(keys, kPlainTileKeys, a.index.width,
               [&](int j) { return j < seen ? a.index.key(first + j, group) : nullptr; });
-        teach(first, seen);
+        __syncthreads();
         if (warp_id() == 0) {
             float dot[1];
-            dot_products(index_row, index_keys, a.index.width, dot);
+            dot_products(index_row, keys, a.index.width, dot);
             const float log_t = a.index.scale * dot[0] - a.index_lse[row];
             const float p = teacher[lane_id()] / teacher_sum;
             if (lane_id() < seen) {
@@ -190,7 +189,7 @@ __global__ void index_kl_rows_kernel(RowArguments<T> a) {
         }
         __syncthreads();
         if (d < a.index.width)
-            for (int j = 0; j < seen; ++j) d_query += d_score[j] * index_keys[j * index_stride + d];
+            for (int j = 0; j < seen; ++j) d_query += d_score[j] * keys[j * index_stride + d];
     });
     if (warp_id() == 0) {
         kl = warp_sum(kl);

@@ -15,8 +15,8 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
     extern __shared__ float4 shared[];
     const QueryRange queries = tiles[blockIdx.x];
     const KeyRange span = visible[queries.end - 1];
-    const int stride = tile_stride(in.width), first_row = warp_id() * kRowsPerWarp;
-    const RowsAndKeys tiles_at(static_cast<int>(blockDim.x) / kWarp * kRowsPerWarp, in.width);
+    const int stride = tile_stride(in.width), first_row = warp_place(in.width).row;
+    const RowsAndKeys tiles_at(block_rows(in.width), in.width);
     float *const rows = &shared[0].x + tiles_at.rows, *const keys = &shared[0].x + tiles_at.keys;
     const auto row_of = [&](int r) {
         return tiling.row(r, queries, 0, blockIdx.z, in.row_heads, visible);
@@ -59,7 +59,7 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
 void index_scores_any(const Call& call, const Layout* layout, const IndexInput& in,
                       View<float, 3> scores) {
     const Problem& p = call.problem;
-    const HeadTiling tiling = tile_heads(p.kv_heads, p.queries());
+    const HeadTiling tiling = tile_heads(p.kv_heads, p.queries(), p.index_dim);
     const Tensor<QueryRange, 1> tiles = call.upload(query_tiles(p, tiling.queries));
     const dim3 grid(static_cast<unsigned>(tiles.size()), 1, static_cast<unsigned>(tiling.parts));
     by_score_element(in.index_q.element(), [&]<typename T>() {

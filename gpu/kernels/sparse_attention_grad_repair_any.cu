@@ -48,14 +48,15 @@ __global__ void __launch_bounds__(kTileThreads)
     repair_keys(BackwardInput<T> b, const SequenceBlock* blocks, int64_t count,
                 const int32_t* marked, Output d_k, Output d_v) {
     extern __shared__ float4 shared[];
-    const int64_t tiles = (b.support.block_size + kPlainTileKeys - 1) / kPlainTileKeys;
+    const int rows = tile_rows(b.heads.width);
+    const int64_t tiles = (b.support.block_size + rows - 1) / rows;
     for_each_marked(marked, count, [&](int64_t i) {
         const SequenceBlock block = blocks[i / b.support.kv_heads];
         const BlockQueries queries{nullptr, block.queries.begin,
                                    block.queries.end - block.queries.begin, block.block,
                                    i % b.support.kv_heads};
         for (int64_t tile = 0; tile < tiles; ++tile)
-            if (const KeyRange keys = key_tile(block, tile); keys.count > 0)
+            if (const KeyRange keys = key_tile(block, tile, rows); keys.count > 0)
                 key_gradient(b, keys, queries, d_k, d_v, &shared[0].x);
     });
 }
@@ -72,7 +73,7 @@ void sparse_attention_grad_repair_any(const Call& call, const AttentionInput& in
     const auto grid = [kBlocks](int64_t count, int warps) {
         return static_cast<unsigned>(std::min(ceil_div(count, warps * kWarp), kBlocks));
     };
-    const HeadTiling tiling = tile_heads(p.group_size(), 1);
+    const HeadTiling tiling = tile_heads(p.group_size(), 1, p.head_dim);
     const int64_t rows = p.queries() * p.kv_heads, lists = blocks.size() * p.kv_heads;
     by_element(in.q.element(), [&]<typename T>() {
         const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
@@ -84,8 +85,8 @@ void sparse_attention_grad_repair_any(const Call& call, const AttentionInput& in
         launch_backward(call, repair_queries<T>, grid(rows, tiling.warps()), tiling.warps(), b,
                         tiling, rows, marked.rows, output(to.d_q));
         check_launch("sparse_attention_grad_repair, queries");
-        constexpr int kWarps = tile_warps(kPlainTileRows);
-        launch_backward(call, repair_keys<T>, grid(lists, kWarps), kWarps, b, blocks.data(), lists,
+        const int warps = tile_warps(tile_rows(p.head_dim), p.head_dim);
+        launch_backward(call, repair_keys<T>, grid(lists, warps), warps, b, blocks.data(), lists,
                         marked.blocks, output(to.d_k), output(to.d_v));
         check_launch("sparse_attention_grad_repair, keys");
     });

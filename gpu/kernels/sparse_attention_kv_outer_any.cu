@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
         __syncthreads();
         attend(
             in, chunk.group, row_of, 1, [&](int64_t) { return span; }, &shared[0].x, state);
-        const int warp_row = warp_id() * kRowsPerWarp;
+        const int warp_row = warp_place(in.width).row;
         finish_rows(
             state, row_of, in.width,
             [&](const TileRow& row, int r) {
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     }
 }
 
-/// One warp per (query, head).
+/// One warp per (query, head), and per 256 channels.
 __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t rows, int64_t heads,
                                      int64_t kv_heads, int width, Output out, float* lse) {
     const int64_t row = int64_t{blockIdx.x} * (blockDim.x / kWarp) + warp_id();
@@ -64,6 +64,7 @@ __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t ro
     const float* from = slots.out + row * slots.top_k * width;
     const float* partial = slots.lse + row * slots.top_k;
     int64_t used = 0;
+    const int first_dim = static_cast<int>(blockIdx.y) * kWarpDims + lane_id();
     float top = -INFINITY, sum = 0, sums[kDimsPerLane] = {};
     for (; used < slots.top_k && ids[used] != kNoBlock; ++used) top = fmaxf(top, partial[used]);
     for (int64_t slot = 0; slot < used; ++slot) {
@@ -72,14 +73,14 @@ __global__ void combine_slots_kernel(Slots slots, const int32_t* ids, int64_t ro
         sum += weight;
 #pragma unroll
         for (int i = 0; i < kDimsPerLane; ++i)
-            if (const int d = lane_id() + i * kWarp; d < width)
+            if (const int d = first_dim + i * kWarp; d < width)
                 sums[i] += weight * from[slot * width + d];
     }
 #pragma unroll
     for (int i = 0; i < kDimsPerLane; ++i)
-        if (const int d = lane_id() + i * kWarp; d < width)
+        if (const int d = first_dim + i * kWarp; d < width)
             out.store(row * width + d, sum == 0 ? 0.0F : sums[i] / sum);
-    if (lane_id() == 0) lse[row] = sum == 0 ? -INFINITY : top + logf(sum);
+    if (first_dim == 0) lse[row] = sum == 0 ? -INFINITY : top + logf(sum);
 }
 
 Tensor<int32_t, 3> on_host(const Call& call, View<const int32_t, 3> ids) {
@@ -104,7 +105,7 @@ void attend_piece(const Call& call, const Layout* layout, const AttentionInput& 
     Tensor<float, 3> out = call.scratch<float, 3>({rows, top_k, p.head_dim});
     Tensor<float, 2> lse = call.scratch<float, 2>({rows, top_k});
     const Slots slots{out.data(), lse.data(), top_k};
-    const HeadTiling tiling = tile_heads(p.group_size(), p.queries());
+    const HeadTiling tiling = tile_heads(p.group_size(), p.queries(), p.head_dim);
     const dim3 grid(static_cast<unsigned>(chunks.size()), static_cast<unsigned>(tiling.parts));
     by_index_element(in.q.element(), [&]<typename T>() {
         launch_attend(call, attend_chunks_kernel<T>, grid, tiling.warps(), p.head_dim,
@@ -113,10 +114,11 @@ void attend_piece(const Call& call, const Layout* layout, const AttentionInput& 
     });
     check_launch("sparse_attention_kv_outer_any, phase 1");
     constexpr int kWarps = 8;
-    combine_slots_kernel<<<static_cast<unsigned>(ceil_div(rows, kWarps)), kWarps * kWarp, 0,
-                           call.stream()>>>(slots, ids.data(), rows, p.query_heads, p.kv_heads,
-                                            static_cast<int>(p.head_dim), output(to.out),
-                                            to.lse.data());
+    const dim3 warps(static_cast<unsigned>(ceil_div(rows, kWarps)),
+                     static_cast<unsigned>(row_warps(p.head_dim)));
+    combine_slots_kernel<<<warps, kWarps * kWarp, 0, call.stream()>>>(
+        slots, ids.data(), rows, p.query_heads, p.kv_heads, static_cast<int>(p.head_dim),
+        output(to.out), to.lse.data());
     check_launch("sparse_attention_kv_outer_any, phase 2");
 }
 

@@ -137,7 +137,7 @@ def with_value(name, value, dtype=np.float16):
     (lambda n, _: replace(random_layer(n), v=random_layer(n, head_dim=32).v),
      ("v has shape", "latent")),
     (lambda n, _: replace(random_layer(n), k=random_layer(n, head_dim=32).k), ("head dim 32",)),
-    (lambda n, _: random_layer(n, head_dim=512), ("head dim 512", "16 to 256")),
+    (lambda n, _: random_layer(n, head_dim=513), ("head dim 513", "16 to 512")),
     (lambda n, _: replace(random_layer(n), x=random_layer(n + 1).x), ("x has 9 tokens, q has 8",)),
     (lambda n, _: replace(random_layer(n), x=random_layer(n).q), ("x has shape", "2 axes")),
     (lambda n, _: replace(random_layer(n), q=random_layer(n).q.astype(float)), ("float64",)),

@@ -73,7 +73,7 @@ SHARED = {"sliding_window": WINDOW, "num_hidden_layers": 6, "num_kv_shared_layer
           "layer_types": ["sliding_attention", "full_attention"] * 3, "hidden_size_per_layer_input": 8,
           "vocab_size_per_layer_input": SIZES["vocab_size"]}
 SHARING = {  # layers 4 and 5 attend to the keys and values of layers 2 and 3
-    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", SHARED | {"global_head_dim": 32}),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", SHARED | {"global_head_dim": 512}),
     "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM",
                 SHARED | {"intermediate_size": [96] * 6, "activation_sparsity_pattern": [0.0] * 6,
                           "laurel_rank": 8, "altup_num_inputs": 2}),
@@ -103,8 +103,6 @@ OTHERS = {  # the layer that is refused, and by what name
                      "layer_types": ["sliding_attention", "compressed_sparse_attention",
                                      "heavily_compressed_attention", "sliding_attention"]},
                     2, "DeepseekV4Attention has DeepseekV4HCACompressor, which adds entries"),
-    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", SHARED | {"global_head_dim": 512},
-               1, "head dim 512, must be from 16 to 256"),
 }
 
 

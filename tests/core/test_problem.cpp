@@ -36,7 +36,7 @@ TEST(Problem, RefusalsNameTheValueAndTheRule) {
     EXPECT_EQ(refusal_after([](Problem& p) { p.kv_heads = 0; }),
               "kv_heads is 0, must be at least 1");
     EXPECT_EQ(refusal_after([](Problem& p) { p.head_dim = 8; }),
-              "head_dim is 8, must be from 16 to 256");
+              "head_dim is 8, must be from 16 to 512");
     EXPECT_EQ(refusal_after([](Problem& p) { p.index_dim = 257; }),
               "index_dim is 257, must be from 16 to 256");
     EXPECT_EQ(refusal_after([](Problem& p) { p.index_dim = 0; }), "");

@@ -287,7 +287,7 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
         {{"--kv-heads", "0"}, "--kv-heads is 0, must be at least 1"},
         {{"--query-heads", "6"},
          "--query-heads is 6, must be a positive multiple of --kv-heads = 4"},
-        {{"--head-dim", "8"}, "--head-dim is 8, must be from 16 to 256"},
+        {{"--head-dim", "8"}, "--head-dim is 8, must be from 16 to 512"},
         {{"--index-dim", "300"}, "--index-dim is 300, must be from 16 to 256"},
         {{"--stripes", "-1"}, "--stripes is -1, must be from 0 to 256"},
         {{"--stripes", "100000"}, "--stripes is 100000, must be from 0 to 256"},

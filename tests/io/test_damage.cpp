@@ -209,17 +209,17 @@ TEST_F(Damage, WhatCompressesBestIsRead) {
     info.cu_seqlens = {0, 8192};
     LayerInfo layer;
     layer.query_heads = layer.kv_heads = 1;
-    layer.head_dim = 256;
+    layer.head_dim = kMaxHeadDim;
     layer.softmax_scale = 1;
     layer.element = Element::f32;
     info.layers = {layer};
     {
         ActivationsWriter writer(file(), info, false);
         for (Field field : {Field::q, Field::k, Field::v})
-            writer.write(0, field, 0, 0, Tensor<float, 3>({8192, 1, 256}));
+            writer.write(0, field, 0, 0, Tensor<float, 3>({8192, 1, kMaxHeadDim}));
         writer.finish();
     }
-    EXPECT_LT(std::filesystem::file_size(file()), 3U * 8192 * 256 * 4 / 100);
+    EXPECT_LT(std::filesystem::file_size(file()), 3U * 8192 * kMaxHeadDim * 4 / 100);
     EXPECT_EQ(ActivationsReader(file()).read(0, Field::v, {8191, 8192})(0, 0, 0), 0);
 }
 

@@ -62,6 +62,8 @@ const std::vector<Row> kRows{
     {"mqa", kTruth, {7, 1, 24, 20, 13}, {0, 90}, {0, 90}, k(3)},
     {"forty_heads", kTruth, {40, 1, 16, 16, 8}, {0, 50}, {0, 50}, k(3)},
     {"wide", kTruth, {4, 2, 256, 256, 64}, {0, 40}, {0, 150}, k(2)},
+    {"widest", kTruth, {9, 1, 512, 64, 32}, {0, 9}, {0, 100}, k(2)},
+    {"above_256", kTruth, {3, 1, 300, 19, 11}, {0, 40}, {0, 40}, k(2)},
     {"odd_dims", kTruth, {6, 2, 37, 19, 11}, {0, 85}, {0, 85}, k(4)},
     {"largest_block", kTruth, {4, 1, 64, 32, 256}, {0, 40}, {0, 600}, k(2)},
     {"paper_heads", kTruth, {16, 1, 128, 128, 128}, {0, 27}, {0, 450}, k(3)},
@@ -150,6 +152,13 @@ const std::vector<Row> kRows{
      {0, 450},
      k(3),
      {.sinks = true, .window = 200, .softcap = 10.0}},
+    {"all_of_widest_heads",
+     kOwnAttention,
+     {9, 1, 512, 64, 32},
+     {0, 5, 12},
+     {0, 100, 107},
+     k(2),
+     {.sinks = true, .window = 70, .softcap = 10.0}},
     // Groups enough to fill a chip, or else automatic takes the kernel for few queries. Of at most
     // 4 k
     // blocks, 8 k with 64 channels, it takes unions alone, of more it has slots too.

@@ -23,7 +23,8 @@ ATTRIBUTES = {  # name -> its type
     "rope_scaling": str, "rope_layout": str, "rope_inv_freq": np.ndarray, "rope_attention_factor": float,
     "sliding_window": int, "attention_chunk": int, "softcap": float, "sinks": np.ndarray,
     "own_attention": str, "own_block_size": int, "own_top_k": int, "qsa_compress": int}
-HEAD_DIMS = range(16, 256 + 1)  # what the programs compute with
+HEAD_DIMS = range(16, 512 + 1)  # what the programs compute with
+INDEX_DIMS = range(16, 256 + 1)
 
 
 class CaptureError(Exception):
@@ -123,15 +124,15 @@ def check(layer: Layer, place: str, lengths=None):
         require(layer.index_q.shape[1:] == (kv_heads, layer.index_k.shape[1]),
                 f"{place}: index_q has shape {layer.index_q.shape}, index_k {layer.index_k.shape}; "
                 f"there is one index head for each of the {kv_heads} groups")
-        require(layer.index_k.shape[1] in HEAD_DIMS,
-                f"{place}: index dim {layer.index_k.shape[1]}, must be from {HEAD_DIMS[0]} to "
-                f"{HEAD_DIMS[-1]}")
+        require(layer.index_k.shape[1] in INDEX_DIMS,
+                f"{place}: index dim {layer.index_k.shape[1]}, must be from {INDEX_DIMS[0]} to "
+                f"{INDEX_DIMS[-1]}")
     require((layer.qsa_q is None) == (layer.qsa_k is None) == (layer.qsa_compress is None),
             f"{place}: qsa_q, qsa_k and qsa_compress come together")
     if layer.qsa_q is not None:
-        require(layer.qsa_q.shape[2] == layer.qsa_k.shape[1] and layer.qsa_k.shape[1] in HEAD_DIMS,
+        require(layer.qsa_q.shape[2] == layer.qsa_k.shape[1] and layer.qsa_k.shape[1] in INDEX_DIMS,
                 f"{place}: qsa_q has {layer.qsa_q.shape[2]} channels, qsa_k {layer.qsa_k.shape[1]}; must "
-                f"be the same, from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}")
+                f"be the same, from {INDEX_DIMS[0]} to {INDEX_DIMS[-1]}")
     for state in (layer.q_state, layer.k_state):
         require(state in STATES, f"{place}: state '{state}', must be one of {', '.join(STATES)}")
     check_attributes(layer, place)
