@@ -7,6 +7,7 @@ from pathlib import Path
 
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
+         "check-batching": "whether an Index Branch chooses the same blocks however it is called",
          "convert": "activations from and to safetensors, npz and npy",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "merge": "the result of the shards of a run (--shard)",
@@ -23,8 +24,8 @@ def programs() -> dict[str, Path]:
 
 def usage() -> str:
     lines = ["usage: msalab COMMAND [ARGUMENTS]", ""]
-    lines += [f"  {name:<14}{what}" for name, what in TOOLS.items()]
-    lines += [f"  {name:<14}{path.name}" for name, path in programs().items() if name not in TOOLS]
+    lines += [f"  {name:<16}{what}" for name, what in TOOLS.items()]
+    lines += [f"  {name:<16}{path.name}" for name, path in programs().items() if name not in TOOLS]
     return "\n".join([*lines, "", "msalab COMMAND --help says what each does."])
 
 
@@ -38,6 +39,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "tensorboard":
         from .plots.tensorboard import main as tensorboard
         return tensorboard(arguments)
+    if name == "check-batching":
+        from .batching import main as check_batching
+        return check_batching(arguments)
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
