@@ -3,12 +3,14 @@
 time of its forward pass and of forward and backward pass. examples/time_torch.py writes them down,
 notebooks/08_torch.ipynb shows them.
 
-Four attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
-kernel of flash-linear-attention (fla), and flash-msa, which selects itself. The others attend to all keys
-before a query: scaled_dot_product_attention, and FlashAttention 2, 3 and 4. Each output is compared with ours
+Five attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
+kernel of flash-linear-attention (fla), flash-msa, which selects itself, and the selection attention of cuDNN's
+NSA, which has no gradient. The others attend to all keys before a query: scaled_dot_product_attention, and FlashAttention 2, 3 and 4. Each output is compared with ours
 first; who computes something else gets no time.
 """
 
+import inspect
+import math
 import signal
 import statistics
 import time
@@ -22,7 +24,6 @@ import torch
 import msalab.torch as m
 
 SELECTED, ALL_KEYS = "the selected blocks", "all keys"
-FARTHEST = 2e-2  # that an output may be off ours, of its largest value: a few roundings of bfloat16
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,19 @@ def _flash_msa(case, q, k, v, index_q, index_k, ids):
     return _heads_first(q, k, v), attend, lambda out: out[0].transpose(0, 1)
 
 
+def _cudnn_nsa(case, q, k, v, index_q, index_k, ids):
+    from cudnn import NSA
+    counts = (ids >= 0).sum(-1, dtype=torch.int32)
+    ends = torch.tensor([0, case.tokens], dtype=torch.int32, device=case.device)
+    options = {"block_size": case.block_size, "scale_softmax": case.head_dim ** -0.5}
+    if "is_causal" in inspect.signature(NSA.selection_attention_wrapper).parameters:
+        options["is_causal"] = True
+
+    def attend(q, k, v):
+        return NSA.selection_attention_wrapper(q, k, v, ids, counts, ends, ends, **options)[0]
+    return (q, k, v), attend, lambda out: out
+
+
 def _sdpa(case, q, k, v, index_q, index_k, ids):
     def attend(q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
@@ -177,6 +191,7 @@ CONTENDERS = (("msalab, with the selection", SELECTED, _ours),
               ("FlexAttention", SELECTED, _flex),
               ("fla parallel_nsa (Triton)", SELECTED, _fla),
               ("flash-msa", SELECTED, _flash_msa),
+              ("cuDNN NSA selection", SELECTED, _cudnn_nsa),
               ("SDPA", ALL_KEYS, _sdpa),
               ("FlashAttention 4", ALL_KEYS, _flash("flash_attn.cute")),
               ("FlashAttention 3", ALL_KEYS, _flash("flash_attn_interface")),
@@ -198,6 +213,23 @@ def at_most(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
+def farthest(case, q, k, v, attends_to):
+    """The most that two right outputs are apart: twice attention_bound of core/tolerance.h, whose letters
+    these are."""
+    def gamma(terms):
+        return terms * 2 ** -24 / (1 - terms * 2 ** -24)
+
+    def norm(rows):
+        return rows.float().norm(dim=-1).max().item()
+
+    keys = case.tokens if attends_to == ALL_KEYS else min(case.tokens, case.top_k * case.block_size)
+    logit = gamma(case.head_dim + 3) * case.head_dim ** -0.5 * norm(q) * norm(k)
+    weights = math.expm1(2 * logit) + gamma(8 + 2 * keys + 4)
+    stored = torch.finfo(case.dtype).eps / 2
+    taken = 0 if case.dtype == torch.float32 else stored  # of the weights, in the operands' type
+    return 2 * (weights + taken + gamma(keys + 2) + stored) * v.float().abs().max().item()
+
+
 def _time(case, prepare, operands, row):
     """Fills the row: off (the most that the output is off ours), forward_ms, step_ms. ValueError where the
     output is another."""
@@ -207,12 +239,14 @@ def _time(case, prepare, operands, row):
         want = (_ours_given_ids(case, *operands)[1](*operands[:3]) if row["attends_to"] == SELECTED
                 else m.dense_attention(*operands[:3]))
         row["off"] = (to_rows(out) - want).abs().max().item()
-        if not row["off"] <= FARTHEST * want.abs().max().item():
+        if not row["off"] <= farthest(case, *operands[:3], row["attends_to"]):
             raise ValueError(f"its output is off ours by {row['off']:.2g}")
         d_out = torch.randn_like(out)
         row["forward_ms"] = elapsed_ms(lambda: attend(*inputs), case.device)
     del out
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    if not attend(*leaves).requires_grad:
+        raise RuntimeError("it has no gradient")
     row["step_ms"] = elapsed_ms(lambda: torch.autograd.grad(attend(*leaves), leaves, d_out),
                                 case.device)
 

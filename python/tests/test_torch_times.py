@@ -4,8 +4,10 @@
 import importlib.util
 import json
 import math
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,13 +85,51 @@ def test_who_computes_something_else_gets_no_time(monkeypatch):
 
     def wrong(case, *operands):
         inputs, attend, to_rows = rivals._sdpa(case, *operands)
-        return inputs, lambda q, k, v: 1.1 * attend(q, k, v), to_rows
+        off = 3 * rivals.farthest(case, *operands[:3], rivals.ALL_KEYS)
+        return inputs, lambda q, k, v: attend(q, k, v) + off, to_rows
 
     monkeypatch.setattr(rivals, "CONTENDERS", (("SDPA", rivals.ALL_KEYS, rivals._sdpa),
                                                ("wrong", rivals.ALL_KEYS, wrong)))
-    right, other = rivals.measure(rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32), 100)
-    assert right["step_ms"] > 0 and 0 < right["off"] < 1e-5
+    case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
+    right, other = rivals.measure(case, 100)
+    assert right["step_ms"] > 0 and 0 < right["off"]
     assert other["skipped"].startswith("ValueError: its output is off ours by") and "forward_ms" not in other
+
+
+def test_in_bfloat16_outputs_may_be_apart_by_its_roundings():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("msalab._msalab")
+    rivals = load("torch_rivals")
+    single = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
+    operands = tuple(one.bfloat16() for one in single.operands()[:5])
+    want = rivals.m.dense_attention(*(one.float() for one in operands[:3]))
+    inputs, attend, to_rows = rivals._sdpa(single, *operands, None)
+    off = (to_rows(attend(*inputs)) - want).abs().max().item()
+    half = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.bfloat16)
+    bounds = [rivals.farthest(case, *operands[:3], rivals.ALL_KEYS) for case in (half, single)]
+    assert bounds[1] < off <= bounds[0] < 0.05 * want.abs().max().item()
+
+
+def test_a_rival_without_a_gradient_has_the_time_of_its_forward_pass(monkeypatch):
+    torch = pytest.importorskip("torch")
+    ours = pytest.importorskip("msalab.torch")
+    rivals = load("torch_rivals")
+    case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
+    called = []
+
+    def selection(q, k, v, ids, counts, ends_q, ends_k, block_size, scale_softmax, is_causal=False):
+        called.append((counts.tolist(), ends_q.tolist(), ends_k.tolist(), scale_softmax, is_causal))
+        with torch.no_grad():
+            return ours.msa_sparse_attention(q, k, v, ids, block_size=block_size), None, None
+
+    nsa = SimpleNamespace(selection_attention_wrapper=selection)
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(NSA=nsa))
+    monkeypatch.setattr(rivals, "CONTENDERS", [one for one in rivals.CONTENDERS if "NSA" in one[0]])
+    (row,) = rivals.measure(case, 100)
+    assert row["forward_ms"] > 0 and row["skipped"] == "RuntimeError: it has no gradient"
+    counts, *others = called[0]
+    assert counts == [[min(3, token // 16 + 1)] * 2 for token in range(192)]
+    assert others == [[0, 192], [0, 192], 0.25, True]
 
 
 def test_what_takes_too_long_is_stopped():
