@@ -7,8 +7,13 @@ function(msa_filter variable before)
     set(${variable} "${before}${patterns}" PARENT_SCOPE)
 endfunction()
 
-# Of the tests of selectors, these have one thread.
-set(threads_of_test_core "-*EverySelector.*:Hisa*:Qsa*")
+# Of the tests of selectors, these have one thread. A teacher with a window, a cap or sinks changes
+# what the loops of a loss read, not who reads it.
+set(threads_of_test_core "-*EverySelector.*:Hisa*:Qsa*:OwnAttention/*Kl.*")
+# Values differ alone: the cuts of a selector's queries are in each policy's ChunksDoNotMatter and in
+# PackedBlocks, and QSA's loss and the lightning indexer's have no sinks or cap of their own.
+msa_filter(memory_of_test_core "-" *EverySelector.GivesTheSameHowever* OwnAttention/QsaKl.*
+    OwnAttention/LightningKl.*sinks* OwnAttention/LightningKl.*softcap*)
 set(threads_of_test_analysis "*")
 # A model that trains for long does what its first steps did.
 set(threads_of_test_train "-*LearnsOneBatchByHeart")
@@ -24,11 +29,12 @@ msa_filter(threads_of_test_backends "" *RerunsChangeNoBit* *ThreadsThatShareOut*
     "*EveryUnionSize.*-*reference_*")
 # The address sanitizer sees reference where the others are compared with it, in every case of every
 # operation, and leaves out what differs from other tests in values alone. Groups of every size are in
-# GroupSizes.EmptyAndShortRows, too, both gradients in MatchesReference, and empty tiles in
-# EmptyRows.InAPartOfATile and Everywhere.
+# GroupSizes.EmptyAndShortRows, too, as are rows without a block, both gradients in MatchesReference,
+# and empty tiles in EmptyRows.Everywhere.
 msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *RerunsChangeNoBit*
-    *GroupSizes.MatchReference* *AllBlocksGiveTheDenseGradient* *EmptyRows.InWholeTiles*
-    *TernaryOperands.*
+    *GroupSizes.MatchReference* *AllBlocksGiveTheDenseGradient* *EmptyRows.In*Tile* *EveryGroupSize.*
+    OwnAttention/BlockMass*sinks* OwnAttention/BlockMass*softcap*
+    OwnAttention/IndexLse*sinks* OwnAttention/IndexLse*softcap* *TernaryOperands.*
     *IndexLists.*ing *IndexLists.*_equal *IndexLists.*_few *IndexLists.*_rare
     *GroupSizes.QueriesThatAreNotFinite* *GroupSizes.ForeignBlocks*
     *IsTheFiniteDifference* *KeysThatNobodySees* *HaveNoInfluence*)
@@ -39,8 +45,10 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
 # Compare.HasARowForEverySelector*.
 # Runs that are checked for what they say: another test makes each with other values, whose memory is
 # seen. Intervals.OfAnalyze and FitResume.GoesOn* have the intervals of a run and of a fit,
-# Advise.AnErrorAndABudget* the three targets, CapturesOf several files, BenchCaptured.FileAndIndexer* a
-# file under msa-bench, PrecisionTest.MeasuresTheFormats* the formats. 80 s of a core.
+# Advise.AnErrorAndABudget* the three targets, Price.IsOfTheLongest* the price of other sizes,
+# FitWorkers.TogetherHave* the workers of a fit, PrecisionRuns.ABackendsOwnKernelsReadACache* those
+# kernels, CapturesOf several files, BenchCaptured.FileAndIndexer* a file under msa-bench,
+# PrecisionTest.MeasuresTheFormats* the formats. 110 s of a core.
 msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
@@ -50,11 +58,17 @@ msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOf
     Advise.ThePageFits* Advise.TheOracleIsABound* Advise.EveryPoint*
     Advise.ALayerThatLooksEverywhere* Analyze.SampledQueriesAreRows* BenchCaptured.SampleOfTheRepository
     CapturesRun.MakeAnIndexerOfDsa* FitResume.ARefusal* Intervals.OfAGain* Intervals.OfAFit*
-    PrecisionTest.FormatsThatMerge* PrecisionTest.FullPrecision*)
+    PrecisionTest.FormatsThatMerge* PrecisionTest.FullPrecision*
+    Advise.FindsTheSmallest* FitResume.*ReplacesAnother FitWorkers.Interrupted*
+    PrecisionRuns.*AgreeWithTheSimulation PrecisionTest.WhatIsLost* Price.IsOfAllLayers*
+    Resume.Overwrite* Reuse.TheBestPattern* *CommandLines.TakeTheSlash* *CommandLines.RefuseAPipe*)
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 
-# Side by side run the fit's jobs, the threads of selectors and measures, and the progress line.
+# Side by side run the fit's jobs, the threads of selectors and measures, and the progress line. The
+# sources of these tests alone are compiled.
+set(sources_of_threads_test_experiments
+    "/(test_(analyze|analyze_metrics|compare|fit|fit_backends|fit_workers|precision|reuse|shards)|[a-z]+(_test|_backend)?)[.]cpp$")
 msa_filter(threads_of_test_experiments "" Analyze.Threads* AnalyzeMetrics.* Compare.HasARow*
     Compare.Decode* FarAway.* FarComparison.OfTokens* Fit.JobsChangeNoBit Fit.ThreadsChangeNoBit
     FitTrainers.OfEvery* FitWorkers.TogetherHave* PrecisionTest.JobsChangeNoByte

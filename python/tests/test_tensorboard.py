@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Event files of curves: what TensorBoard reads back is what curves.csv has."""
 
-import lzma
 import sys
 
 import pytest
@@ -61,17 +60,6 @@ def test_runs_are_found_by_their_folders(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ResultsError, match="empty: has no curves.csv"):
         find_runs([tmp_path / "empty"])
-
-
-def test_packed_curves_are_read(tmp_path):
-    path = write_run(tmp_path, "msa", 1) / "curves.csv"
-    points = list(read_points(path))
-    (path.parent / "curves.csv.xz").write_bytes(lzma.compress(path.read_bytes()))
-    path.unlink()
-    runs = find_runs([tmp_path])
-    assert list(runs) == ["msa/seed-1"]
-    assert list(read_points(runs["msa/seed-1"])) == points
-    assert list(find_runs([path.parent])) == ["seed-1"]
 
 
 def test_event_files_are_not_mixed(tmp_path):

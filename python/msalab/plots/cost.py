@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from . import style
-from .results import ResultsError, open_text
+from .results import ResultsError
 from .table import Table
 
 PHASES = ("prefill", "decode")
@@ -26,9 +25,8 @@ VERSIONS = {"msa-bench": (1, 2), "msa-cost": (2,), "msa-cost-measured": (2,),
 def read_json(path, *formats: str) -> dict:
     """A JSON file whose `format` is one of those given, in a version that is understood."""
     try:
-        with open_text(Path(path)) as file:
-            content = json.load(file)
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found not in formats:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .cost import read_json
-from .results import ResultsError, blamed, open_text
+from .results import ResultsError, blamed
 
 PACKED = re.compile(r"seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]
@@ -62,7 +62,7 @@ def read_points(path: Path):
     """(step, group, name, part, value) of every line of a curves.csv; ResultsError names the line
     that is no point, or whose step is not behind the one before."""
     last: dict[tuple[str, ...], int] = {}
-    with open_text(path) as file:
+    with open(path, newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         if next(rows, None) != HEADER:
             raise ResultsError(f"{path}: line 1 must be {','.join(HEADER)}")

@@ -8,7 +8,6 @@ pieces that the caller takes, so that nothing of size N x N is ever in memory.
 from __future__ import annotations
 
 import json
-import lzma
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,12 +37,6 @@ def blamed(path, fault: str):
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the operating system, as a full disk
         raise ResultsError(f"{path}: {fault}: {type(error).__name__}: {error}") from error
-
-
-def open_text(path: Path):
-    """A text file to be read, of which xz may have made a smaller one, *.xz."""
-    opened = lzma.open if path.suffix == ".xz" else open
-    return opened(path, "rt", newline="", encoding="utf-8")
 
 
 @dataclass(frozen=True)

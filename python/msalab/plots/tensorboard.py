@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """msalab tensorboard RUN... --out DIR: curves of msa-pretrain as TensorBoard event files.
 
-A run is a folder with the curves.csv of msa-pretrain, which may be packed as curves.csv.xz, or a
-folder of such folders: a sweep, or the records of a pilot. The events are written by the package
-tensorboard (pip install 'msalab[tensorboard]'). An event has the time at which its line was read,
-since curves.csv has no times: compare runs by step.
+A run is a folder with the curves.csv of msa-pretrain, or a folder of such folders, as a sweep makes
+them. The events are written by the package tensorboard (pip install 'msalab[tensorboard]'). An event
+has the time at which its line was read, since curves.csv has no times: compare runs by step.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def find_runs(folders) -> dict[str, Path]:
     name. ResultsError for a folder without any, and for two runs of one name."""
     runs: dict[str, Path] = {}
     for folder in map(Path, folders):
-        found = (list(folder.glob("curves.csv")) or list(folder.glob("curves.csv.xz"))
-                 or sorted([*folder.glob("**/curves.csv"), *folder.glob("**/curves.csv.xz")]))
+        found = list(folder.glob("curves.csv")) or sorted(folder.glob("**/curves.csv"))
         if not found:
             raise ResultsError(f"{folder}: has no curves.csv; it must be a run of msa-pretrain, or "
                                "a folder of runs")

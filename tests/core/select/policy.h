@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <string_view>
 #include <vector>
@@ -130,25 +132,16 @@ protected:
         return weights;
     }
 
+    /// The same over all positions, computed once: q and k must not change afterwards.
+    const std::vector<double>& kept_attention(int64_t token, int64_t h) const {
+        std::vector<double>& weights = kept_[{token, h}];
+        if (weights.empty()) weights = attention(token, h);
+        return weights;
+    }
+
     /// Mean of k [dh] over block b of the token's sequence, and of one head's q.
     auto mean_key(int64_t token, int64_t r, int64_t b) const { return mean(k_, token, r, b); }
     auto mean_query(int64_t token, int64_t h, int64_t b) const { return mean(q_, token, h, b); }
-
-    /// Attention of the last `probe` queries before position `end` on the keys of block b, and on
-    /// its distances from the query, summed over the group's heads.
-    double lines(int64_t token, int64_t r, int64_t b, int64_t probe, int64_t end) const {
-        double sum = 0;
-        for (int64_t i = std::max<int64_t>(0, end - probe); i < end; ++i)
-            for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
-                const std::vector<double> weights = attention(start(token) + i, h);
-                for (int64_t j = 16 * b; j <= std::min(16 * b + 15, position(token)); ++j) {
-                    if (j <= i) sum += weights[static_cast<size_t>(j)];
-                    const int64_t distance = position(token) - j;
-                    if (distance <= i) sum += weights[static_cast<size_t>(i - distance)];
-                }
-            }
-        return sum;
-    }
 
     /// Error of a sum of attention weights that add up to `total`.
     double votes_bound(double total) const {
@@ -182,6 +175,8 @@ protected:
     }
 
 private:
+    mutable std::map<std::array<int64_t, 2>, std::vector<double>> kept_;
+
     std::vector<double> mean(const Tensor<float, 3>& of, int64_t token, int64_t head,
                              int64_t b) const {
         std::vector<double> sum(16, 0.0);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "tests/core/select/policy.h"
+#include "tests/core/select/lines.h"
 
 namespace msa::test {
 namespace {
 
-class FlexPrefill : public Policy {
+class FlexPrefill : public LinesPolicy {
 protected:
-    using Policy::Policy;
+    using LinesPolicy::LinesPolicy;
 
     /// softmax(mean(q) . mean(k) / sqrt(dh)) of query block y over key blocks 0..y, mean over
     /// heads.

@@ -2,27 +2,17 @@
 // Hierarchical indexing: candidates by means of blocks, and the lightning indexer's tokens in them.
 #include <set>
 
-#include "core/select/token_selector.h"
-#include "tests/core/select/policy.h"
+#include "tests/core/select/indexers.h"
 
 namespace msa::test {
 namespace {
 
 /// One sequence of 36 tokens in blocks of 8: 4 complete ones and a half. One index head, (1, 0),
 /// and keys with one channel.
-class HisaByHand : public testing::Test {
+class HisaByHand : public IndexerByHand {
 protected:
-    using Tokens = std::vector<int64_t>;
-    static constexpr int64_t kKeys = 36;
-    Problem p_ = square_problem(kKeys, 1, 1, 16, 16, 8);
-    Tensor<float, 3> q_{{kKeys, 1, 16}}, k_{{kKeys, 1, 16}}, index_q_{{kKeys, 1, 16}};
-    Tensor<float, 2> index_k_{{kKeys, 16}};
-    std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 1});
-    std::vector<int64_t> tokens_ = std::vector<int64_t>(kKeys);
-
-    HisaByHand() {
-        std::iota(tokens_.begin(), tokens_.end(), 0);
-        for (int64_t j = 0; j < kKeys; ++j) index_q_(j, 0, 0) = 1;
+    HisaByHand() : IndexerByHand(36, 1) {
+        for (int64_t j = 0; j < 36; ++j) index_q_(j, 0, 0) = 1;
         // Means: 0, 1, 2, 0.5. Block 1 has the largest token.
         set(8, 16);
         set(9, -8);
@@ -31,30 +21,11 @@ protected:
         set(33, 3);
     }
     void set(int64_t j, float value) { index_k_(j, 0) = value; }
-    SelectorLayer layer() {
-        return {.problem = p_,
-                .backend = *backend_,
-                .k = {*backend_, In<3>(k_)},
-                .index_k = {*backend_, In<2>(index_k_)}};
-    }
-    SelectorChunk chunk(const SelectorLayer& layer) {
-        return {layer, p_, tokens_, {*backend_, In<3>(q_)}, {*backend_, In<3>(index_q_)}};
-    }
     /// Scores of the blocks that the query sees.
     std::vector<float> scores(const char* name, int64_t visible) {
-        const std::unique_ptr<Selector> selector = make_selector(name);
-        const SelectorLayer of = layer();
-        selector->prepare(of);
-        const Mirror<3> made = selector->score(of, chunk(of));
-        const float* const row = made.host()[visible - 1].data();
+        const Tensor<float, 3> all = all_scores(name);
+        const float* const row = &all(visible - 1, 0, 0);
         return {row, row + visible_blocks(visible, 8)};
-    }
-    Tokens keep(const char* name, int64_t visible, int64_t budget) {
-        const std::unique_ptr<TokenSelector> selector = find_token_selector(name);
-        const SelectorLayer of = layer();
-        selector->prepare(of);
-        return selector->select(of, chunk(of), std::vector<int64_t>{budget})
-            .front()[static_cast<size_t>(visible - 1)];
     }
 };
 
@@ -104,35 +75,8 @@ TEST_F(HisaByHand, CostsMeansAndCandidates) {
     EXPECT_NEAR(make_policy("hisa:candidates=8")->cost({one}).flops, 2 * 16 * (4 + 4), 1e-9);
 }
 
-/// With an indexer of its own: 3 heads of 32 channels, and weights of either sign.
-class HisaLearned : public Policy {
+class HisaLearned : public LearnedDsa {
 protected:
-    HisaLearned() {
-        learned_.dsa_heads = 3;
-        learned_.dsa_dim = 32;
-        read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
-            const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
-            std::vector<int64_t> rows(tokens.begin(), tokens.end());
-            if (tokens.empty()) {
-                rows.resize(static_cast<size_t>(p_.keys()));
-                std::iota(rows.begin(), rows.end(), 0);
-            }
-            return rows_of(all[static_cast<size_t>(operand)]->view(), rows);
-        };
-    }
-    /// I of the mean of `count` keys from j on, in double.
-    double score(int64_t token, int64_t j, int64_t count) const {
-        double sum = 0;
-        for (int64_t h = 0; h < 3; ++h) {
-            double dot = 0;
-            for (int64_t at = start(token) + j; at < start(token) + j + count; ++at)
-                for (int64_t d = 0; d < 32; ++d)
-                    dot += double{dsa_q_(token, h, d)} * double{dsa_k_(at, 0, d)} /
-                           static_cast<double>(count);
-            sum += double{dsa_w_(token, 0, h)} * std::max(0.0, dot);
-        }
-        return sum;
-    }
     std::set<int64_t> candidates(int64_t token, int64_t most) const {
         const int64_t all = blocks(token);
         std::set<int64_t> in{0, all - 1};
@@ -140,7 +84,7 @@ protected:
             int64_t best = -1;
             double top = -HUGE_VAL;
             for (int64_t b = 1; b + 1 < all; ++b)
-                if (const double of = score(token, 16 * b, 16); !in.contains(b) && of > top) {
+                if (const double of = learned(token, 16 * b, 16); !in.contains(b) && of > top) {
                     top = of;
                     best = b;
                 }
@@ -148,10 +92,6 @@ protected:
         }
         return in;
     }
-
-    Tensor<float, 3> dsa_q_ = normal<3>({p_.keys(), 3, 32}, 6),
-                     dsa_k_ = normal<3>({p_.keys(), 1, 32}, 7),
-                     dsa_w_ = normal<3>({p_.keys(), 1, 3}, 8);
 };
 
 /// Of two packed sequences of 210 and 75 tokens, neither a whole number of blocks.

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "tests/core/select/policy.h"
+#include "tests/core/select/lines.h"
 
 namespace msa::test {
 namespace {
 
-class MInference : public Policy {
+class MInference : public LinesPolicy {
 protected:
     /// [Hkv] that the search takes at k = 4, each of which keeps no less on the sample than the
     /// others.

@@ -2,24 +2,18 @@
 // Qwen's sparse attention: means of 4 index keys, the best of them, and the unfinished tail.
 #include <set>
 
-#include "core/select/token_selector.h"
-#include "tests/core/select/policy.h"
+#include "tests/core/select/indexers.h"
 
 namespace msa::test {
 namespace {
 
 /// 14 keys whose first two channels are given, and one query at each of them with two index heads:
 /// (1, 0) and (0, -1).
-class QsaByHand : public testing::Test {
+class QsaByHand : public IndexerByHand {
 protected:
-    using Tokens = std::vector<int64_t>;
     static constexpr int64_t kKeys = 14;
-    Problem p_ = square_problem(kKeys, 2, 2, 16, 16, 8);
-    Tensor<float, 3> q_{{kKeys, 2, 16}}, k_{{kKeys, 2, 16}}, index_q_{{kKeys, 2, 16}};
-    Tensor<float, 2> index_k_{{kKeys, 16}};
-    std::unique_ptr<Backend> backend_ = make_backend("cpu", {.threads = 1});
 
-    QsaByHand() {
+    QsaByHand() : IndexerByHand(kKeys, 2) {
         // Means of four: (2, 1), (-1, -3), (1, 3). Two more keys are no four.
         constexpr float kFirst[kKeys] = {8, 0, 0, 0, -1, -1, -1, -1, 0, 0, 4, 0, 90, 90};
         constexpr float kSecond[kKeys] = {1, 1, 1, 1, -12, 0, 0, 0, 3, 3, 3, 3, -90, -90};
@@ -30,34 +24,10 @@ protected:
             index_q_(j, 1, 1) = -1;
         }
     }
-    SelectorLayer layer() {
-        return {.problem = p_,
-                .backend = *backend_,
-                .k = {*backend_, In<3>(k_)},
-                .index_k = {*backend_, In<2>(index_k_)}};
+    Tensor<float, 3> scores(const char* name) { return all_scores(name); }
+    Tokens keep(int64_t visible, int64_t budget, const char* name = "qsa-tokens") {
+        return IndexerByHand::keep(name, visible, budget);
     }
-    SelectorChunk chunk(const SelectorLayer& layer) {
-        std::iota(tokens_.begin(), tokens_.end(), 0);
-        return {layer, p_, tokens_, {*backend_, In<3>(q_)}, {*backend_, In<3>(index_q_)}};
-    }
-    Tensor<float, 3> scores(const char* name) {
-        const std::unique_ptr<Selector> selector = make_selector(name);
-        const SelectorLayer of = layer();
-        selector->prepare(of);
-        const Mirror<3> made = selector->score(of, chunk(of));
-        Tensor<float, 3> scores(made.shape());
-        std::copy_n(made.host().data(), scores.size(), scores.data());
-        return scores;
-    }
-    std::vector<int64_t> keep(int64_t visible, int64_t budget, const char* name = "qsa-tokens") {
-        const std::unique_ptr<TokenSelector> selector = find_token_selector(name);
-        const SelectorLayer of = layer();
-        selector->prepare(of);
-        return selector->select(of, chunk(of), std::vector<int64_t>{budget})
-            .front()[static_cast<size_t>(visible - 1)];
-    }
-
-    std::vector<int64_t> tokens_ = std::vector<int64_t>(kKeys);
 };
 
 /// ReLU(2) + ReLU(-1) = 2, ReLU(-1) + ReLU(3) = 3, ReLU(1) + ReLU(-3) = 1.

@@ -13,7 +13,7 @@ protected:
         std::vector<double> received(static_cast<size_t>(end - 32), 0.0);
         for (int64_t i = end - 32; i < end; ++i)
             for (int64_t h = 2 * r; h < 2 * r + 2; ++h) {
-                const std::vector<double> weights = attention(start(token) + i, h);
+                const std::vector<double>& weights = kept_attention(start(token) + i, h);
                 for (size_t j = 0; j < received.size(); ++j) received[j] += weights[j] / 2;
             }
         double sum = 0;

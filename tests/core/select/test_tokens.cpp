@@ -5,8 +5,7 @@
 #include "core/gradient_tolerance.h"
 #include "core/select/best_blocks.h"
 #include "core/select/lightning.h"
-#include "core/select/token_selector.h"
-#include "tests/core/select/policy.h"
+#include "tests/core/select/indexers.h"
 
 namespace msa::test {
 namespace {
@@ -39,43 +38,12 @@ protected:
     }
 };
 
-/// The same with an indexer of its own: 3 heads of 32 channels, and weights of either sign.
-class LearnedLightning : public TokenPolicies {
+class LearnedLightning : public LearnedDsa {
 protected:
-    LearnedLightning() {
-        learned_.dsa_heads = 3;
-        learned_.dsa_dim = 32;
-        read_learned_ = [this](LearnedOperand operand, std::span<const int64_t> tokens) {
-            const Tensor<float, 3>* all[] = {&dsa_q_, &dsa_k_, &dsa_w_};
-            std::vector<int64_t> rows(tokens.begin(), tokens.end());
-            if (tokens.empty()) {
-                rows.resize(static_cast<size_t>(p_.keys()));
-                std::iota(rows.begin(), rows.end(), 0);
-            }
-            return rows_of(all[static_cast<size_t>(operand)]->view(), rows);
-        };
-    }
-    /// I of the mean of `count` keys from j on.
-    double learned(int64_t token, int64_t j, int64_t count = 1) const {
-        double sum = 0;
-        for (int64_t h = 0; h < 3; ++h) {
-            double dot = 0;
-            for (int64_t at = start(token) + j; at < start(token) + j + count; ++at)
-                for (int64_t d = 0; d < 32; ++d)
-                    dot += double{dsa_q_(token, h, d)} * double{dsa_k_(at, 0, d)} /
-                           static_cast<double>(count);
-            sum += double{dsa_w_(token, 0, h)} * std::max(0.0, dot);
-        }
-        return sum;
-    }
     double learned_bound() const {
         return lightning_bound(1, 3 * largest_norm<3>(dsa_w_), largest_norm<3>(dsa_q_),
                                largest_norm<3>(dsa_k_), 32, 3);
     }
-
-    Tensor<float, 3> dsa_q_ = normal<3>({p_.keys(), 3, 32}, 6),
-                     dsa_k_ = normal<3>({p_.keys(), 1, 32}, 7),
-                     dsa_w_ = normal<3>({p_.keys(), 1, 3}, 8);
 };
 
 TEST_F(TokenPolicies, LightningIndexerOfBlocksIsItsLargestToken) {
