@@ -5,11 +5,11 @@
 
 #include "analysis/entropy.h"
 #include "analysis/popularity.h"
-#include "analysis/tie_margin.h"
 #include "core/select/selector.h"
 #include "experiments/analyze/sums.h"
 #include "experiments/driver/layers.h"
 #include "experiments/measure/measure.h"
+#include "experiments/measure/ties.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::analyze {
@@ -25,12 +25,13 @@ const measure::LayerForm kForm{
 class Analysis : public measure::Observer {
 public:
     Analysis(const AnalyzeOptions& o, const Problem& whole, const std::string& layer,
-             QueryRange part, io::UnitWriter& to, measure::Tally& tally)
+             const measure::Task& task, io::UnitWriter& to, measure::Tally& tally)
         : o_(o),
+          task_(task),
           about_{whole.query_heads, whole.kv_heads,      whole.block_size,
                  o.sink_tokens,     block_starts(whole), Curve::points(whole, o.rule)},
           layer_(layer),
-          part_(part),
+          part_(task.part),
           to_(to),
           tally_(tally) {
         create_outputs(whole, "dense");
@@ -56,7 +57,6 @@ public:
         about_.selectors.push_back(
             {label, label == "oracle", rule.top_k, Curve::points(whole, rule)});
         rules_.push_back(rule);
-        of_index_branch_.push_back(selector->name() == "index");
         popularity_.emplace_back(about_.kv_heads, about_.first_block);
         create<int32_t, 3>("/select" + at + "/ids", {rows(), whole.kv_heads, rule.top_k},
                            {"query,group,slot", "block of the sequence", selector->rule_in_full()});
@@ -92,17 +92,12 @@ public:
         const LayerAbout::OfSelector& selector = about_.selectors[n];
         const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, rules_[n],
                                             selector.ks, scores.floats());
-        const View<const float, 3> all = scores.host();
-        const Tensor<double, 2> rounding = rounding_of(chunk, n);
         tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
             Curve curve(selector.ks);
             curve.add(of, of.of(chunk.kinds), picked, of.of(chunk.mass));
-            analysis::TieMargin ties(about_.kv_heads);
-            ties.add(of.problem, rules_[n], of.of(chunk.kinds), of.of(all),
-                     rounding.data() ? of.of(rounding) : View<const double, 2>());
-            return measure::States{{selector.label + "/curve", curve.state()},
-                                   {selector.label + "/ties", ties.state()}};
+            return measure::States{{selector.label + "/curve", curve.state()}};
         });
+        measure::add_ties(chunk, task_.choices[n], scores.host(), tally_);
         if (o_.dumps("scores")) write("/scores" + at_layer(selector.label), chunk, scores.host());
     }
 
@@ -129,15 +124,6 @@ public:
 private:
     int64_t rows() const { return part_.end - part_.begin; }
     std::string at_layer(const std::string& of) const { return "/" + of + "/" + layer_; }
-
-    /// Of the Index Branch's scores; absent for other selectors.
-    Tensor<double, 2> rounding_of(const MeasuredChunk& chunk, size_t n) const {
-        if (!of_index_branch_[n]) return {};
-        const measure::ChunkView& of = chunk.queries;
-        return analysis::index_score_rounding(of.problem, host_view(of.host_index_q),
-                                              of.view().index_k.host(),
-                                              of.view().data.elements.index.values);
-    }
 
     analysis::State entropy(const BlockRows& of, const MeasuredChunk& chunk,
                             const Attention& mean_key, const Tensor<float, 2>& lse) const {
@@ -171,13 +157,13 @@ private:
     }
 
     const AnalyzeOptions& o_;
+    const measure::Task& task_;
     LayerAbout about_;
     std::string layer_;
     QueryRange part_;
     io::UnitWriter& to_;
     measure::Tally& tally_;
     std::vector<SelectionRule> rules_ = {};  // of each selector
-    std::vector<bool> of_index_branch_ = {};
     std::vector<analysis::Popularity> popularity_ = {};
 };
 
@@ -217,7 +203,7 @@ void analyze_part(const AnalyzeOptions& o, const io::ActivationsReader& file, co
     task.chunk = chunk_queries;
     task.with_scores = true;
     measure::Tally tally{measure::Sums(queries.blocks, part.queries)};
-    Analysis analysis(o, whole, layer, part.queries, to, tally);
+    Analysis analysis(o, whole, layer, task, to, tally);
     for (const std::string& selector : o.selectors)
         for (int64_t first : o.forced_first)
             if (auto choice = analysis.add(selector, first, whole))

@@ -18,6 +18,7 @@
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/measure/ties.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -143,39 +144,11 @@ ordered_json sinks_that_are_dropped(const io::ResultsReader& results) {
     return dropped_sinks(all);
 }
 
-constexpr Measure kTies[] = {{"tied"}, {"tied_by_rounding"}, {"silent"}};
-constexpr double kNarrow = 0.01;  // share of queries from which ties are printed
-constexpr double kSays = 0.5;     // and from which a selector is said to say nothing
-
-std::string percent_text(double share) { return fixed_text(100 * share, 1) + " %"; }
-
 ordered_json ties(const io::ResultsReader& results) {
     ordered_json all = ordered_json::array();
-    for (const Row& row : rows(results)) {
-        all.push_back({{"layer", std::stoll(row.layer)}, {"selector", row.selector}});
-        for (const Measure& of : kTies) all.back()[of.key] = json_number(value(results, row, of));
-    }
+    for (const Row& row : rows(results))
+        measure::read_ties(results, metrics_group(row, false), row.layer, row.selector, "", all);
     return all;
-}
-
-/// A line for each choice that block ids decide rather than scores.
-void print_ties(const io::ResultsReader& results, std::ostream& out) {
-    for (const Row& row : rows(results)) {
-        const double within = value(results, row, kTies[1]), silent = value(results, row, kTies[2]);
-        if (silent >= kSays)
-            print_paragraph(out, concat("Layer ", row.layer, ": ", row.selector,
-                                        " says nothing of ", percent_text(silent),
-                                        " of the queries: all their candidates have one score, "
-                                        "and the lowest block ids are kept."));
-        else if (within >= kNarrow)
-            print_paragraph(
-                out,
-                concat("Layer ", row.layer, ": ", row.selector, " decides ", percent_text(within),
-                       " of the queries by scores that are equal or within the rounding of "
-                       "its operands (exactly equal: ",
-                       percent_text(value(results, row, kTies[0])),
-                       "): another batch, order of sums or element type may choose others."));
-    }
 }
 
 /// The choices that stand behind every number.
@@ -197,7 +170,7 @@ void print_choices(const io::ResultsReader& results, std::ostream& out) {
 std::string metric_definitions(const std::string& note) {
     ordered_json definitions;
     for (const Measure& of : kMeasures) definitions[of.key] = analysis::metric(of.key).definition;
-    for (const Measure& of : kTies) definitions[of.key] = analysis::metric(of.key).definition;
+    for (const char* name : measure::kTies) definitions[name] = analysis::metric(name).definition;
     definitions["dead_heads"] = analysis::metric("dead_heads").definition;
     definitions["rows_counted"] =
         "queries in the averages of recall, mass and output error; averages go over queries, then "
@@ -245,7 +218,7 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     print_intervals(results, out);
     print_choices(results, out);
     print_dropped_sinks(sinks_that_are_dropped(results), out);
-    print_ties(results, out);
+    measure::print_ties(ties(results), out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");
         const int64_t trivial = count(results, all.front(), "rows_trivial");

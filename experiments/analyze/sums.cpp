@@ -8,8 +8,8 @@
 #include "analysis/output_error.h"
 #include "analysis/popularity.h"
 #include "analysis/sink.h"
-#include "analysis/tie_margin.h"
 #include "experiments/driver/metrics.h"
+#include "experiments/measure/ties.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -75,10 +75,7 @@ void write_selector(const Tally& tally, const LayerAbout& about,
             .first_token());
     metrics.add("entropy_sparse",
                 tally.total(label + "/entropy", analysis::Entropy(about.query_heads)).nats());
-    const auto ties = tally.total(label + "/ties", analysis::TieMargin(about.kv_heads));
-    metrics.add("tied", ties.tied());
-    metrics.add("tied_by_rounding", ties.within());
-    metrics.add("silent", ties.silent());
+    measure::write_ties(tally, label, about.kv_heads, metrics);
     if (!selector.is_oracle)
         tally.total(label + "/curve", Curve(selector.ks)).write(to, "/curves" + at);
     write_popularity(tally, about, selector, "/popularity" + at + "/queries_per_block", to);

@@ -13,6 +13,7 @@
 #include "experiments/compare/tokens.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/sample.h"
+#include "experiments/measure/ties.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::compare {
@@ -124,6 +125,9 @@ public:
     }
 
     void begin(const SelectorLayer& layer) override { tokens_.begin(layer); }
+    void scored(const MeasuredChunk& chunk, size_t n, const Mirror<3>& scores) override {
+        measure::add_ties(chunk, task_.choices[n], scores.host(), tally_);
+    }
     void chosen(const MeasuredChunk& chunk, size_t n, View<const int32_t, 3> ids,
                 const Attention*) override {
         const std::string& key = task_.choices[n].key;
@@ -247,6 +251,7 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
                        .seed = o.seed,
                        .of_blocks = 8,
                        .joined = true,
+                       .with_scores = true,
                        .one_choice = o.sharing == Sharing::layer,
                        .prompt = o.prompt,
                        .counted = counted,

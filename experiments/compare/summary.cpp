@@ -18,6 +18,7 @@
 #include "experiments/driver/sink_note.h"
 #include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/measure/ties.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -120,6 +121,15 @@ ordered_json layer_overlap(const io::ResultsReader& results) {
     return all;
 }
 
+ordered_json ties(const io::ResultsReader& results, const std::vector<LayerRows>& layers) {
+    ordered_json all = ordered_json::array();
+    for (const LayerRows& of : layers)
+        for (const Row& row : of.rows)
+            if (row.kind != "tokens")
+                measure::read_ties(results, row.group(), row.layer, row.selector, row.setting, all);
+    return all;
+}
+
 /// Adds what a unit took to its layer, whose units are done by one worker or by many.
 void add_timing(const ordered_json& unit, ordered_json& layer) {
     const std::string device = unit.value("device", ""), known = layer["device"];
@@ -184,7 +194,7 @@ void print_layer(const io::ResultsReader& results, const LayerRows& of, Ablation
 std::string compare_definitions() {
     ordered_json definitions;
     for (const char* name : kMeasures) definitions[name] = analysis::metric(name).definition;
-    for (const char* name : {"dead_groups", "layer_overlap"})
+    for (const char* name : {"dead_groups", "layer_overlap", "tied", "tied_by_rounding", "silent"})
         definitions[name] = analysis::metric(name).definition;
     definitions["tokens_allowed"] =
         "tokens of as many blocks as the budget buys, forced blocks outside the budget included; "
@@ -233,6 +243,7 @@ std::string compare_summary(const io::ResultsReader& results,
                                 {"rows", rows},
                                 {"notes", notes},
                                 {"dropped_sinks", rows_without_sinks(layers)},
+                                {"ties", ties(results, layers)},
                                 {"layer_overlap", layer_overlap(results)}});
     return summary.dump(2) + "\n";
 }
@@ -293,6 +304,7 @@ void print_compare_tables(const io::ResultsReader& results, const std::vector<La
     out << '\n';
     for (const LayerRows& of : layers) print_layer(results, of, o.ablation, out);
     print_dropped_sinks(rows_without_sinks(layers), out);
+    measure::print_ties(ties(results, layers), out);
     if (!layers.empty()) rows_of(layers.front().rows, false).print_definitions(out);
 }
 

@@ -11,6 +11,7 @@
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "experiments/driver/metrics.h"
+#include "experiments/measure/ties.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -41,6 +42,7 @@ void write_blocks(const Tally& tally, const LayerAbout& about, const std::string
     metrics.add("block_recall", recall.block_recall());
     metrics.add("sink_mass_sparse",
                 tally.total(key + "/sink", analysis::SinkMass(about.heads, 1)).first_token());
+    measure::write_ties(tally, key, about.groups, metrics);
     const Tensor<double, 2> overlap =
         tally.total(key + "/overlap", analysis::GroupOverlap(about.groups)).matrix();
     const analysis::Metric& of = analysis::metric("group_overlap");

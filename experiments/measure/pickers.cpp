@@ -83,13 +83,14 @@ void Pickers::pick(const Picker& picker, SelectorLayer layer, const SelectorChun
         (picker.choices.size() == 1 || by_rule) && !task_->one_choice && !task_->with_scores &&
         picker.selector->label() != kOracle;
     Mirror<3> scores;
-    if (!direct) {
+    const auto make_scores = [&] {
         // The oracle's scores are P_b, which is there already.
         scores = measured != nullptr && picker.selector->label() == kOracle
                      ? measured->masses
                      : picker.selector->score(layer, chunk);
         if (task_->one_choice) scores = share_scores(backend, scores.host());
-    }
+    };
+    if (!direct && !by_rule) make_scores();
     for (size_t n : picker.choices) {
         const Choice& choice = task_->choices[n];
         const size_t first = *std::ranges::find_if(picker.choices, [&](size_t other) {
@@ -101,6 +102,7 @@ void Pickers::pick(const Picker& picker, SelectorLayer layer, const SelectorChun
             continue;
         }
         layer.rule = choice.rule;
+        if (!direct && by_rule) make_scores();
         to[n] = direct ? fetch(backend, picker.selector->select(layer, chunk, choice.used))
                        : experiments::pick(backend, chunk.problem, choice.used, scores.floats());
         if (task_->with_scores && observer != nullptr) observer->scored(*measured, n, scores);

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/measure/ties.h"
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <utility>
+#include <vector>
+
+#include "analysis/tie_margin.h"
+#include "core/error.h"
+#include "core/select/policy.h"
+#include "experiments/driver/options.h"
+#include "experiments/driver/table.h"
+
+namespace msa::experiments::measure {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kNarrow = 0.01;  // share of queries from which ties are printed
+constexpr double kSays = 0.5;     // and from which a choice is said to say nothing
+
+/// Of the Index Branch's scores; absent for other selectors.
+Tensor<double, 2> rounding_of(const ChunkView& of, const Choice& choice) {
+    if (name_of_label(choice.selector) != "index") return {};
+    return analysis::index_score_rounding(of.problem, host_view(of.host_index_q),
+                                          of.view().index_k.host(),
+                                          of.view().data.elements.index.values);
+}
+
+std::string percent_text(const ordered_json& share) {
+    return fixed_text(100 * share.get<double>(), 1) + " %";
+}
+
+/// The layers that a sentence about one choice names, with their shares.
+using Layers = std::vector<std::pair<std::string, std::string>>;  // by choice, in their order
+
+void add_layer(Layers& to, const std::string& choice, const std::string& layer) {
+    for (auto& [name, layers] : to)
+        if (name == choice) {
+            layers += ", " + layer;
+            return;
+        }
+    to.emplace_back(choice, layer);
+}
+
+}  // namespace
+
+void add_ties(const MeasuredChunk& chunk, const Choice& choice, View<const float, 3> scores,
+              Tally& to) {
+    const Tensor<double, 2> rounding = rounding_of(chunk.queries, choice);
+    to.sums.add(chunk.blocks, [&](const BlockRows& of) {
+        analysis::TieMargin ties(chunk.problem.kv_heads);
+        ties.add(of.problem, choice.used, of.of(chunk.kinds), of.of(scores),
+                 rounding.data() ? of.of(rounding) : View<const double, 2>());
+        return States{{choice.key + "/ties", ties.state()}};
+    });
+}
+
+void write_ties(const Tally& tally, const std::string& key, int64_t groups, Metrics& to) {
+    const auto ties = tally.total(key + "/ties", analysis::TieMargin(groups));
+    to.add("tied", ties.tied());
+    to.add("tied_by_rounding", ties.within());
+    to.add("silent", ties.silent());
+}
+
+void read_ties(const io::ResultsReader& results, const std::string& group, const std::string& layer,
+               const std::string& selector, const std::string& setting, ordered_json& to) {
+    to.push_back({{"layer", std::stoll(layer)}, {"selector", selector}});
+    if (!setting.empty()) to.back()["setting"] = setting;
+    for (const char* name : kTies) to.back()[name] = json_number(results.number(group, name));
+}
+
+void print_ties(const ordered_json& ties, std::ostream& out) {
+    Layers silent, narrow;
+    for (const ordered_json& row : ties) {
+        if (row["tied_by_rounding"].is_null()) continue;  // no query has a choice to make
+        std::string choice = row["selector"];
+        if (row.contains("setting")) choice += "@" + row["setting"].get<std::string>();
+        const std::string layer = row["layer"].dump();
+        if (row["silent"].get<double>() >= kSays)
+            add_layer(silent, choice, concat(layer, " (", percent_text(row["silent"]), ")"));
+        else if (row["tied_by_rounding"].get<double>() >= kNarrow)
+            add_layer(narrow, choice,
+                      concat(layer, " (", percent_text(row["tied_by_rounding"]),
+                             ", exactly equal: ", percent_text(row["tied"]), ")"));
+    }
+    for (const auto& [choice, layers] : silent)
+        print_paragraph(out, concat(choice, " says nothing of the queries in layer ", layers,
+                                    ": all their candidates have one score, and the lowest block "
+                                    "ids are kept."));
+    for (const auto& [choice, layers] : narrow)
+        print_paragraph(
+            out,
+            concat(choice,
+                   " decides queries by scores that are equal or within the rounding of its "
+                   "operands, in layer ",
+                   layers, ": another batch, order of sums or element type may choose others."));
+}
+
+}  // namespace msa::experiments::measure
