@@ -9,6 +9,7 @@
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/stream_mma.cuh"
 #include "gpu/kernels/index_select_sm80.h"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -129,6 +130,9 @@ cudaError_t launch_block_mass_sm80(const BlockMassArgs& args, cudaStream_t strea
     return args.head_dim == 64 ? launch_dim.template operator()<64>()
                                : launch_dim.template operator()<128>();
 }
-template cudaError_t launch_block_mass_sm80<MSA_KERNEL_ELEMENT>(const BlockMassArgs&, cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_block_mass_sm80<T>(const BlockMassArgs&, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

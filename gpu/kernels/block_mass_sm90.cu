@@ -5,6 +5,7 @@
 #include "gpu/device/log_sums.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/seen_keys.cuh"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -99,6 +100,9 @@ cudaError_t launch_block_mass_sm90(const BlockMassArgs& args, cudaStream_t strea
         return launch_block_mass_normalise(args, stream);
     });
 }
-template cudaError_t launch_block_mass_sm90<MSA_KERNEL_ELEMENT>(const BlockMassArgs&, cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_block_mass_sm90<T>(const BlockMassArgs&, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

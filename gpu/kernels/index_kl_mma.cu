@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "gpu/device/kl_compare.cuh"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -92,7 +93,6 @@ cudaError_t launch_kl_blocks(const KlBlocks& a, int64_t most_items, cudaStream_t
                                                most_items, stream);
                        });
 }
-template cudaError_t launch_kl_blocks<MSA_KERNEL_ELEMENT>(const KlBlocks&, int64_t, cudaStream_t);
 
 template <typename T>
 int kl_blocks_shared(int head_dim, int index_dim, int group_size) {
@@ -100,6 +100,10 @@ int kl_blocks_shared(int head_dim, int index_dim, int group_size) {
         return KlShared<T, kDim, kIndexDim, kGroup>::kBytes;
     });
 }
-template int kl_blocks_shared<MSA_KERNEL_ELEMENT>(int, int, int);
+
+#define MSA_INSTANTIATE(T)                                                            \
+    template cudaError_t launch_kl_blocks<T>(const KlBlocks&, int64_t, cudaStream_t); \
+    template int kl_blocks_shared<T>(int, int, int);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

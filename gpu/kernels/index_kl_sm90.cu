@@ -29,6 +29,7 @@
 #include "gpu/device/kl_worker_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/kernels/index_kl_sm90.h"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -302,7 +303,9 @@ cudaError_t launch_kl_blocks_sm90(const KlTunedArgs& args, int64_t most_items, i
     return wide ? launch<T, 128, 128, 128>(args, most_items, sms, stream)
                 : launch<T, 128, 128, 64>(args, most_items, sms, stream);
 }
-template cudaError_t launch_kl_blocks_sm90<MSA_KERNEL_ELEMENT>(const KlTunedArgs&, int64_t, int,
-                                                               cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_kl_blocks_sm90<T>(const KlTunedArgs&, int64_t, int, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

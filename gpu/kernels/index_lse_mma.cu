@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The lse of the index scores, by blocks of keys.
 #include "gpu/device/kl_tiles.cuh"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -107,6 +108,9 @@ cudaError_t launch_kl_slot_lse(const KlBlocks& a, int64_t most_items, cudaStream
                ? launch_items(slot_lse<T, 64>, LseShared<T, 64>::kBytes, a, most_items, stream)
                : launch_items(slot_lse<T, 128>, LseShared<T, 128>::kBytes, a, most_items, stream);
 }
-template cudaError_t launch_kl_slot_lse<MSA_KERNEL_ELEMENT>(const KlBlocks&, int64_t, cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_kl_slot_lse<T>(const KlBlocks&, int64_t, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

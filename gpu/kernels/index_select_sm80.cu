@@ -12,6 +12,7 @@
 #include "gpu/device/row_values.cuh"
 #include "gpu/device/stream_mma.cuh"
 #include "gpu/kernels/index_select_sm80.h"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -230,7 +231,9 @@ cudaError_t launch_index_select_sm80(const IndexSelectArgs& args, bool large, cu
     return args.index_dim == 64 ? launch_dim.template operator()<64 * sizeof(T) / 2>()
                                 : launch_dim.template operator()<128 * sizeof(T) / 2>();
 }
-template cudaError_t launch_index_select_sm80<MSA_KERNEL_ELEMENT>(const IndexSelectArgs&, bool,
-                                                                  cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_index_select_sm80<T>(const IndexSelectArgs&, bool, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

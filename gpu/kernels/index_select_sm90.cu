@@ -19,6 +19,7 @@
 #include "gpu/device/merge_turns.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -195,8 +196,10 @@ cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t s
     return args.index_dim == 64 ? launch_shape<ScoreShape<64, T>>(args, stream, exchange)
                                 : launch_shape<ScoreShape<128, T>>(args, stream, exchange);
 }
-template cudaError_t launch_index_select_sm90<MSA_KERNEL_ELEMENT>(const IndexSelectArgs&,
-                                                                  cudaStream_t,
-                                                                  const CandidateExchange*);
+
+#define MSA_INSTANTIATE(T)                                                                 \
+    template cudaError_t launch_index_select_sm90<T>(const IndexSelectArgs&, cudaStream_t, \
+                                                     const CandidateExchange*);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -9,6 +9,7 @@
 // Keys that the query does not see are never copied.
 #include "gpu/device/softmax.cuh"
 #include "gpu/device/stream_mma.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
 namespace msa::cuda {
@@ -254,7 +255,9 @@ cudaError_t launch_sparse_decode_sm80(const SparsePartsArgs& args, cudaStream_t 
     return args.head_dim == 64 ? launch_dim.template operator()<64>()
                                : launch_dim.template operator()<128>();
 }
-template cudaError_t launch_sparse_decode_sm80<MSA_KERNEL_ELEMENT>(const SparsePartsArgs&,
-                                                                   cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_sparse_decode_sm80<T>(const SparsePartsArgs&, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

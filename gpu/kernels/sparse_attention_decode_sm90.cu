@@ -26,6 +26,7 @@
 #include "gpu/device/decode_keys_e4m3_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/rank_exchange.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 
 namespace msa::cuda {
@@ -373,8 +374,10 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                             args, exchange != nullptr ? *exchange : RankExchange{});
     });
 }
-template cudaError_t launch_sparse_decode_sm90<MSA_KERNEL_ELEMENT>(const SparseDecodeArgs&,
-                                                                   cudaStream_t,
-                                                                   const RankExchange*);
+
+#define MSA_INSTANTIATE(T)                                                                   \
+    template cudaError_t launch_sparse_decode_sm90<T>(const SparseDecodeArgs&, cudaStream_t, \
+                                                      const RankExchange*);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -9,6 +9,7 @@
 // products. If even the unit 1 is too large, a result may become infinite. Such a result is
 // computed again in float, as is one with a NaN.
 #include "gpu/device/grad_slots_sm90.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
@@ -204,7 +205,6 @@ cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream)
     if (error == cudaSuccess) error = cudaMemsetAsync(work.d_v, 0, bytes, stream);
     return error == cudaSuccess ? cudaGetLastError() : error;
 }
-template cudaError_t launch_grad_prepare<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
 
 template <typename T>
 cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
@@ -214,7 +214,6 @@ cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
     kernel<<<blocks_for(chunks), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
-template cudaError_t launch_grad_slots<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
 
 template <typename T>
 cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t stream) {
@@ -222,14 +221,18 @@ cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t 
     kernel<<<static_cast<unsigned>(kPartBlocks * sms), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
-template cudaError_t launch_grad_parts<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, int,
-                                                           cudaStream_t);
 
 template <typename T>
 cudaError_t launch_grad_finish(const SparseGradArgs& args, cudaStream_t stream) {
     finish_keys<T><<<dim3(static_cast<unsigned>(args.all_blocks), 2), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
-template cudaError_t launch_grad_finish<MSA_KERNEL_ELEMENT>(const SparseGradArgs&, cudaStream_t);
+
+#define MSA_INSTANTIATE(T)                                                               \
+    template cudaError_t launch_grad_prepare<T>(const SparseGradArgs&, cudaStream_t);    \
+    template cudaError_t launch_grad_slots<T>(const SparseGradArgs&, cudaStream_t);      \
+    template cudaError_t launch_grad_parts<T>(const SparseGradArgs&, int, cudaStream_t); \
+    template cudaError_t launch_grad_finish<T>(const SparseGradArgs&, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

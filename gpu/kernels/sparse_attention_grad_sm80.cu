@@ -12,6 +12,7 @@
 
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/device/stream_mma.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_grad_sm80.h"
 
 namespace msa::cuda {
@@ -387,7 +388,10 @@ cudaError_t launch_sparse_attention_grad_sm80(const SparseGradArgs& args, bool l
     }
     return error == cudaSuccess ? launch_grad_finish<T>(args, stream) : error;
 }
-template cudaError_t launch_sparse_attention_grad_sm80<MSA_KERNEL_ELEMENT>(const SparseGradArgs&,
-                                                                           bool, int, cudaStream_t);
+
+#define MSA_INSTANTIATE(T)                                                                      \
+    template cudaError_t launch_sparse_attention_grad_sm80<T>(const SparseGradArgs&, bool, int, \
+                                                              cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -21,6 +21,7 @@
 
 #include "gpu/device/grad_gather_sm90.cuh"
 #include "gpu/device/grad_slots_sm90.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_grad_stages.h"
 
 namespace msa::cuda {
@@ -373,7 +374,10 @@ cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int sm
         error = launch_grad_slots<T>(args.chunk(args.chunks() - 1, 0), stream);
     return error == cudaSuccess ? launch_grad_finish<T>(args, stream) : error;
 }
-template cudaError_t launch_sparse_attention_grad_sm90<MSA_KERNEL_ELEMENT>(const SparseGradArgs&,
-                                                                           int, cudaStream_t);
+
+#define MSA_INSTANTIATE(T)                                                                \
+    template cudaError_t launch_sparse_attention_grad_sm90<T>(const SparseGradArgs&, int, \
+                                                              cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -13,6 +13,7 @@
 #include "gpu/device/attend_rows.cuh"
 #include "gpu/device/softmax.cuh"
 #include "gpu/device/stream_mma.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
 namespace msa::cuda {
@@ -151,7 +152,9 @@ cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs& args, int sms, cu
     return args.head_dim == 64 ? launch_dim.template operator()<64>()
                                : launch_dim.template operator()<128>();
 }
-template cudaError_t launch_sparse_kv_outer_sm80<MSA_KERNEL_ELEMENT>(const SparseTilesArgs&, int,
-                                                                     cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_sparse_kv_outer_sm80<T>(const SparseTilesArgs&, int, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -16,6 +16,7 @@
 
 #include "gpu/device/attend_e4m3_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -349,7 +350,10 @@ cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                             sizeof(S), stream, args);
     });
 }
-template cudaError_t launch_sparse_kv_outer_sm90<MSA_KERNEL_ELEMENT>(const SparseKvOuterArgs&, int,
-                                                                     cudaStream_t);
+
+#define MSA_INSTANTIATE(T)                                                             \
+    template cudaError_t launch_sparse_kv_outer_sm90<T>(const SparseKvOuterArgs&, int, \
+                                                        cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

@@ -17,6 +17,7 @@
 #include "gpu/device/ring.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/softmax.cuh"
+#include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
 namespace msa::cuda {
@@ -296,7 +297,9 @@ cudaError_t launch_sparse_union_sm80(const SparseTilesArgs& args, int sms, cudaS
     return args.head_dim == 64 ? launch_dim.template operator()<64>()
                                : launch_dim.template operator()<128>();
 }
-template cudaError_t launch_sparse_union_sm80<MSA_KERNEL_ELEMENT>(const SparseTilesArgs&, int,
-                                                                  cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_sparse_union_sm80<T>(const SparseTilesArgs&, int, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda

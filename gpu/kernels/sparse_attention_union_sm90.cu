@@ -22,6 +22,7 @@
 
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/union_produce_sm90.cuh"
+#include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
 namespace {
@@ -244,7 +245,9 @@ cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaS
         return launch.template operator()<Slots::mixed>();
     });
 }
-template cudaError_t launch_sparse_union_sm90<MSA_KERNEL_ELEMENT>(const SparseUnionArgs&, int,
-                                                                  cudaStream_t);
+
+#define MSA_INSTANTIATE(T) \
+    template cudaError_t launch_sparse_union_sm90<T>(const SparseUnionArgs&, int, cudaStream_t);
+MSA_FOR_KERNEL_ELEMENTS(MSA_INSTANTIATE)
 
 }  // namespace msa::cuda
