@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/threads.h"
@@ -49,17 +50,32 @@ public:
     void q(const In<3>& q) const {
         operand("q", q, "[Nq, Hq, dh]", Shape<3>{p_.queries(), p_.query_heads, p_.head_dim});
     }
-    void k(const In<3>& k, const char* name = "k") const {
-        operand(name, k, "[Nk, Hkv, dh]", Shape<3>{p_.keys(), p_.kv_heads, p_.head_dim});
+    /// Keys, packed or in pages; `axes` are those of a token.
+    template <int Rank>
+    void keys(const char* name, const Keys<Rank>& keys, const std::string& axes,
+              std::type_identity_t<Shape<Rank>> expected) const {
+        if (!keys.paged()) return operand(name, keys, concat("[Nk, ", axes, "]").c_str(), expected);
+        expected[0] = keys.shape()[0];
+        operand(name, keys, concat("[pages * page_size, ", axes, "]").c_str(), expected);
+        check_pages(p_, keys, name);
+    }
+    void k(const Keys<3>& k, const char* name = "k") const {
+        keys(name, k, "Hkv, dh", {p_.keys(), p_.kv_heads, p_.head_dim});
+    }
+    template <int Rank>
+    void packed(const char* name, const Keys<Rank>& keys) const {
+        require(!keys.paged(), name, " is in pages, must be packed");
     }
     void input(const AttentionInput& in) const {
         q(in.q);
         k(in.k);
         k(in.v, "v");
+        require(in.v.page_size() == in.k.page_size(), "v has pages of ", in.v.page_size(),
+                " tokens, must have those of k = ", in.k.page_size(), "; 0: packed");
         same_element("k", in.k.element(), in.q.element());
         same_element("v", in.v.element(), in.q.element());
         sinks(in.sinks);
-        check_scales(p_, in.scales, in.q.element(), backend_.space());
+        check_scales(p_, in.scales, in.q.element(), in.k);
     }
     void sinks(const View<const float, 1>& given) const {
         if (given) operand("sinks", given, "[Hq]", Shape<1>{p_.query_heads});
@@ -77,6 +93,7 @@ public:
     }
     void gradient(const AttentionInput& in, const AttentionSaved& saved,
                   const AttentionGradient& to) const {
+        packed("k", in.k);
         const Shape<3> like_q{p_.queries(), p_.query_heads, p_.head_dim};
         const Shape<3> like_k{p_.keys(), p_.kv_heads, p_.head_dim};
         const Element element = in.q.element();
@@ -100,9 +117,9 @@ public:
     void index(const IndexInput& in) const {
         require(p_.index_dim > 0, "index_dim is 0: the problem has no Index Branch");
         operand("index_q", in.index_q, "[Nq, Hkv, didx]", index_q_shape());
-        operand("index_k", in.index_k, "[Nk, didx]", index_k_shape());
+        keys("index_k", in.index_k, "didx", index_k_shape());
         same_element("index_k", in.index_k.element(), in.index_q.element());
-        check_index_scales(p_, in.scales, in.index_q.element(), backend_.space());
+        check_index_scales(p_, in.scales, in.index_q.element(), in.index_k);
     }
     void per_block(const char* name, const View<const float, 3>& view) const {
         operand(name, view, "[Nq, Hkv, B]", Shape<3>{p_.queries(), p_.kv_heads, p_.blocks()});
@@ -155,7 +172,8 @@ void Backend::dense_attention(const Problem& p, const AttentionInput& in,
     const Checker check(*this, p);
     check.input(in);
     check.output(to, in.q.element());
-    check_support(p, DenseAttentionRequest{.element = in.q.element()});
+    check_support(p,
+                  DenseAttentionRequest{.element = in.q.element(), .page_size = in.k.page_size()});
     do_dense_attention(p, in, to);
 }
 
@@ -173,7 +191,8 @@ void Backend::index_scores(const Problem& p, const IndexInput& in, View<float, 3
     const Checker check(*this, p, kMinScoredBlockSize);
     check.index(in);
     check.per_block("scores", scores);
-    check_support(p, IndexScoresRequest{.element = in.index_q.element()});
+    check_support(p, IndexScoresRequest{.element = in.index_q.element(),
+                                        .page_size = in.index_k.page_size()});
     do_index_scores(p, in, scores);
 }
 
@@ -196,7 +215,9 @@ void Backend::index_select(const Problem& p, const SelectionRule& rule, const In
     if (lse) check.index_lse("lse", lse);
     require(!lse || in.index_q.element() != Element::int8,
             "lse is present, but the operands are int8, which index_kl does not take");
-    check_support(p, IndexSelectRequest{.element = in.index_q.element(), .top_k = rule.top_k});
+    check_support(p, IndexSelectRequest{.element = in.index_q.element(),
+                                        .top_k = rule.top_k,
+                                        .page_size = in.index_k.page_size()});
     do_index_select(p, rule, in, ids, lse);
 }
 
@@ -210,7 +231,8 @@ void Backend::sparse_attention(const Problem& p, const AttentionInput& in,
     check_support(p, SparseAttentionRequest{.element = in.q.element(),
                                             .top_k = ids.extent(2),
                                             .order = order,
-                                            .out = to.out.element()});
+                                            .out = to.out.element(),
+                                            .page_size = in.k.page_size()});
     do_sparse_attention(p, in, ids, to, order);
 }
 
@@ -234,7 +256,7 @@ void Backend::block_mass(const Problem& p, const BlockMassInput& in, const Block
     check.sinks(in.sinks);
     check.per_block("mass", to.mass);
     if (to.max_logit) check.per_block("max_logit", to.max_logit);
-    check_support(p, BlockMassRequest{.element = in.q.element()});
+    check_support(p, BlockMassRequest{.element = in.q.element(), .page_size = in.k.page_size()});
     do_block_mass(p, in, to);
 }
 
@@ -242,7 +264,8 @@ void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOu
     const Checker check(*this, p);
     check.index(in.index);
     check.q(in.q);
-    check.k(in.k);
+    check.operand("k", in.k, "[Nk, Hkv, dh]", Shape<3>{p.keys(), p.kv_heads, p.head_dim});
+    check.packed("index_k", in.index.index_k);
     const Element element = in.index.index_q.element();
     check.same_element("q", in.q.element(), element);
     check.same_element("k", in.k.element(), element);

@@ -6,6 +6,10 @@
 // backend's space(); copies are explicit. Calls run in order but may be asynchronous: results are
 // readable after finish(). One object is not safe for two threads; two objects are independent.
 //
+// dense_attention, index_scores, index_select, sparse_attention and block_mass take keys in the
+// pages of a cache (core/keys.h), too, and give what they give for the same keys packed, bit for
+// bit. Gradients and index_kl take packed keys alone.
+//
 // For all operations: keys after a query's position and blocks outside its ids have no influence on
 // its results, not even if they hold NaN. A NaN that a query does see makes its outputs NaN. The
 // same arguments give bitwise the same results for any number of threads ("cuda-unordered"
@@ -19,6 +23,7 @@
 #include <string_view>
 
 #include "core/index_operands.h"
+#include "core/keys.h"
 #include "core/number/operand_scales.h"
 #include "core/problem.h"
 #include "core/request.h"
@@ -28,8 +33,8 @@
 namespace msa {
 
 struct AttentionInput {
-    In<3> q;     // [Nq, Hq, dh], after RoPE
-    In<3> k, v;  // [Nk, Hkv, dh]; never repeated to query heads
+    In<3> q;       // [Nq, Hq, dh], after RoPE
+    Keys<3> k, v;  // [Nk, Hkv, dh] or in pages, both of one size; never repeated to query heads
     /// [Hq] Learnable sinks, one logit per query head (GPT-OSS, arXiv 2508.10925). A sink is one
     /// more term of the head's softmax, without a value vector: lse' = ln(e^lse + e^sink), out' =
     /// out e^(lse - lse'). A row without visible keys has out 0 and lse = sink. A NaN sink makes
@@ -63,7 +68,8 @@ struct AttentionGradient {
 };
 
 struct BlockMassInput {
-    In<3> q, k;                       // as in AttentionInput
+    In<3> q;                          // as in AttentionInput
+    Keys<3> k;                        // likewise
     View<const float, 1> sinks = {};  // likewise
 };
 

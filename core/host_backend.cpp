@@ -44,22 +44,52 @@ Support HostBackend::takes_elements(const Request& request) {
     return {};
 }
 
+namespace {
+
+/// Keys and their scales, packed: in place, or copies of those in pages.
+template <typename T, int Rank>
+struct PackedKeys {
+    PackedKeys(const Problem& p, const Keys<Rank>& of, View<const float, 2> of_keys)
+        : scales(of_keys) {
+        if (!of.paged()) {
+            keys = of.template as<const T>();
+            return;
+        }
+        keys_made = packed<T>(p, of);
+        keys = keys_made.view();
+        if (of_keys.size() <= 1) return;
+        scales_made = packed_scales(p, of, of_keys);
+        scales = scales_made.view();
+    }
+    View<const T, Rank> keys;
+    View<const float, 2> scales;
+    Tensor<T, Rank> keys_made;
+    Tensor<float, 2> scales_made;
+};
+
+}  // namespace
+
 FloatOperands::FloatOperands(const Problem& p, const AttentionInput& in, int threads)
     : floats_(in) {
     if (in.q.element() != Element::e4m3) return;
     q_ = read_scaled(p, in.q.as<const e4m3>(), in.scales.q, false, threads);
-    k_ = read_scaled(p, in.k.as<const e4m3>(), in.scales.k, true, threads);
-    v_ = read_scaled(p, in.v.as<const e4m3>(), in.scales.v, true, threads);
+    const PackedKeys<e4m3, 3> k(p, in.k, in.scales.k), v(p, in.v, in.scales.v);
+    k_ = read_scaled(p, k.keys, k.scales, true, threads);
+    v_ = read_scaled(p, v.keys, v.scales, true, threads);
     floats_ = {q_, k_, v_, in.sinks};
 }
 
-FloatIndexInput::FloatIndexInput(const IndexInput& in) : floats_(in) {
-    if (in.index_q.element() != Element::int8) return;
-    q_ = Tensor<float, 3>(in.index_q.shape(), Fill::nothing);
-    k_ = Tensor<float, 2>(in.index_k.shape(), Fill::nothing);
-    decode(in.index_q.data(), Element::int8, {q_.data(), static_cast<size_t>(q_.size())});
-    decode(in.index_k.data(), Element::int8, {k_.data(), static_cast<size_t>(k_.size())});
-    floats_ = {q_, k_, in.scales};
+FloatIndexInput::FloatIndexInput(const Problem& p, const IndexInput& in) : floats_(in) {
+    if (in.index_q.element() == Element::int8) {
+        q_ = Tensor<float, 3>(in.index_q.shape(), Fill::nothing);
+        decode(in.index_q.data(), Element::int8, {q_.data(), static_cast<size_t>(q_.size())});
+        PackedKeys<Int8, 2> k(p, in.index_k, in.scales.k);
+        k_ = Tensor<float, 2>(k.keys.shape(), Fill::nothing);
+        decode(k.keys.data(), Element::int8, {k_.data(), static_cast<size_t>(k_.size())});
+        floats_ = {q_, k_, {in.scales.q, k.scales, {}}};
+        k_scales_ = std::move(k.scales_made);
+    }
+    rows_ = KeyTokens<float>(p, floats_.index_k);
 }
 
 }  // namespace msa

@@ -22,7 +22,8 @@ protected:
     static Support takes_elements(const Request&);
 };
 
-/// The operands of sparse_attention as floats: floats in place, or e4m3 values times their scales.
+/// The operands of sparse_attention as floats: floats in place, or e4m3 values times their scales,
+/// packed.
 class FloatOperands {
 public:
     FloatOperands(const Problem&, const AttentionInput&, int threads);
@@ -35,18 +36,19 @@ private:
 };
 
 /// The operands of index_scores and index_select as floats: floats in place, or int8 values
-/// converted to float, not yet multiplied by their scales.
+/// converted to float and packed, not yet multiplied by their scales.
 class FloatIndexInput {
 public:
-    explicit FloatIndexInput(const IndexInput&);
+    FloatIndexInput(const Problem&, const IndexInput&);
     View<const float, 3> q() const { return floats_.index_q.as<const float>(); }
-    View<const float, 2> k() const { return floats_.index_k.as<const float>(); }
+    const KeyTokens<float>& k() const { return rows_; }
     const OperandScales& scales() const { return floats_.scales; }
 
 private:
     Tensor<float, 3> q_;
-    Tensor<float, 2> k_;
+    Tensor<float, 2> k_, k_scales_;
     IndexInput floats_;
+    KeyTokens<float> rows_;
 };
 
 }  // namespace msa

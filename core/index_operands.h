@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/keys.h"
 #include "core/number/operand_scales.h"
 #include "core/request.h"
 #include "core/tensor.h"
@@ -14,7 +15,7 @@ namespace msa {
 
 struct IndexInput {
     In<3> index_q;              // [Nq, Hkv, didx], one head per group
-    In<2> index_k;              // [Nk, didx], one head shared by all groups
+    Keys<2> index_k;            // [Nk, didx] or in pages, one head shared by all groups
     OperandScales scales = {};  // of int8, which index_scores and index_select alone take
 };
 

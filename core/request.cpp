@@ -22,6 +22,15 @@ Element operand_element(const Request& request) {
         request);
 }
 
+int64_t page_size(const Request& request) {
+    return std::visit(
+        [](const auto& asked) {
+            if constexpr (requires { asked.page_size; }) return asked.page_size;
+            return int64_t{0};
+        },
+        request);
+}
+
 LoopOrder loop_order(const Request& request) {
     return std::visit(
         [](const auto& asked) {

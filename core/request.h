@@ -29,16 +29,18 @@ const char* to_string(LoopOrder);
 enum class Teacher : uint8_t { mean, max };
 
 // One request struct per operation. `element` is that of q, k, v or of index_q, index_k; top_k is
-// the number of ids per row.
+// the number of ids per row; page_size that of keys in pages, 0 of packed ones.
 
 struct DenseAttentionRequest {
     Element element = Element::f32;
+    int64_t page_size = 0;
 };
 struct DenseAttentionGradRequest {
     Element element = Element::f32;
 };
 struct IndexScoresRequest {
     Element element = Element::f32;
+    int64_t page_size = 0;
 };
 struct SelectBlocksRequest {
     int64_t top_k = 0;
@@ -46,12 +48,14 @@ struct SelectBlocksRequest {
 struct IndexSelectRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
+    int64_t page_size = 0;
 };
 struct SparseAttentionRequest {
     Element element = Element::f32;
     int64_t top_k = 0;
     LoopOrder order = LoopOrder::automatic;
     Element out = Element::f32;  // of the result
+    int64_t page_size = 0;
 };
 struct SparseAttentionGradRequest {
     Element element = Element::f32;
@@ -61,6 +65,7 @@ struct SparseAttentionGradRequest {
 };
 struct BlockMassRequest {
     Element element = Element::f32;
+    int64_t page_size = 0;
 };
 struct IndexKlRequest {
     Element element = Element::f32;
@@ -76,6 +81,8 @@ using Request = std::variant<DenseAttentionRequest, DenseAttentionGradRequest, I
 const char* operation_name(const Request&);
 /// The request's element; f32 for select_blocks, whose scores are always float.
 Element operand_element(const Request&);
+/// The request's page size; 0 for operations that take packed keys alone.
+int64_t page_size(const Request&);
 /// The request's loop order; automatic for operations without one.
 LoopOrder loop_order(const Request&);
 

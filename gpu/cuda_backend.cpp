@@ -61,6 +61,7 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem& p, const Request& request) const override {
+        if (page_size(request) > 0) return Support::no("it takes packed keys, not pages");
         const bool index = std::holds_alternative<IndexScoresRequest>(request) ||
                            std::holds_alternative<IndexSelectRequest>(request);
         const bool narrow = index || std::holds_alternative<SparseAttentionRequest>(request);

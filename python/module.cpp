@@ -194,14 +194,14 @@ void define_backend(nb::module_& m) {
             "sparse_attention",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
                const Maybe& sinks, const Operand& ids, const std::string& order,
-               const Operand& result, const Operand& lse) {
+               const Operand& result, const Operand& lse, const Maybe& page_table) {
                 r.run([&](Backend& b, const Views& views) {
-                    const AttentionInput input = views.attention(q, k, v, sinks);
+                    const AttentionInput input = views.attention(q, k, v, sinks, page_table);
                     b.sparse_attention(p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
                                        views.attention_output(result, lse), loop_order(order));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any)
         .def(
             "sparse_attention_grad",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -220,13 +220,14 @@ void define_backend(nb::module_& m) {
         .def(
             "index_scores",
             [](Runner& r, const Problem& p, const Operand& index_q, const Operand& index_k,
-               const Maybe& q_scales, const Maybe& k_scales, const Operand& scores) {
+               const Maybe& q_scales, const Maybe& k_scales, const Operand& scores,
+               const Maybe& page_table) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_scores(p, views.index(index_q, index_k, q_scales, k_scales),
+                    b.index_scores(p, views.index(index_q, index_k, q_scales, k_scales, page_table),
                                    views.typed<float, 3>("scores", scores));
                 });
             },
-            Free(), any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any)
         .def(
             "select_blocks",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
@@ -242,28 +243,29 @@ void define_backend(nb::module_& m) {
             "index_select",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
                int64_t forced_first, const Operand& index_q, const Operand& index_k,
-               const Maybe& q_scales, const Maybe& k_scales, const Operand& ids, const Maybe& lse) {
+               const Maybe& q_scales, const Maybe& k_scales, const Operand& ids, const Maybe& lse,
+               const Maybe& page_table) {
                 r.run([&](Backend& b, const Views& views) {
                     b.index_select(p, {top_k, forced_local, forced_first},
-                                   views.index(index_q, index_k, q_scales, k_scales),
+                                   views.index(index_q, index_k, q_scales, k_scales, page_table),
                                    views.typed<int32_t, 3>("ids", ids),
                                    views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
-               const Operand& mass, const Maybe& max_logit) {
+               const Operand& mass, const Maybe& max_logit, const Maybe& page_table) {
                 r.run([&](Backend& b, const Views& views) {
                     b.block_mass(p,
-                                 {views.in<3>("q", q), views.in<3>("k", k),
+                                 {views.in<3>("q", q), views.keys<3>("k", k, page_table),
                                   views.maybe<const float, 1>("sinks", sinks)},
                                  {views.typed<float, 3>("mass", mass),
                                   views.maybe<float, 3>("max_logit", max_logit)});
                 });
             },
-            Free(), any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any)
         .def(
             "index_kl",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k,

@@ -65,7 +65,7 @@ struct Torch {
     const Exchange* exchange;
     nb::object tensor, parameter;  // types
     std::vector<std::pair<nb::object, Element>> elements;
-    nb::object data_ptr, shape, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
+    nb::object data_ptr, shape, stride, is_contiguous, dtype, is_cpu, is_cuda, get_device;  // names
     nb::object is_neg;
 
     explicit Torch(nb::handle torch)
@@ -82,6 +82,7 @@ struct Torch {
         };
         data_ptr = name("data_ptr");
         shape = name("shape");
+        stride = name("stride");
         is_contiguous = name("is_contiguous");
         dtype = name("dtype");
         is_cpu = name("is_cpu");
@@ -131,9 +132,14 @@ void read_tensor(const Torch& torch, nb::handle tensor, Operand& to) {
         to.data = pointer_to(nb::cast<uintptr_t>(tensor.attr(torch.data_ptr)()));
     const nb::object shape = tensor.attr(torch.shape);  // a kind of tuple
     to.axes = static_cast<size_t>(PyTuple_Size(shape.ptr()));
-    for (size_t axis = 0; axis < std::min(to.axes, Operand::kMostAxes); ++axis)
-        to.shape[axis] =
-            PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), static_cast<Py_ssize_t>(axis)));
+    const nb::object stride = tensor.attr(torch.stride)();
+    const auto at = [](const nb::object& all, size_t axis) {
+        return PyLong_AsLongLong(PyTuple_GetItem(all.ptr(), static_cast<Py_ssize_t>(axis)));
+    };
+    for (size_t axis = 0; axis < std::min(to.axes, Operand::kMostAxes); ++axis) {
+        to.shape[axis] = at(shape, axis);
+        to.strides[axis] = at(stride, axis);
+    }
     to.contiguous = nb::cast<bool>(tensor.attr(torch.is_contiguous)());
     const nb::object dtype(tensor.attr(torch.dtype));
     for (const auto& [known, element] : torch.elements)
@@ -153,7 +159,10 @@ void describe_dense(const nb::dlpack::dltensor& array, Operand& to) {
     int64_t stride = 1;
     for (size_t axis = to.axes; axis-- > 0;) {
         const int64_t extent = array.shape[axis];
-        if (axis < Operand::kMostAxes) to.shape[axis] = extent;
+        if (axis < Operand::kMostAxes) {
+            to.shape[axis] = extent;
+            to.strides[axis] = array.strides == nullptr ? stride : array.strides[axis];
+        }
         const bool next = array.strides == nullptr || array.strides[axis] == stride;
         to.contiguous = to.contiguous && (extent == 1 || next);
         stride *= extent;

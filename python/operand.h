@@ -23,12 +23,12 @@ struct Operand {
 
     void* data = nullptr;
     size_t axes = 0;
-    std::array<int64_t, kMostAxes> shape{};
-    bool contiguous = false;         // row-major
-    std::optional<Element> element;  // absent: no operation takes it
-    std::string type;                // then its name, "int64", or what it is that is no array
-    bool readable = true;            // a dense array of plain numbers
-    int device = kOnHost;            // ordinal of CUDA's
+    std::array<int64_t, kMostAxes> shape{}, strides{};  // strides in elements
+    bool contiguous = false;                            // row-major
+    std::optional<Element> element;                     // absent: no operation takes it
+    std::string type;       // then its name, "int64", or what it is that is no array
+    bool readable = true;   // a dense array of plain numbers
+    int device = kOnHost;   // ordinal of CUDA's
     nanobind::object copy;  // of a tensor whose memory holds its values negated; else it itself
     nanobind::ndarray<nanobind::ro> owner;
 };

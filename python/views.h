@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -84,9 +85,23 @@ public:
         return array ? typed<T, Rank>(name, *array) : View<T, Rank>();
     }
 
+    /// Packed keys, or with a table a pool of pages, which may be a part of a larger array.
+    template <int Rank>
+    Keys<Rank> keys(const char* name, const Operand& array, const Maybe& page_table) const {
+        if (!page_table) return in<Rank>(name, array);
+        const Shape<Rank + 1> shape = axes_of<Rank + 1>(name, array);
+        require(array.strides[Rank] == 1 || shape[Rank] <= 1, name,
+                " has gaps on its last axis, which must be contiguous");
+        Shape<Rank> strides;
+        std::copy_n(array.strides.begin(), Rank, strides.begin());
+        return {element_view<const void, Rank + 1>(name, array, shape),
+                typed<const int32_t, 2>("page_table", *page_table), strides};
+    }
+
     AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
-                             const Maybe& sinks) const {
-        return {in<3>("q", q), in<3>("k", k), in<3>("v", v), maybe<const float, 1>("sinks", sinks)};
+                             const Maybe& sinks, const Maybe& page_table = {}) const {
+        return {in<3>("q", q), keys<3>("k", k, page_table), keys<3>("v", v, page_table),
+                maybe<const float, 1>("sinks", sinks)};
     }
     AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
         return {out<3>("out", result), typed<float, 2>("lse", lse)};
@@ -100,9 +115,9 @@ public:
                 maybe<float, 1>("d_sinks", d_sinks)};
     }
     IndexInput index(const Operand& index_q, const Operand& index_k, const Maybe& q_scales,
-                     const Maybe& k_scales) const {
+                     const Maybe& k_scales, const Maybe& page_table = {}) const {
         return {in<3>("index_q", index_q),
-                in<2>("index_k", index_k),
+                keys<2>("index_k", index_k, page_table),
                 {maybe<const float, 2>("q_scales", q_scales),
                  maybe<const float, 2>("k_scales", k_scales),
                  {}}};
@@ -121,23 +136,33 @@ private:
             default: return to_string(*array.element);
         }
     }
-    /// The shape of an array, which must have `Rank` axes, be contiguous and lie on the device.
+    /// The shape of an array, which must have `Rank` axes and lie on the device.
     template <int Rank>
-    Shape<Rank> shape_of(const char* name, const Operand& array) const {
+    Shape<Rank> axes_of(const char* name, const Operand& array) const {
         require(array.readable, name, " is ", array.type, ", must be a dense array or tensor");
         require(array.device == device_, name, " lies on ", device_name(array.device),
                 ", must lie on ", device_name(device_), " like the other arrays");
         require(array.axes == Rank, name, " has ", array.axes, " dimensions, must have ", Rank);
-        require(array.contiguous, name, " is not contiguous in row-major order; ", name,
-                ".contiguous() in PyTorch and numpy.ascontiguousarray(", name,
-                ") give a copy that is");
         Shape<Rank> shape;
         for (size_t axis = 0; axis < Rank; ++axis) shape[axis] = array.shape[axis];
         return shape;
     }
+    /// The same of an array that must be contiguous, too.
+    template <int Rank>
+    Shape<Rank> shape_of(const char* name, const Operand& array) const {
+        const Shape<Rank> shape = axes_of<Rank>(name, array);
+        require(array.contiguous, name, " is not contiguous in row-major order; ", name,
+                ".contiguous() in PyTorch and numpy.ascontiguousarray(", name,
+                ") give a copy that is");
+        return shape;
+    }
     template <typename Void, int Rank>
     AnyView<Void, Rank> any_view(const char* name, const Operand& array) const {
-        const Shape<Rank> shape = shape_of<Rank>(name, array);
+        return element_view<Void, Rank>(name, array, shape_of<Rank>(name, array));
+    }
+    template <typename Void, int Rank>
+    AnyView<Void, Rank> element_view(const char* name, const Operand& array,
+                                     const Shape<Rank>& shape) const {
         require(array.element.has_value(), name, " is ", type_of(array),
                 ", which no operation takes");
         return {data_of(array), shape, *array.element, space()};

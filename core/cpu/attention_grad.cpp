@@ -34,11 +34,11 @@ struct Block {
 
     /// From the first token of the block, `stride` floats a token.
     void pack(const float* k, const float* v, int64_t stride, int64_t count, int64_t dims) {
-        keys = pack_keys(k, stride, count, dims, key_memory.data());
-        values = pack_keys(v, stride, count, dims, value_memory.data());
+        keys = pack_keys({k, stride, 0, dims}, 0, 0, count, key_memory.data());
+        values = pack_keys({v, stride, 0, dims}, 0, 0, count, value_memory.data());
     }
     void pack_rows(const float* k, int64_t stride, int64_t count, int64_t dims) {
-        key_rows = pack_values(k, stride, count, dims, row_memory.data());
+        key_rows = pack_values({k, stride, 0, dims}, 0, 0, count, row_memory.data());
     }
 
     Tensor<float, 1> key_memory, value_memory, row_memory;
@@ -207,9 +207,9 @@ void AttentionGrad::ByBlock::add_pass(const BlockChunk& chunk, Queries queries,
                           &s.d_logits(row * s.stride), s.stride);
         if (with_queries_) fill_slots(chunk, queries, row, strip, s);
     }
-    const Panels q = pack_values(s.rows.q.data(), dims_, rows, dims_, s.q_panels.data());
+    const Panels q = pack_values({s.rows.q.data(), dims_, 0, dims_}, 0, 0, rows, s.q_panels.data());
     const Panels d_out =
-        pack_values(s.rows.d_out.data(), dims_, rows, dims_, s.d_out_panels.data());
+        pack_values({s.rows.d_out.data(), dims_, 0, dims_}, 0, 0, rows, s.d_out_panels.data());
     const int64_t* seen = s.rows.seen.data();
     const int64_t most = seen[rows - 1];
     add_transposed(s.weights.data(), s.stride, most, d_out, seen, s.d_v.data(), width_);

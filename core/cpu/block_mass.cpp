@@ -82,9 +82,9 @@ double normaliser(const OnlineSum& softmax, View<const float, 1> sinks, int64_t 
 
 }  // namespace
 
-void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k,
+void block_mass(const Problem& p, View<const float, 3> q, const KeyTokens<float>& k,
                 View<const float, 1> sinks, const BlockMassOutput& to, int threads) {
-    const int64_t blocks = p.blocks(), dims = p.head_dim, heads = p.group_size();
+    const int64_t blocks = p.blocks(), heads = p.group_size();
     const LogitRule rule = main_logits(p);
     const bool plain = !!to.max_logit;  // products, of which the maximum is taken first
     const TileLoop loop{.heads = heads,
@@ -104,9 +104,8 @@ void block_mass(const Problem& p, View<const float, 3> q, View<const float, 3> k
             std::fill_n(to.mass[i][tile.group].data(), blocks, 0.0f);
             if (to.max_logit) std::fill_n(to.max_logit[i][tile.group].data(), blocks, -kInfinity);
         }
-        const float* keys = k.data() + (tile.seen(0).first * p.kv_heads + tile.group) * dims;
         for_each_strip(
-            tile, keys, p.kv_heads * dims, loop.step, scratch, [](int64_t, int64_t) {},
+            tile, k, tile.group, loop.step, scratch, [](int64_t, int64_t) {},
             [&](const LogitStrip& strip) {
                 const int64_t first_block = strip.first_key / p.block_size;
                 for (int64_t r = 0; r < strip.rows; ++r) {

@@ -54,8 +54,7 @@ struct BranchScratch {
           panels({panel_floats(of.width(), block_size)}),
           logits({kStrip * padded(block_size) + kLanes}) {}
     void pack(const Branch& of, const GroupBlock& block) {
-        keys = pack_keys(of.keys + block.first * of.token + block.group * of.group, of.token,
-                         block.keys, of.width(), panels.data());
+        keys = pack_keys(of.keys, block.group, block.first, block.keys, panels.data());
     }
     Tensor<float, 2> rows;  // times the branch's factor
     Tensor<float, 1> panels, logits;

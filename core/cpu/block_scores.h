@@ -20,11 +20,11 @@ constexpr int64_t block_step(int64_t block_size) {
 /// Products are scaled after the maximum: products that are exact and equal, like those of small
 /// integers, then give equal scores, and so the same ids, on every backend.
 template <typename Taker>
-void for_each_block_score(const Problem& p, View<const float, 2> index_k, const ScoreScales& scales,
-                          const RowTile& tile, const Scratch& scratch, Taker taker) {
-    const float* keys = index_k.data() + tile.seen(0).first * p.index_dim;
+void for_each_block_score(const Problem& p, const KeyTokens<float>& index_k,
+                          const ScoreScales& scales, const RowTile& tile, const Scratch& scratch,
+                          Taker taker) {
     for_each_strip(
-        tile, keys, p.index_dim, block_step(p.block_size), scratch, [](int64_t, int64_t) {},
+        tile, index_k, 0, block_step(p.block_size), scratch, [](int64_t, int64_t) {},
         [&](const LogitStrip& strip) {
             const int64_t first_block = strip.first_key / p.block_size;
             for (int64_t r = 0; r < strip.rows; ++r) {

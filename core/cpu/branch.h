@@ -10,26 +10,18 @@ namespace msa::cpu {
 /// One branch: a group has G query heads in the Main Branch and one in the Index Branch.
 struct Branch {
     View<const float, 3> q;  // [Nq, groups * heads, width]
-    const float* keys;
-    int64_t token, group;  // floats from a token, and from a group, to the next
+    KeyTokens<float> keys;
     int64_t heads;
     LogitRule rule;
     int64_t window = kNoWindow;
     int64_t width() const { return q.extent(2); }
 };
-inline Branch main_branch(const Problem& p, View<const float, 3> q, View<const float, 3> k) {
-    return {q,
-            k.data(),
-            p.kv_heads * p.head_dim,
-            p.head_dim,
-            p.group_size(),
-            main_logits(p),
-            p.window.value_or(kNoWindow)};
+inline Branch main_branch(const Problem& p, View<const float, 3> q, const KeyTokens<float>& k) {
+    return {q, k, p.group_size(), main_logits(p), p.window.value_or(kNoWindow)};
 }
 inline Branch index_branch(const Problem& p, View<const float, 3> index_q,
-                           View<const float, 2> index_k) {
-    return {
-        index_q, index_k.data(), p.index_dim, 0, 1, {static_cast<float>(p.index_scale() * kLog2E)}};
+                           const KeyTokens<float>& index_k) {
+    return {index_q, index_k, 1, {static_cast<float>(p.index_scale() * kLog2E)}};
 }
 
 }  // namespace msa::cpu

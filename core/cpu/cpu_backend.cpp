@@ -52,12 +52,12 @@ public:
 protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
-        cpu::dense_attention(p, in.q.as<const float>(), in.k.as<const float>(),
-                             in.v.as<const float>(), to.out.as<float>(), to.lse, threads_);
+        cpu::dense_attention(p, in.q.as<const float>(), {p, in.k}, {p, in.v}, to.out.as<float>(),
+                             to.lse, threads_);
         cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        cpu::index_scores(p, FloatIndexInput(in), scores, threads_);
+        cpu::index_scores(p, FloatIndexInput(p, in), scores, threads_);
     }
     void do_select_blocks(const Problem& p, const SelectionRule& rule, View<const float, 3> scores,
                           View<int32_t, 3> ids) override {
@@ -65,7 +65,7 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
-        cpu::index_select(p, rule, FloatIndexInput(in), ids, lse, threads_);
+        cpu::index_select(p, rule, FloatIndexInput(p, in), ids, lse, threads_);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder order) override {
@@ -80,8 +80,8 @@ protected:
         }();
         const FloatOperands floats(p, in, threads_);
         const AttentionInput& here = floats.view();
-        run(p, here.q.as<const float>(), here.k.as<const float>(), here.v.as<const float>(), ids,
-            to.out.as<float>(), to.lse, threads_);
+        run(p, here.q.as<const float>(), {p, here.k}, {p, here.v}, ids, to.out.as<float>(), to.lse,
+            threads_);
         cpu::add_sinks(in.sinks, to.out.as<float>(), to.lse, threads_);
     }
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
@@ -96,7 +96,7 @@ protected:
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
                        const BlockMassOutput& to) override {
-        cpu::block_mass(p, in.q.as<const float>(), in.k.as<const float>(), in.sinks, to, threads_);
+        cpu::block_mass(p, in.q.as<const float>(), {p, in.k}, in.sinks, to, threads_);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         cpu::index_kl(p, in, to, threads_);

@@ -20,27 +20,28 @@ std::unique_ptr<Backend> make_cpu_backend_avx512(std::string_view name, const Ba
 
 namespace cpu {
 
-void dense_attention(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                     View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads);
+void dense_attention(const Problem&, View<const float, 3> q, const KeyTokens<float>& k,
+                     const KeyTokens<float>& v, View<float, 3> out, View<float, 2> lse,
+                     int threads);
 void index_scores(const Problem&, const FloatIndexInput&, View<float, 3> scores, int threads);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids, int threads);
 void index_select(const Problem&, const SelectionRule&, const FloatIndexInput&,
                   View<int32_t, 3> ids, View<float, 2> lse, int threads);
-void sparse_attention_q_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                              View<const float, 3> v, View<const int32_t, 3> ids,
+void sparse_attention_q_outer(const Problem&, View<const float, 3> q, const KeyTokens<float>& k,
+                              const KeyTokens<float>& v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads);
-void sparse_attention_union(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                            View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
-                            View<float, 2> lse, int threads);
-void sparse_attention_kv_outer(const Problem&, View<const float, 3> q, View<const float, 3> k,
-                               View<const float, 3> v, View<const int32_t, 3> ids,
+void sparse_attention_union(const Problem&, View<const float, 3> q, const KeyTokens<float>& k,
+                            const KeyTokens<float>& v, View<const int32_t, 3> ids,
+                            View<float, 3> out, View<float, 2> lse, int threads);
+void sparse_attention_kv_outer(const Problem&, View<const float, 3> q, const KeyTokens<float>& k,
+                               const KeyTokens<float>& v, View<const int32_t, 3> ids,
                                View<float, 3> out, View<float, 2> lse, int threads);
 void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,
                           const AttentionGradient&, int threads);
 void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionSaved&, const AttentionGradient&, LoopOrder, int threads);
-void block_mass(const Problem&, View<const float, 3> q, View<const float, 3> k,
+void block_mass(const Problem&, View<const float, 3> q, const KeyTokens<float>& k,
                 View<const float, 1> sinks, const BlockMassOutput&, int threads);
 void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&, int threads);
 

@@ -31,9 +31,10 @@ void add_strip(const LogitStrip& strip, Panels values, OnlineSum* softmax, float
 
 }  // namespace
 
-void dense_attention(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                     View<const float, 3> v, View<float, 3> out, View<float, 2> lse, int threads) {
-    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+void dense_attention(const Problem& p, View<const float, 3> q, const KeyTokens<float>& k,
+                     const KeyTokens<float>& v, View<float, 3> out, View<float, 2> lse,
+                     int threads) {
+    const int64_t dims = p.head_dim, heads = p.group_size();
     const LogitRule rule = main_logits(p);
     const TileLoop loop{.heads = heads,
                         .factor = rule.factor,
@@ -50,12 +51,11 @@ void dense_attention(const Problem& p, View<const float, 3> q, View<const float,
         const View<OnlineSum, 1> softmax = states.view()[scratch.thread];
         std::fill_n(sum.data(), sum.size(), 0.0f);
         std::fill_n(softmax.data(), softmax.size(), OnlineSum{});
-        const int64_t head = (tile.seen(0).first * p.kv_heads + tile.group) * dims;
         Panels values{};
         for_each_strip(
-            tile, k.data() + head, token, kStep, scratch,
+            tile, k, tile.group, kStep, scratch,
             [&](int64_t first, int64_t count) {
-                values = pack_values(v.data() + head + first * token, token, count, dims,
+                values = pack_values(v, tile.group, first, count,
                                      value_panels.view()[scratch.thread].data());
             },
             [&](const LogitStrip& strip) {

@@ -102,8 +102,8 @@ public:
     void start(const GroupBlock& block) {
         teaching_.start(block);
         index_.pack(rows_->index, block);
-        values_ = pack_values(rows_->index.keys + block.first * width_, width_, block.keys, width_,
-                              key_rows_.data());
+        values_ =
+            pack_values(rows_->index.keys, block.group, block.first, block.keys, key_rows_.data());
     }
 
     void add(const BlockPass& pass) {
@@ -118,10 +118,10 @@ public:
             if (!has_target(pass, n)) std::fill_n(&index_.rows(n, 0), width_, 0.0F);
         std::array<int64_t, kPassQueries> seen{};
         for (int64_t n = 0; n < pass.size(); ++n) seen[static_cast<size_t>(n)] = pass.seen(n);
-        add_transposed(
-            d_scores_.data(), teaching_.stride, pass.seen(pass.size() - 1),
-            pack_values(index_.rows.data(), width_, pass.size(), width_, query_panels_.data()),
-            seen.data(), d_keys_.data(), padded(width_));
+        add_transposed(d_scores_.data(), teaching_.stride, pass.seen(pass.size() - 1),
+                       pack_values({index_.rows.data(), width_, 0, width_}, 0, 0, pass.size(),
+                                   query_panels_.data()),
+                       seen.data(), d_keys_.data(), padded(width_));
     }
 
     void end(const KeyRange& keys) {

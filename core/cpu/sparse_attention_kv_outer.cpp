@@ -30,14 +30,15 @@ struct ChunkScratch {
 };
 
 struct Operands {
-    View<const float, 3> q, k, v;
+    View<const float, 3> q;
+    const KeyTokens<float>&k, &v;
 };
 
 /// Phase 1 for one chunk.
 void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& schedule,
                   const BlockChunk& chunk, const std::vector<KeyRange>& visible,
                   const ChunkScratch& scratch, BlockSlots& slots) {
-    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+    const int64_t dims = p.head_dim, heads = p.group_size();
     const int64_t first = chunk.block * p.block_size, width = padded(dims);
     const std::span<const SelectedQuery> queries = schedule.of(chunk);
     const LogitRule rule = main_logits(p);
@@ -46,12 +47,9 @@ void attend_chunk(const Problem& p, const Operands& in, const KvOuterSchedule& s
     };
     // Positions do not decrease within a sequence: the last query sees most.
     const int64_t count = seen_by(queries.back());
-    const int64_t at =
-        ((visible[static_cast<size_t>(queries[0].query)].first + first) * p.kv_heads +
-         chunk.group) *
-        dims;
-    const Panels keys = pack_keys(in.k.data() + at, token, count, dims, scratch.keys);
-    const Panels values = pack_values(in.v.data() + at, token, count, dims, scratch.values);
+    const int64_t at = visible[static_cast<size_t>(queries[0].query)].first + first;
+    const Panels keys = pack_keys(in.k, chunk.group, at, count, scratch.keys);
+    const Panels values = pack_values(in.v, chunk.group, at, count, scratch.values);
     const auto pack = static_cast<size_t>(std::max<int64_t>(1, kChunkRows / heads));
     for (size_t begin = 0; begin < queries.size(); begin += pack) {
         const auto gathered = queries.subspan(begin, std::min(pack, queries.size() - begin));
@@ -101,9 +99,10 @@ void combine(View<const float, 2> partial, View<const float, 1> lse, int64_t use
 
 }  // namespace
 
-void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q, View<const float, 3> k,
-                               View<const float, 3> v, View<const int32_t, 3> ids,
-                               View<float, 3> out, View<float, 2> lse, int threads) {
+void sparse_attention_kv_outer(const Problem& whole, View<const float, 3> q,
+                               const KeyTokens<float>& k, const KeyTokens<float>& v,
+                               View<const int32_t, 3> ids, View<float, 3> out, View<float, 2> lse,
+                               int threads) {
     const int64_t top_k = ids.extent(2), dims = whole.head_dim, heads = whole.group_size();
     const int64_t rows = std::max(kChunkRows, heads), width = padded(dims);
     const int64_t piece = std::clamp<int64_t>(

@@ -13,10 +13,10 @@
 
 namespace msa::cpu {
 
-void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                              View<const float, 3> v, View<const int32_t, 3> ids,
+void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, const KeyTokens<float>& k,
+                              const KeyTokens<float>& v, View<const int32_t, 3> ids,
                               View<float, 3> out, View<float, 2> lse, int threads) {
-    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+    const int64_t dims = p.head_dim, heads = p.group_size();
     const int64_t width = padded(dims);
     const LogitRule rule = main_logits(p);
     const std::vector<KeyRange>& visible = visible_keys(p);
@@ -37,11 +37,10 @@ void sparse_attention_q_outer(const Problem& p, View<const float, 3> q, View<con
         for (int64_t block : selected(ids, i, group)) {
             const int64_t first = block * p.block_size;
             const int64_t seen = std::min(p.block_size, range.count - first);
-            const int64_t at = ((range.first + first) * p.kv_heads + group) * dims;
             const Panels keys =
-                pack_keys(k.data() + at, token, seen, dims, key_panels.view()[thread].data());
-            const Panels values =
-                pack_values(v.data() + at, token, seen, dims, value_panels.view()[thread].data());
+                pack_keys(k, group, range.first + first, seen, key_panels.view()[thread].data());
+            const Panels values = pack_values(v, group, range.first + first, seen,
+                                              value_panels.view()[thread].data());
             const int64_t hidden = hidden_keys(p, range.count, first, seen);
             add_block({rows, heads, heads, &seen, softmax.data(), sum, rule.cap, &hidden}, keys,
                       values, logits.view()[thread].data());

@@ -9,10 +9,10 @@
 
 namespace msa::cpu {
 
-void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const float, 3> k,
-                            View<const float, 3> v, View<const int32_t, 3> ids, View<float, 3> out,
-                            View<float, 2> lse, int threads) {
-    const int64_t dims = p.head_dim, heads = p.group_size(), token = p.kv_heads * dims;
+void sparse_attention_union(const Problem& p, View<const float, 3> q, const KeyTokens<float>& k,
+                            const KeyTokens<float>& v, View<const int32_t, 3> ids,
+                            View<float, 3> out, View<float, 2> lse, int threads) {
+    const int64_t dims = p.head_dim, heads = p.group_size();
     const int64_t tile_queries = std::max<int64_t>(1, kUnionTileRows / heads);
     const int64_t tile_rows = tile_queries * heads, width = padded(dims);
     const LogitRule rule = main_logits(p);
@@ -33,13 +33,11 @@ void sparse_attention_union(const Problem& p, View<const float, 3> q, View<const
         for_each_run(
             tile.uses,
             [&](int64_t block) {
-                const int64_t at =
-                    ((tile.first_key() + block * p.block_size) * p.kv_heads + tile.group) * dims;
+                const int64_t first = tile.first_key() + block * p.block_size;
                 const int64_t count = tile.keys(block, p.block_size);
-                keys =
-                    pack_keys(k.data() + at, token, count, dims, key_panels.view()[thread].data());
-                values = pack_values(v.data() + at, token, count, dims,
-                                     value_panels.view()[thread].data());
+                keys = pack_keys(k, tile.group, first, count, key_panels.view()[thread].data());
+                values =
+                    pack_values(v, tile.group, first, count, value_panels.view()[thread].data());
             },
             [&](const UseRun& run) {
                 seen.clear();

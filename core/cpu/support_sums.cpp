@@ -68,7 +68,7 @@ void SupportSums::add(View<const int32_t, 3> ids) {
     }
 }
 
-void index_lse(const Problem& whole, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_lse(const Problem& whole, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                View<const int32_t, 3> ids, View<float, 2> lse, int threads) {
     const int64_t piece = piece_queries(whole, ids, whole.kv_heads);
     for (int64_t begin = 0; begin < whole.queries(); begin += piece) {

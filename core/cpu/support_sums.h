@@ -54,7 +54,7 @@ private:
 };
 
 /// lse [Nq, Hkv] of the index scores on the blocks ids [Nq, Hkv, k].
-void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_lse(const Problem&, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                View<const int32_t, 3> ids, View<float, 2> lse, int threads);
 
 }  // namespace msa::cpu

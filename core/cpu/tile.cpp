@@ -152,35 +152,46 @@ void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head
                        [=](float x) { return factor * x; });
 }
 
-Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels) {
-    for (int64_t first = 0; first < count; first += kPanel) {
-        const int64_t columns = std::min(kPanel, count - first);
-        float* panel = panels + first * width;
+Panels pack_keys(const KeyTokens<float>& rows, int64_t head, int64_t first, int64_t count,
+                 float* panels) {
+    const int64_t width = rows.width(), stride = rows.token_stride();
+    for (int64_t start = 0; start < count; start += kPanel) {
+        const int64_t columns = std::min(kPanel, count - start);
+        float* panel = panels + start * width;
         if (columns < kPanel) std::fill_n(panel, width * kPanel, 0.0f);
-        int64_t j = 0;
-        for (; j + kLanes <= columns; j += kLanes)
-            pack_lanes(rows + (first + j) * stride, stride, width, panel + j);
-        for (; j < columns; ++j)
-            for (int64_t d = 0; d < width; ++d)
-                panel[d * kPanel + j] = rows[(first + j) * stride + d];
+        for (int64_t j = 0; j < columns;) {
+            const int64_t token = first + start + j;
+            const float* from = rows.at(token, head);
+            const int64_t end = j + std::min(rows.run(token), columns - j);
+            for (; j + kLanes <= end; j += kLanes, from += kLanes * stride)
+                pack_lanes(from, stride, width, panel + j);
+            for (; j < end; ++j, from += stride)
+                for (int64_t d = 0; d < width; ++d) panel[d * kPanel + j] = from[d];
+        }
     }
     return {panels, width, count};
 }
 
-Panels pack_values(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels) {
-    for (int64_t first = 0; first < width; first += kPanel) {
-        const int64_t columns = std::min(kPanel, width - first);
-        float* panel = panels + first * count;
-        if (columns == kPanel) {
-            for (int64_t j = 0; j < count; ++j)
-                for (int64_t d = 0; d < kPanel; d += kLanes)
-                    store(panel + j * kPanel + d, load(rows + j * stride + first + d));
-            continue;
+Panels pack_values(const KeyTokens<float>& rows, int64_t head, int64_t first, int64_t count,
+                   float* panels) {
+    const int64_t width = rows.width(), stride = rows.token_stride();
+    for (int64_t start = 0; start < count;) {
+        const float* const from = rows.at(first + start, head);
+        const int64_t run = std::min(rows.run(first + start), count - start);
+        for (int64_t column = 0; column < width; column += kPanel) {
+            const int64_t columns = std::min(kPanel, width - column);
+            float* panel = panels + column * count + start * kPanel;
+            for (int64_t j = 0; j < run; ++j, panel += kPanel) {
+                const float* const row = from + j * stride + column;
+                if (columns == kPanel) {
+                    for (int64_t d = 0; d < kPanel; d += kLanes) store(panel + d, load(row + d));
+                    continue;
+                }
+                std::copy_n(row, columns, panel);
+                std::fill_n(panel + columns, kPanel - columns, 0.0f);
+            }
         }
-        for (int64_t j = 0; j < count; ++j) {
-            std::copy_n(rows + j * stride + first, columns, panel + j * kPanel);
-            std::fill_n(panel + j * kPanel + columns, kPanel - columns, 0.0f);
-        }
+        start += run;
     }
     return {panels, count, width};
 }

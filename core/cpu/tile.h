@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/keys.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 
@@ -55,11 +56,13 @@ struct Strip {
 void pack_queries(View<const float, 3> q, QueryRange queries, int64_t first_head, int64_t heads,
                   float factor, float* rows);
 
-/// Panels of the transpose of `rows` [count, width], its rows `stride` floats apart.
-Panels pack_keys(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels);
+/// Panels of the transpose of the rows of the tokens [first, first + count), of one head.
+Panels pack_keys(const KeyTokens<float>& rows, int64_t head, int64_t first, int64_t count,
+                 float* panels);
 
-/// Panels of `rows` [count, width], its rows `stride` floats apart.
-Panels pack_values(const float* rows, int64_t stride, int64_t count, int64_t width, float* panels);
+/// Panels of these rows.
+Panels pack_values(const KeyTokens<float>& rows, int64_t head, int64_t first, int64_t count,
+                   float* panels);
 
 /// How the Main Branch's products become base-2 logits: queries are packed with `factor`; with a
 /// cap, the product x becomes cap * tanh(x).

@@ -98,18 +98,17 @@ struct LogitStrip {
     float* row(int64_t r) const { return data + r * stride; }
 };
 
-/// The loop over the keys of one tile. keys: token 0 of the sequence, `stride` floats a token.
-/// Calls on_keys(first, count) before each step, and on_logits(LogitStrip) for each strip in which
-/// some row attends to a key. Steps before all rows' windows are skipped.
+/// The loop over the keys of one tile, of one head. Calls on_keys(first, count) before each step,
+/// with its first token on the packed axis, and on_logits(LogitStrip) for each strip in which some
+/// row attends to a key. Steps before all rows' windows are skipped.
 template <typename OnKeys, typename OnLogits>
-void for_each_strip(const RowTile& tile, const float* keys, int64_t stride, int64_t step,
+void for_each_strip(const RowTile& tile, const KeyTokens<float>& keys, int64_t head, int64_t step,
                     const Scratch& scratch, OnKeys on_keys, OnLogits on_logits) {
-    const int64_t end = tile.seen(tile.size() - 1).count;
+    const auto [start, end] = tile.seen(tile.size() - 1);
     for (int64_t first = tile.first(0) / step * step; first < end; first += step) {
         const int64_t count = std::min(step, end - first);
-        const Panels packed =
-            pack_keys(keys + first * stride, stride, count, tile.width, scratch.panels);
-        on_keys(first, count);
+        const Panels packed = pack_keys(keys, head, start + first, count, scratch.panels);
+        on_keys(start + first, count);
         for (int64_t row = 0; row < tile.size(); row += kBatch) {
             LogitStrip strip{
                 row,         std::min(kBatch, tile.size() - row), first, {}, {}, scratch.logits,

@@ -32,28 +32,41 @@ int64_t scale_row(const std::vector<int64_t>& blocks, int64_t t) {
     return blocks.empty() ? t : blocks[static_cast<size_t>(t)];
 }
 
+/// Rows of the scales of keys: blocks of all sequences, or pages.
+template <int Rank>
+int64_t scale_rows(const Problem& p, View<const float, 2> scales, const Keys<Rank>& keys) {
+    if (!keys.paged()) return block_starts(p).back();
+    require(scales.size() <= 1 || keys.page_size() % p.block_size == 0,
+            "scales of keys belong to pages of ", keys.page_size(), " tokens, but blocks have ",
+            p.block_size, "; such pages must be whole blocks");
+    return keys.pages();
+}
+
 }  // namespace
 
-void check_scales(const Problem& p, const OperandScales& scales, Element operands, Space space) {
+void check_scales(const Problem& p, const OperandScales& scales, Element operands,
+                  const Keys<3>& k) {
     if (!scales) return;
     require(operands == Element::e4m3, "scales are given, but q is ", to_string(operands),
             ", must be e4m3");
-    const Shape<2> blocks{block_starts(p).back(), p.kv_heads};
-    const char* const axes = "[blocks of all sequences, Hkv]";
-    check_one("scales of q", scales.q, "[Nq, Hq]", {p.queries(), p.query_heads}, space);
-    check_one("scales of k", scales.k, axes, blocks, space);
-    check_one("scales of v", scales.v, axes, blocks, space);
+    const Shape<2> rows{scale_rows(p, scales.k, k), p.kv_heads};
+    const char* const axes = k.paged() ? "[pages, Hkv]" : "[blocks of all sequences, Hkv]";
+    check_one("scales of q", scales.q, "[Nq, Hq]", {p.queries(), p.query_heads}, k.space());
+    check_one("scales of k", scales.k, axes, rows, k.space());
+    check_one("scales of v", scales.v, axes, rows, k.space());
 }
 
 void check_index_scales(const Problem& p, const OperandScales& scales, Element operands,
-                        Space space) {
+                        const Keys<2>& index_k) {
     if (!scales) return;
     require(operands == Element::int8, "scales are given, but index_q is ", to_string(operands),
             ", must be int8");
     require(!scales.v, "scales of v are given, but the Index Branch has no values");
+    const Space space = index_k.space();
     check_one("scales of index_q", scales.q, "[Nq, Hkv]", {p.queries(), p.kv_heads}, space, true);
-    check_one("scales of index_k", scales.k, "[blocks of all sequences, 1]",
-              {block_starts(p).back(), 1}, space, true);
+    check_one("scales of index_k", scales.k,
+              index_k.paged() ? "[pages, 1]" : "[blocks of all sequences, 1]",
+              {scale_rows(p, scales.k, index_k), 1}, space, true);
 }
 
 ScoreScales::ScoreScales(const Problem& p, const OperandScales& scales)
@@ -69,6 +82,22 @@ ScoreScales::Row ScoreScales::row(int64_t query, int64_t group) const {
     const int64_t sequence = sequence_[static_cast<size_t>(query)];
     return {scale, scales_.k.data() + first_block_[static_cast<size_t>(sequence)], 1};
 }
+
+template <int Rank>
+Tensor<float, 2> packed_scales(const Problem& p, const Keys<Rank>& keys,
+                               View<const float, 2> scales) {
+    Tensor<float, 2> made({block_starts(p).back(), scales.extent(1)}, Fill::nothing);
+    float* to = made.data();
+    const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
+    for (size_t s = 0; s + 1 < starts.size(); ++s)
+        for (int64_t j = 0; j < starts[s + 1] - starts[s]; j += p.block_size) {
+            const int64_t page = keys.page_table()(s, j / keys.page_size());
+            to = std::copy_n(scales[page].data(), scales.extent(1), to);
+        }
+    return made;
+}
+template Tensor<float, 2> packed_scales(const Problem&, const Keys<2>&, View<const float, 2>);
+template Tensor<float, 2> packed_scales(const Problem&, const Keys<3>&, View<const float, 2>);
 
 std::vector<int64_t> key_blocks(const Problem& p) {
     const std::vector<int64_t> starts = block_starts(p);

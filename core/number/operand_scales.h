@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/keys.h"
 #include "core/number/e4m3.h"
 #include "core/number/int8.h"
 #include "core/problem.h"
@@ -23,7 +24,8 @@ namespace msa {
 struct OperandScales {
     View<const float, 2> q;  // [1, 1], or [Nq, Hq]; of index_q [Nq, Hkv]
     /// [1, 1], or [blocks of all sequences, Hkv], see block_starts(); of index_k [blocks of all
-    /// sequences, 1]. The Index Branch has no v.
+    /// sequences, 1]. Of keys in pages [pages, Hkv], of index_k [pages, 1], and pages are whole
+    /// blocks. The Index Branch has no v.
     View<const float, 2> k, v;
 
     explicit operator bool() const { return q || k || v; }
@@ -35,9 +37,9 @@ inline constexpr float kLeastScale = 0x1p-40F, kMostScale = 0x1p40F;
 
 /// Throws InputError if scales are given for operands other than e4m3, have another shape, lie in
 /// another space or, on the host, are outside [kLeastScale, kMostScale].
-void check_scales(const Problem&, const OperandScales&, Element operands, Space space);
+void check_scales(const Problem&, const OperandScales&, Element operands, const Keys<3>&);
 /// The same for the Index Branch and int8. A scale may be NaN there.
-void check_index_scales(const Problem&, const OperandScales&, Element operands, Space space);
+void check_index_scales(const Problem&, const OperandScales&, Element operands, const Keys<2>&);
 
 /// Scale (i, j); 1 where absent.
 inline float scale_at(View<const float, 2> scales, int64_t i, int64_t j) {
@@ -73,6 +75,15 @@ private:
     std::vector<int64_t> first_block_;  // [sequences] counted over all; empty: no scale per block
     std::vector<int64_t> sequence_;     // [Nq]; likewise
 };
+
+/// Scales of keys in pages as those of the same keys packed: [pages, heads] becomes [blocks of all
+/// sequences, heads].
+template <int Rank>
+Tensor<float, 2> packed_scales(const Problem&, const Keys<Rank>&, View<const float, 2> scales);
+extern template Tensor<float, 2> packed_scales(const Problem&, const Keys<2>&,
+                                               View<const float, 2>);
+extern template Tensor<float, 2> packed_scales(const Problem&, const Keys<3>&,
+                                               View<const float, 2>);
 
 /// [Nk]: the number of each key's block, counted over all sequences.
 std::vector<int64_t> key_blocks(const Problem&);

@@ -18,7 +18,7 @@ void block_mass(const Problem& p, const MainBranch& in, const BlockMassOutput& t
             const std::vector<int64_t> tokens = in_window(p, seen, all_tokens(seen));
             for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h) {
                 std::vector<double> logits;
-                for (int64_t j : tokens) logits.push_back(p.logit(dot(in.q[i][h], in.k[j][r])));
+                for (int64_t j : tokens) logits.push_back(p.logit(dot(in.q[i][h], in.k.row(j, r))));
                 std::vector<double> probability = logits;
                 softmax(probability, sink_of(in, h));
                 for (size_t t = 0; t < logits.size(); ++t) {

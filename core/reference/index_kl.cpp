@@ -29,7 +29,7 @@ std::vector<double> teacher_probabilities(const Problem& p, const MainBranch& in
     for (int64_t h = first_head; h < first_head + p.group_size(); ++h) {
         std::vector<double> head;
         for (size_t t = tokens.size() - shown; t < tokens.size(); ++t)
-            head.push_back(p.logit(dot(in.q[i][h], in.k[tokens[t]][r])));
+            head.push_back(p.logit(dot(in.q[i][h], in.k.row(tokens[t], r))));
         const double lse = softmax(head);
         shares.push_back(log_share(lse, sink_of(in, h)));
         heads.push_back(std::move(head));
@@ -55,7 +55,7 @@ std::vector<double> teacher_probabilities(const Problem& p, const MainBranch& in
     return all;
 }
 
-void index_lse(const Problem& p, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_lse(const Problem& p, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                View<const int32_t, 3> ids, View<float, 2> lse) {
     const std::vector<KeyRange> visible = visible_keys(p);
     for (int64_t i = 0; i < p.queries(); ++i)
@@ -63,7 +63,7 @@ void index_lse(const Problem& p, View<const float, 3> index_q, View<const float,
             std::vector<double> logits;
             for (int64_t j :
                  support_tokens(visible[static_cast<size_t>(i)], p.block_size, selected(ids, i, r)))
-                logits.push_back(p.index_scale() * dot(index_q[i][r], index_k[j]));
+                logits.push_back(p.index_scale() * dot(index_q[i][r], index_k.row(j)));
             lse(i, r) = static_cast<float>(softmax(logits));
         }
 }

@@ -63,12 +63,12 @@ double attend(const Problem& p, const MainBranch& in, int64_t i, int64_t h,
               const std::vector<int64_t>& tokens, View<float, 1> out) {
     const int64_t group = h / p.group_size();
     std::vector<double> weight;
-    for (int64_t j : tokens) weight.push_back(p.logit(dot(in.q[i][h], in.k[j][group])));
+    for (int64_t j : tokens) weight.push_back(p.logit(dot(in.q[i][h], in.k.row(j, group))));
     const double lse = softmax(weight, sink_of(in, h));
     for (int64_t d = 0; d < out.size(); ++d) {
         double sum = std::isnan(lse) ? lse : 0;  // a NaN sink of no tokens too
         for (size_t t = 0; t < tokens.size(); ++t)
-            sum += weight[t] * double{in.v(tokens[t], group, d)};
+            sum += weight[t] * double{in.v.row(tokens[t], group)(d)};
         out(d) = static_cast<float>(sum);
     }
     return lse;
@@ -97,10 +97,10 @@ public:
 protected:
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
-        reference::dense_attention(p, main_branch(in), to.out.as<float>(), to.lse);
+        reference::dense_attention(p, main_branch(p, in), to.out.as<float>(), to.lse);
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
-        const FloatIndexInput floats(in);
+        const FloatIndexInput floats(p, in);
         if (in.index_q.element() == Element::int8)
             reference::index_scores(p, floats.q(), floats.k(), floats.scales(), scores);
         else
@@ -115,14 +115,13 @@ protected:
         Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
         do_index_scores(p, in, scores);
         do_select_blocks(p, rule, scores, ids);
-        if (lse)
-            reference::index_lse(p, in.index_q.as<const float>(), in.index_k.as<const float>(), ids,
-                                 lse);
+        if (lse) reference::index_lse(p, in.index_q.as<const float>(), {p, in.index_k}, ids, lse);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                              const AttentionOutput& to, LoopOrder) override {
         const FloatOperands floats(p, in, 0);
-        reference::sparse_attention(p, main_branch(floats.view()), ids, to.out.as<float>(), to.lse);
+        reference::sparse_attention(p, main_branch(p, floats.view()), ids, to.out.as<float>(),
+                                    to.lse);
     }
     void do_dense_attention_grad(const Problem& p, const AttentionInput& in,
                                  const AttentionSaved& saved,
@@ -136,20 +135,19 @@ protected:
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
                        const BlockMassOutput& to) override {
-        reference::block_mass(p, main_branch(in), to);
+        reference::block_mass(p, main_branch(p, in), to);
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         reference::index_kl(p, in, to);
     }
 
 private:
-    static reference::MainBranch main_branch(const AttentionInput& in) {
-        return {in.q.as<const float>(), in.k.as<const float>(), in.v.as<const float>(), in.sinks};
+    static reference::MainBranch main_branch(const Problem& p, const AttentionInput& in) {
+        return {in.q.as<const float>(), {p, in.k}, {p, in.v}, in.sinks};
     }
     /// Of an operation that has no values.
-    template <typename Input>
-    static reference::MainBranch main_branch(const Input& in) {
-        return {in.q.template as<const float>(), in.k.template as<const float>(), {}, in.sinks};
+    static reference::MainBranch main_branch(const Problem& p, const BlockMassInput& in) {
+        return {in.q.as<const float>(), {p, in.k}, {}, in.sinks};
     }
 
     int threads_;  // of others' work beside the operations; 0: all

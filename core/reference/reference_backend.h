@@ -18,15 +18,16 @@ namespace reference {
 
 /// Operands of the Main Branch. v may be absent if unused, sinks if there are none.
 struct MainBranch {
-    View<const float, 3> q, k, v;
+    View<const float, 3> q;
+    KeyTokens<float> k, v;
     View<const float, 1> sinks = {};
 };
 
 void dense_attention(const Problem&, const MainBranch&, View<float, 3> out, View<float, 2> lse);
-void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_scores(const Problem&, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                   View<float, 3> scores);
 /// The same for int8 operands, given as floats that are not yet multiplied by their scales.
-void index_scores(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_scores(const Problem&, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                   const OperandScales&, View<float, 3> scores);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids);
@@ -37,7 +38,7 @@ void dense_attention_grad(const Problem&, const AttentionInput&, const Attention
 void sparse_attention_grad(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                            const AttentionSaved&, const AttentionGradient&);
 void block_mass(const Problem&, const MainBranch&, const BlockMassOutput&);
-void index_lse(const Problem&, View<const float, 3> index_q, View<const float, 2> index_k,
+void index_lse(const Problem&, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                View<const int32_t, 3> ids, View<float, 2> lse);
 void index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&);
 

@@ -11,7 +11,8 @@ Letters in shapes, as in the paper:
 Arrays are row-major and contiguous; nothing is converted without a word: an operation that does
 not take a type says which it takes. Results are of the kind of the inputs, numpy arrays or tensors.
 Sequences are packed (THD layout): cu_seqlens_q and cu_seqlens_k say where each begins, and the
-last query of a sequence sits on its last key. Without them all tokens are one sequence.
+last query of a sequence sits on its last key. Without them all tokens are one sequence. Keys may lie
+in the pages of a cache (page_table, seqused_k: help(msalab.sparse_attention)), which append fills.
 
 Operations have the names of core/backend.h. The names of the paper's authors are other names of the
 same functions:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # what __getattr__ loads, for editors and type checkers
 
 _MODULES = {
     "operations": ("InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError",
-                   "backends", "block_mass", "dense_attention", "dense_attention_grad",
+                   "append", "backends", "block_mass", "dense_attention", "dense_attention_grad",
                    "index_kl", "index_scores", "index_select", "layout", "select_blocks",
                    "sparse_attention", "sparse_attention_grad", "sparse_decode_attention",
                    "store_int8",

@@ -11,6 +11,7 @@ import atexit
 import operator
 import threading
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -61,6 +62,11 @@ class _Host:
         """The numpy array, or a tensor of it."""
         return array
 
+    @staticmethod
+    def beside(array, indices):
+        """The numpy array of indices, where `array` lies."""
+        return indices
+
     @classmethod
     def backend(cls, like, name):
         """The backend called `name` for arrays where `like` lies."""
@@ -110,6 +116,9 @@ class _Tensors(_Host):
 
     def from_numpy(self, array):
         return self.torch.from_numpy(array)
+
+    def beside(self, tensor, indices):
+        return self.torch.from_numpy(indices).to(tensor.device)
 
     def backend(self, like, name):
         if not like.is_cuda:
@@ -304,6 +313,29 @@ def _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, lay
                            None, None, None, None)
 
 
+def _lengths(given, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, keys):
+    """The first arguments of _problem, and keys whose shape has its sizes: packed ones as they are;
+    of a pool [pages, page_size, ...] a token of each page."""
+    if page_table is None:
+        if seqused_k is not None:
+            raise InputError("seqused_k belongs to a page_table, which is absent")
+        return given, cu_seqlens_q, cu_seqlens_k, keys
+    if given is not None or cu_seqlens_k is not None or seqused_k is None:
+        raise InputError("with a page_table seqused_k says the keys of each sequence; layout and "
+                         "cu_seqlens_k must be absent")
+    axes = getattr(keys, "shape", ())
+    if len(axes) < 2 or axes[1] < 1:
+        raise InputError(f"keys in pages have shape {list(axes)}, must be [pages, page_size, ...]")
+    used = integers("seqused_k", seqused_k)
+    queries = (range(len(used) + 1) if cu_seqlens_q is None
+               else integers("cu_seqlens_q", cu_seqlens_q))
+    for sequence, tokens in enumerate(used):
+        if tokens < 0:
+            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, must be at least 0")
+    lay = _kept_layout(tuple(queries), tuple(accumulate(used, initial=0)))
+    return lay, None, None, keys[:, 0]
+
+
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
                     backend="auto"):
@@ -381,20 +413,23 @@ def _pair(scales):
 
 
 def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None,
-                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+                 page_table=None, seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
+                 backend="auto"):
     """Scores of the Index Branch by block (eq:msa-index-score), [Nq, Hkv, B] float32.
 
     index_q [Nq, Hkv, didx], one head per group; index_k [Nk, didx], one head for all groups. A
     score is the maximum over the block's visible tokens of index_scale * index_q . index_k; without
     a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent. scales: of
-    int8 operands, as store_int8 gives them.
+    int8 operands, as store_int8 gives them. page_table, seqused_k: of keys in pages, as in
+    sparse_attention; then scales of index_k are [pages, 1].
     """
     kind = _kind(index_q)
-    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, index_q=index_q, index_k=index_k,
-                 block_size=block_size, index_scale=index_scale)
+    *lengths, keys = _lengths(layout, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, index_k)
+    p = _problem(*lengths, index_q=index_q, index_k=keys, block_size=block_size,
+                 index_scale=index_scale)
     scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
     call = kind.operation(index_q, backend, "index_scores")
-    call(p, index_q, index_k, *_pair(scales), scores)
+    call(p, index_q, index_k, *_pair(scales), scores, page_table)
     return scores
 
 
@@ -436,55 +471,70 @@ def _positive(name: str, value) -> int:
 
 
 def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
-                 block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
-                 cu_seqlens_k=None, layout=None, backend="auto"):
+                 block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
+                 seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """index_scores and select_blocks in one: the same ids, without scores in memory.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
-    without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse.
+    without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse. out
+    [Nq, Hkv, topk] int32: where the ids go. page_table, seqused_k: of keys in pages [pages,
+    page_size, didx], as in sparse_attention.
     """
     found = _select(index_q, index_k, *_pair(scales), topk, force_begin_blocks, force_end_blocks,
                     block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout,
-                    backend)
+                    backend, out, page_table, seqused_k)
     return found if return_index_lse else found[0]
 
 
 def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale, with_lse,
-            cu_q, cu_k, layout=None, backend="auto"):
+            cu_q, cu_k, layout=None, backend="auto", ids=None, page_table=None, seqused_k=None):
     kind = _kind(index_q)
-    p = _problem(layout, cu_q, cu_k, None, None, index_q, index_k, block_size, None, scale)
+    *lengths, keys = _lengths(layout, cu_q, cu_k, page_table, seqused_k, index_k)
+    p = _problem(*lengths, None, None, index_q, keys, block_size, None, scale)
     rows = index_q.shape[:2]
-    ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
+    if ids is None:
+        ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
-    call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse)
+    call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse,
+         page_table)
     return ids, lse
 
 
 def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                      sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+                     out=None, lse=None, page_table=None, seqused_k=None, cu_seqlens_q=None,
+                     cu_seqlens_k=None, layout=None, backend="auto"):
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
     q, k, v, sinks, window, softcap and what is returned: as in dense_attention. topk_idxs
     [Nq, Hkv, k] int32: blocks of the query's own sequence, ascending without repeats, visible to
     the query, padded with -1 at the end; a row of -1 alone gives out 0 and lse -inf. Ids that
     break this raise InputError naming query, group and rule. order: automatic, union, kv_outer or
-    q_outer, the loop order.
+    q_outer, the loop order. out, lse: where the results go.
+
+    With page_table [S, max_pages] int32 and seqused_k [S], keys lie in the pages of a cache, and the
+    names mean what they mean in FlashAttention: k, v are [pages, page_size, Hkv, dh], of which only
+    the last axis must be contiguous, and token j of sequence s is row j % page_size of page
+    page_table[s, j // page_size]. seqused_k counts the tokens of each sequence, the queries' own
+    among them. cu_seqlens_q [S+1] delimits the queries, absent: one of each sequence. Of page_size
+    and block_size one divides the other. topk_idxs are blocks of the sequence, not pages.
     """
     found = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
-                    cu_seqlens_q, cu_seqlens_k, layout, backend)
+                    cu_seqlens_q, cu_seqlens_k, layout, backend, out, lse, page_table, seqused_k)
     return found if return_softmax_lse else found[0]
 
 
 def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k,
-            layout=None, backend="auto"):
+            layout=None, backend="auto", out=None, lse=None, page_table=None, seqused_k=None):
     kind = _kind(q)
-    p = _problem(layout, cu_q, cu_k, q, k, None, None, block_size, scale, None, window, softcap)
-    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
+    *lengths, keys = _lengths(layout, cu_q, cu_k, page_table, seqused_k, k)
+    p = _problem(*lengths, q, keys, None, None, block_size, scale, None, window, softcap)
+    out = kind.empty_like(q) if out is None else out
+    lse = kind.empty(q, q.shape[:2], "float32") if lse is None else lse
     call = kind.operation(q, backend, "sparse_attention")
-    call(p, q, k, v, sinks, ids, _word("order", order), out, lse)
+    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, page_table)
     return out, lse
 
 
@@ -521,18 +571,20 @@ def _decode_lengths(q, k, cu_seqlens_k):
 
 
 def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-               block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None,
-               layout=None, backend="auto"):
+               block_size=128, return_max_logit=False, page_table=None, seqused_k=None,
+               cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """Dense attention's probability by block, [Nq, Hkv, B] float32: the sum over the block's
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
-    of the logit over the same tokens and heads; -inf where there is none."""
+    of the logit over the same tokens and heads; -inf where there is none. page_table, seqused_k: of
+    keys in pages, as in sparse_attention."""
     kind = _kind(q)
-    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
-                 softmax_scale=softmax_scale, window=window, softcap=softcap)
-    shape = (q.shape[0], k.shape[1], p.blocks)
+    *lengths, keys = _lengths(layout, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, k)
+    p = _problem(*lengths, q, keys, block_size=block_size, softmax_scale=softmax_scale,
+                 window=window, softcap=softcap)
+    shape = (q.shape[0], keys.shape[1], p.blocks)
     mass = kind.empty(q, shape, "float32")
     max_logit = kind.empty(q, shape, "float32") if return_max_logit else None
-    kind.operation(q, backend, "block_mass")(p, q, k, sinks, mass, max_logit)
+    kind.operation(q, backend, "block_mass")(p, q, k, sinks, mass, max_logit, page_table)
     return (mass, max_logit) if return_max_logit else mass
 
 
@@ -565,6 +617,40 @@ def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, inde
     call(p, q, k, index_q, index_k, topk_idxs, _word("teacher", teacher), sinks, main_lse,
          index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl
+
+
+def append(pool, rows, page_table, seqused_k, *, cu_seqlens_q=None):
+    """Writes rows [Nq, ...], keys, values or index keys of the newest tokens of each sequence, into a
+    pool [pages, page_size, ...] of a cache in pages.
+
+    page_table, seqused_k and cu_seqlens_q: as in sparse_attention; seqused_k counts these tokens,
+    too. Pages that another sequence reads are the caller's to copy first. Rows are stored in the
+    pool's dtype.
+    """
+    kind = _kind(pool)
+    used, size = integers("seqused_k", seqused_k), pool.shape[1]
+    queries = (list(range(len(used) + 1)) if cu_seqlens_q is None
+               else integers("cu_seqlens_q", cu_seqlens_q))
+    lay = layout(queries, list(accumulate(used, initial=0)))
+    if len(rows) != lay.queries:
+        raise InputError(f"rows has {len(rows)} rows, must have one for each query = {lay.queries}")
+    for sequence, (tokens, begin, end) in enumerate(zip(used, queries, queries[1:])):
+        if end - begin > tokens:
+            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, but it has "
+                             f"{end - begin} new tokens, which count, too")
+        if tokens > page_table.shape[1] * size:
+            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, but its row of "
+                             f"page_table has {page_table.shape[1]} pages of {size} tokens")
+    counts = np.diff(queries)
+    of = np.repeat(np.arange(len(used)), counts)
+    token = np.arange(len(of)) + np.repeat(np.subtract(used, queries[1:]), counts)
+    of, page, row = (kind.beside(pool, each) for each in (of, token // size, token % size))
+    page = page_table[of, page]
+    if not getattr(pool, "is_cuda", False):  # there, values are not looked at
+        for at in np.flatnonzero((np.asarray(page) < 0) | (np.asarray(page) >= len(pool))):
+            raise InputError(f"page_table of sequence {of[at]} names page {page[at]} for token "
+                             f"{token[at]}, must be a page of the pool's {len(pool)}")
+    pool[page, row] = rows
 
 
 # The names of the paper's authors (fmha_sm100), for whoever knows them; help(msalab) has the table.

@@ -361,6 +361,13 @@ _mass = _Operator(
     3, _compute_mass, _fake_mass, _save_constant)
 
 
+@torch.compiler.disable
+@torch.no_grad()
+def _serve(compute: Callable, *arguments):
+    """A call into memory of the caller's: past operators, which have outputs of their own."""
+    return compute(*arguments)
+
+
 def _like(function: Callable):
     """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
     def add(own: Callable) -> Callable:
@@ -382,9 +389,16 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
 @_like(operations.sparse_attention)
 def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                      sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     cu_seqlens_q=None, cu_seqlens_k=None):
+                     out=None, lse=None, page_table=None, seqused_k=None, cu_seqlens_q=None,
+                     cu_seqlens_k=None):
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one. The gradient takes a loop order of its own."""
+    a soft cap, without one. The gradient takes a loop order of its own. Keys in pages, and results
+    that go to out or lse, have no gradient, and compilers do not see such a call."""
+    if not (page_table is seqused_k is out is lse is None):
+        found = _serve(operations._sparse, q, k, v, topk_idxs, sinks, softmax_scale, window, softcap,
+                       block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse,
+                       page_table, seqused_k)
+        return found if return_softmax_lse else found[0]
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
@@ -424,13 +438,27 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
 
 @_like(operations.index_select)
 def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
-                 block_size=128, index_scale=None, return_index_lse=False, cu_seqlens_q=None,
-                 cu_seqlens_k=None):
-    """msalab.index_select on tensors; neither ids nor their lse have a gradient."""
+                 block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
+                 seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None):
+    """msalab.index_select on tensors; neither ids nor their lse have a gradient. Compilers do not
+    see a call with keys in pages or with out."""
+    if not (page_table is seqused_k is out is None):
+        found = _serve(operations._select, index_q, index_k, *operations._pair(scales), topk,
+                       force_begin_blocks, force_end_blocks, block_size, index_scale,
+                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, page_table,
+                       seqused_k)
+        return found if return_index_lse else found[0]
     found = _select(index_q, index_k, *operations._pair(scales), topk, force_begin_blocks,
                     force_end_blocks, block_size, index_scale, return_index_lse, cu_seqlens_q,
                     cu_seqlens_k)
     return found if return_index_lse else found[0]
+
+
+@_like(operations.append)
+def append(pool, rows, page_table, seqused_k, *, cu_seqlens_q=None):
+    """msalab.append on tensors."""
+    with torch.no_grad():
+        operations.append(pool, rows, page_table, seqused_k, cu_seqlens_q=cu_seqlens_q)
 
 
 @_like(operations.index_kl)

@@ -108,7 +108,7 @@ TEST(CpuTile, InvisibleValuesMayBeNan) {
     std::vector<float> rows(kKeys * kDims, 1);
     rows[4 * kDims] = kNan;
     std::vector<float> panels(static_cast<size_t>(panel_floats(kKeys, kDims)));
-    const Panels values = pack_values(rows.data(), kDims, kKeys, kDims, panels.data());
+    const Panels values = pack_values({rows.data(), kDims, 0, kDims}, 0, 0, kKeys, panels.data());
     std::vector<float> p(16, 1), sums(static_cast<size_t>(2 * padded(kDims)), 10);
     const std::array<int64_t, 2> visible{2, 5};
     const std::array<float, 2> factor{0.5F, 0};

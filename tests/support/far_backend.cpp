@@ -69,6 +69,7 @@ public:
         const auto* kl = std::get_if<IndexKlRequest>(&request);
         if (kl != nullptr && kl->teacher != Teacher::mean)
             return Support::no("it takes the mean teacher alone");
+        if (page_size(request) > 0) return Support::no("it takes packed keys alone");
         return cpu_->supports(p, in_float(request));
     }
     std::shared_ptr<void> allocate(int64_t bytes) override {

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// Keys, values and index keys: packed on the token axis, or in the pages of a cache. Shape letters:
+// core/problem.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "core/element.h"
+#include "core/problem.h"
+#include "core/tensor.h"
+
+namespace msa {
+
+/// Keys or values [Nk, Hkv, dh], or index keys [Nk, didx], of all sequences. Packed they are a
+/// tensor like any other. In pages they lie as an engine's cache holds them, with FlashAttention's
+/// names and meaning: token j of sequence s is row j % page_size of page
+/// page_table(s, j / page_size) of a pool [pages, page_size, Hkv, dh]. How many tokens a sequence
+/// has (seqused_k) is what the batch's cu_seqlens_k counts. Blocks are those of the sequence. Rows
+/// of a page behind the sequence's last token have no influence, nor have entries of the table
+/// behind its last page. Sequences may share pages.
+template <int Rank>
+class Keys : public In<Rank> {
+public:
+    Keys() = default;
+    template <typename Packed>
+    requires(std::is_convertible_v<Packed, In<Rank>> &&
+             !std::is_base_of_v<Keys, std::remove_cvref_t<Packed>>) Keys(Packed&& keys)
+        : In<Rank>(std::forward<Packed>(keys)) {}
+    /// page_table [S, max_pages]
+    Keys(const In<Rank + 1>& pool, View<const int32_t, 2> page_table)
+        : Keys(pool, page_table, contiguous(pool.shape())) {}
+    /// A pool that is a part of a larger tensor: elements from a page, a token and a head (of index
+    /// keys: a page and a token) to the next. With K and V in one tensor [pages, 2, page_size, Hkv,
+    /// dh], a page's stride is twice what it holds.
+    Keys(const In<Rank + 1>& pool, View<const int32_t, 2> page_table, const Shape<Rank>& strides)
+        : In<Rank>(pool.data(), rows_of(pool.shape()), pool.element(), pool.space()),
+          table_(page_table),
+          page_size_(pool.shape()[1]),
+          strides_(strides) {
+        require(page_size_ > 0, "page_size is ", page_size_, ", must be at least 1");
+    }
+
+    bool paged() const { return page_size_ > 0; }
+    View<const int32_t, 2> page_table() const { return table_; }
+    int64_t page_size() const { return page_size_; }  // 0: packed
+    int64_t pages() const { return this->shape()[0] / page_size_; }
+    const Shape<Rank>& strides() const { return strides_; }  // of pages
+
+    /// Packed keys as a tensor.
+    template <typename T>
+    View<T, Rank> as() const {
+        MSA_CHECK(!paged());
+        return In<Rank>::template as<T>();
+    }
+
+private:
+    /// [pages * page_size, ...]
+    static Shape<Rank> rows_of(const Shape<Rank + 1>& pool) {
+        Shape<Rank> rows;
+        std::copy(pool.begin() + 1, pool.end(), rows.begin());
+        rows[0] *= pool[0];
+        return rows;
+    }
+    static Shape<Rank> contiguous(const Shape<Rank + 1>& pool) {
+        Shape<Rank> strides;
+        int64_t elements = pool[Rank];
+        for (size_t axis = Rank; axis > 0; elements *= pool[--axis]) strides[axis - 1] = elements;
+        return strides;
+    }
+
+    View<const int32_t, 2> table_;
+    int64_t page_size_ = 0;
+    Shape<Rank> strides_{};
+};
+
+/// Throws InputError, naming operand, sequence, page and rule, if keys in pages do not fit the
+/// problem: one of page_size and Bk must divide the other; the table has a row for each sequence,
+/// with pages for all of its tokens, each in the pool and none twice. Entries are looked at if they
+/// are on the host.
+template <int Rank>
+void check_pages(const Problem&, const Keys<Rank>&, const std::string& name);
+extern template void check_pages(const Problem&, const Keys<2>&, const std::string&);
+extern template void check_pages(const Problem&, const Keys<3>&, const std::string&);
+
+/// Where the tokens of the packed key axis lie, on the host. Valid while the problem and the keys
+/// live.
+template <typename T>
+class KeyTokens {
+public:
+    KeyTokens() = default;
+    KeyTokens(const T* rows, int64_t token_stride, int64_t head_stride, int64_t width)
+        : data_(rows), token_stride_(token_stride), head_stride_(head_stride), width_(width) {}
+    KeyTokens(View<const T, 3> packed)
+        : KeyTokens(packed.data(), packed.extent(1) * packed.extent(2), packed.extent(2),
+                    packed.extent(2)) {}
+    KeyTokens(View<const T, 2> packed)
+        : KeyTokens(packed.data(), packed.extent(1), 0, packed.extent(1)) {}
+    template <int Rank>
+    KeyTokens(const Problem& p, const Keys<Rank>& keys) {
+        if (!keys.paged()) {
+            *this = keys.template as<const T>();
+            return;
+        }
+        MSA_CHECK(keys.element() == ElementOf<T>::value);
+        const Shape<Rank>& strides = keys.strides();
+        *this = {static_cast<const T*>(keys.data()), strides[1], Rank == 3 ? strides[2] : 0,
+                 keys.shape()[Rank - 1]};
+        page_stride_ = strides[0];
+        page_size_ = keys.page_size();
+        table_ = keys.page_table();
+        starts_ = p.batch.cu_seqlens_k();
+    }
+
+    int64_t width() const { return width_; }
+    int64_t token_stride() const { return token_stride_; }
+    const T* at(int64_t token, int64_t head) const {
+        const T* const rows = data_ + head * head_stride_;
+        if (page_size_ == 0) return rows + token * token_stride_;
+        const auto [s, j] = place(token);
+        return rows + table_(s, j / page_size_) * page_stride_ + j % page_size_ * token_stride_;
+    }
+    View<const T, 1> row(int64_t token, int64_t head = 0) const {
+        return {at(token, head), {width_}};
+    }
+    /// Tokens from this one on, of its sequence, that lie token_stride() apart.
+    int64_t run(int64_t token) const {
+        if (page_size_ == 0) return std::numeric_limits<int64_t>::max();
+        return page_size_ - place(token).token % page_size_;
+    }
+
+private:
+    struct Place {
+        int64_t sequence, token;
+    };
+    Place place(int64_t token) const {
+        const auto next = std::upper_bound(starts_.begin(), starts_.end(), token);
+        return {next - starts_.begin() - 1, token - *(next - 1)};
+    }
+
+    const T* data_ = nullptr;
+    int64_t page_stride_ = 0, token_stride_ = 0, head_stride_ = 0, width_ = 0;
+    int64_t page_size_ = 0;  // 0: packed
+    View<const int32_t, 2> table_;
+    std::span<const int64_t> starts_;  // cu_seqlens_k
+};
+
+/// The same keys, packed.
+template <typename T, int Rank>
+Tensor<T, Rank> packed(const Problem& p, const Keys<Rank>& keys) {
+    Shape<Rank> shape = keys.shape();
+    shape[0] = p.keys();
+    Tensor<T, Rank> made(shape, Fill::nothing);
+    const KeyTokens<T> rows(p, keys);
+    const int64_t heads = Rank == 3 ? shape[1] : 1;
+    for (int64_t t = 0; t < p.keys(); ++t)
+        for (int64_t h = 0; h < heads; ++h)
+            std::copy_n(rows.at(t, h), rows.width(), made.data() + (t * heads + h) * rows.width());
+    return made;
+}
+
+}  // namespace msa

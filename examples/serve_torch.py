@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Serves several requests at once with MSA over a cache in pages: continuous batching in 200 lines.
+
+usage: serve_torch.py [--model FOLDER] [--requests 6] [--tokens 24] [--top-k 4] [--chunk 32]
+
+needs: pip install . of this repository, PyTorch and transformers. Without --model a tiny Llama of
+random weights. All requests go through the model as one packed batch: prompts in chunks, decoded
+tokens with drafts behind them that the same pass verifies. Requests with a common beginning share its
+pages, and pages of finished requests are used again. At the end every request's tokens are compared
+with those of generate() where all blocks fit into k, and otherwise with those of MSA on packed keys.
+
+The Index Branch stands in for a fitted one: of a group's queries the sum, of all groups' keys the sum.
+"""
+
+import argparse
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+import msalab.torch as msa
+
+BLOCK, PAGE = 16, 32
+
+
+@dataclass
+class Request:
+    prompt: list
+    most: int  # new tokens
+    tokens: list = field(default_factory=list)  # the prompt's, then new ones
+    cached: int = 0  # of the tokens, those whose keys are in the pages
+    pages: list = field(default_factory=list)
+
+    @property
+    def done(self):
+        return len(self.tokens) >= len(self.prompt) + self.most
+
+
+class Pool:
+    """Which pages are free, and how many requests use each of the others."""
+
+    def __init__(self, pages):
+        self.free, self.users = deque(range(pages)), [0] * pages
+
+    def take(self):
+        page = self.free.popleft()
+        self.users[page] = 1
+        return page
+
+    def share(self, page):
+        self.users[page] += 1
+        return page
+
+    def give_back(self, page):
+        self.users[page] -= 1
+        if self.users[page] == 0:
+            self.free.append(page)
+
+
+class PagedKeys:
+    """The cache: of each layer K and V in one pool, and index keys in another. Unused rows are NaN
+    here, to show that nobody reads them."""
+
+    def __init__(self, config, pages):
+        shape = config.num_key_value_heads, config.head_dim
+        self.kv = [torch.full((pages, 2, PAGE, *shape), torch.nan)
+                   for _ in range(config.num_hidden_layers)]
+        self.index = [torch.full((pages, PAGE, config.head_dim), torch.nan) for _ in self.kv]
+
+    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
+        keys, values = self.kv[layer].unbind(1)
+        for pool, rows in ((keys, k), (values, v), (self.index[layer], index_k)):
+            msa.append(pool, rows, **where)
+        ids = msa.msa_index_select(index_q, self.index[layer], top_k, block_size=BLOCK, **where)
+        return msa.msa_sparse_attention(q, keys, values, ids, block_size=BLOCK, **where)
+
+
+class PackedKeys:
+    """The same without a cache: all tokens of one sequence at once."""
+
+    @staticmethod
+    def attend(layer, q, k, v, index_q, index_k, top_k, where):
+        ids = msa.msa_index_select(index_q, index_k, top_k, block_size=BLOCK)
+        return msa.msa_sparse_attention(q, k, v, ids, block_size=BLOCK)
+
+
+def attention(module, query, key, value, _mask, msalab_step=None, **_options):
+    """What transformers calls in every layer: [1, heads, tokens, dh], all requests on one axis."""
+    cache, top_k, where = msalab_step
+    q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+    index_q = q.unflatten(1, (k.shape[1], -1)).sum(2)
+    out = cache.attend(module.layer_idx, q, k, v, index_q, k.sum(1), top_k, where)
+    return out[None], None
+
+
+AttentionInterface.register("msalab_paged", attention)
+AttentionMaskInterface.register("msalab_paged", lambda *_, **__: None)
+
+
+@contextlib.contextmanager
+def paged(model):
+    """The model attends by attention() within this context."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("msalab_paged")
+    yield
+    model.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def best_tokens(model, tokens, positions, step):
+    """Of each token the most probable next one."""
+    logits = model(input_ids=torch.tensor([tokens]), position_ids=torch.tensor([positions]),
+                   use_cache=False, msalab_step=step).logits
+    return logits[0].argmax(-1).tolist()
+
+
+class Engine:
+    def __init__(self, model, pages, top_k, chunk, drafts=4, most_running=4):
+        self.model, self.top_k, self.chunk, self.drafts = model, top_k, chunk, drafts
+        self.cache, self.pool = PagedKeys(model.config, pages), Pool(pages)
+        self.most_running, self.waiting, self.running = most_running, deque(), []
+        self.steps = self.accepted = self.shared = 0
+
+    def add(self, request):
+        request.tokens = list(request.prompt)
+        self.waiting.append(request)
+
+    def start(self):
+        """Takes in a request, with the pages that another one holds of the same beginning."""
+        request = self.waiting.popleft()
+        for other in self.running:
+            full = min(other.cached, len(request.prompt) - 1) // PAGE
+            while full and other.tokens[:full * PAGE] != request.tokens[:full * PAGE]:
+                full -= 1
+            if full * PAGE > request.cached:
+                for page in request.pages:
+                    self.pool.give_back(page)
+                request.pages = [self.pool.share(page) for page in other.pages[:full]]
+                request.cached = full * PAGE
+        self.shared += len(request.pages)
+        self.running.append(request)
+
+    def draft(self, tokens):
+        """What came after the last earlier place of the last token (prompt lookup)."""
+        for at in range(len(tokens) - 2, -1, -1):
+            if tokens[at] == tokens[-1]:
+                return tokens[at + 1:at + 1 + self.drafts]
+        return []
+
+    def fits(self, request):
+        """Are there pages for all tokens that it and the running ones may come to have?"""
+        lacking = (-(-(len(each.prompt) + each.most + self.drafts) // PAGE) - len(each.pages)
+                   for each in (*self.running, request))
+        return sum(lacking) <= len(self.pool.free)
+
+    def step(self):
+        while self.waiting and len(self.running) < self.most_running and self.fits(self.waiting[0]):
+            self.start()
+        if not self.running:
+            raise SystemExit("serve_torch.py: the pool has too few pages for a request; see --pages")
+        batch, tokens, positions, cu, used = [], [], [], [0], []
+        for request in self.running:
+            new = request.tokens[request.cached:request.cached + self.chunk]
+            decodes = request.cached + len(new) == len(request.tokens)
+            drafts = self.draft(request.tokens) if decodes else []
+            end = request.cached + len(new) + len(drafts)
+            while len(request.pages) * PAGE < end:
+                request.pages.append(self.pool.take())
+            batch.append((request, len(new), drafts, decodes))
+            tokens += new + drafts
+            positions += range(request.cached, end)
+            cu.append(len(tokens))
+            used.append(end)
+        table = torch.full((len(batch), max(len(each.pages) for each in self.running)), -1,
+                           dtype=torch.int32)
+        for row, request in zip(table, self.running):
+            row[:len(request.pages)] = torch.tensor(request.pages)
+        where = {"page_table": table, "seqused_k": used, "cu_seqlens_q": cu}
+        best = best_tokens(self.model, tokens, positions, (self.cache, self.top_k, where))
+        for (request, new, drafts, decodes), begin in zip(batch, cu):
+            request.cached += new
+            if decodes:
+                self.accept(request, drafts, best[begin + new - 1:begin + new + len(drafts)])
+        self.steps += 1
+
+    def accept(self, request, drafts, best):
+        """Drafts as far as they are the model's own choice, and its choice behind them. The keys of
+        refused drafts stay in the pages: they lie behind the last token."""
+        right = 0
+        while right < len(drafts) and drafts[right] == best[right]:
+            right += 1
+        request.tokens += best[:right + 1]
+        request.cached += right
+        self.accepted += right
+        if request.done:
+            del request.tokens[len(request.prompt) + request.most:]
+            self.running.remove(request)
+            for page in request.pages:
+                self.pool.give_back(page)
+
+    def run(self):
+        while self.waiting or self.running:
+            self.step()
+
+
+def packed(model, request, top_k):
+    """The same request alone, every token by a pass over all before it."""
+    tokens = list(request.prompt)
+    while len(tokens) < len(request.prompt) + request.most:
+        tokens.append(best_tokens(model, tokens, range(len(tokens)), (PackedKeys, top_k, None))[-1])
+    return tokens
+
+
+def generated(model, request):
+    prompt = torch.tensor([request.prompt])
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
+                          max_new_tokens=request.most, min_new_tokens=request.most)[0].tolist()
+
+
+def tiny_model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, initializer_range=0.2,
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def make_requests(model, count, tokens):
+    """Prompts of different lengths; every other one begins like the first."""
+    draw = torch.Generator().manual_seed(1)
+
+    def some(n):
+        return torch.randint(model.config.vocab_size, (n,), generator=draw).tolist()
+    beginning = some(70)
+    return [Request((beginning if number % 2 == 0 else []) + some(7 + 29 * number), tokens)
+            for number in range(count)]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a folder, of a model of the Llama family; default: a tiny one")
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=24, help="new tokens of each request")
+    parser.add_argument("--top-k", type=int, default=4, help=f"blocks of {BLOCK} tokens for each query")
+    parser.add_argument("--chunk", type=int, default=32, help="tokens of a prompt in one step")
+    parser.add_argument("--pages", type=int, default=24, help=f"of {PAGE} tokens, in the pool")
+    o = parser.parse_args(arguments)
+    model = (tiny_model() if o.model is None else
+             transformers.AutoModelForCausalLM.from_pretrained(o.model, dtype="float32").eval())
+    requests = make_requests(model, o.requests, o.tokens)
+    engine = Engine(model, o.pages, o.top_k, o.chunk)
+    for request in requests:
+        engine.add(request)
+    with paged(model):
+        engine.run()
+    longest = max(len(request.tokens) for request in requests)
+    everything = o.top_k * BLOCK >= longest
+    with contextlib.nullcontext() if everything else paged(model):
+        expected = [generated(model, request) if everything else packed(model, request, o.top_k)
+                    for request in requests]
+    same = sum(request.tokens == tokens for request, tokens in zip(requests, expected))
+    used = sum(-(-len(request.tokens) // PAGE) for request in requests)
+    print(f"{o.requests} requests of up to {longest} tokens in {engine.steps} steps, "
+          f"{engine.accepted} drafted tokens accepted")
+    print(f"{used} pages of tokens in a pool of {o.pages}, {engine.shared} of them shared, "
+          f"{len(engine.pool.free)} free at the end")
+    print(f"{same} of {o.requests} requests have the tokens of "
+          f"{'generate()' if everything else 'MSA on packed keys'}")
+    return engine, same == o.requests
+
+
+if __name__ == "__main__":
+    raise SystemExit(not main()[1])
