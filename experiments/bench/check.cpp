@@ -201,7 +201,8 @@ void Checker::answer(std::vector<AttentionRow> rows) {
     for (int64_t n = 0; n < std::ssize(rows); ++n) {
         AttentionRow& row = rows[static_cast<size_t>(n)];
         const auto attend = [&](Tensor<float, 3>& to) {
-            const reference::MainBranch in{row.q, row.k, row.v};
+            const View<const float, 3> k = row.k, v = row.v;
+            const reference::MainBranch in{row.q, k, v};
             if (row.ids.data() == nullptr)
                 return reference::dense_attention(row.problem, in, to, row.lse);
             reference::sparse_attention(row.problem, in, row.ids, to, row.lse);
@@ -330,7 +331,7 @@ void Checker::block_mass(const Layer& layer, int64_t query, View<const float, 2>
     const Tensor<float, 3> q = fetch(backend_, layer.q, query, 1);
     const Tensor<float, 3> k = fetch(backend_, layer.k, seen.first, seen.count);
     Tensor<float, 3> want({1, p.kv_heads, p.blocks()});
-    reference::block_mass(p, {q, k, {}}, {want, {}});
+    reference::block_mass(p, {q, k.view(), {}}, {want, {}});
     // Every part of the bound is a factor on the mass itself.
     const double factor = mass_bound(
         logit_bound(p.softmax_scale(), largest_norm<3>(q), largest_norm<3>(k), p.head_dim),
