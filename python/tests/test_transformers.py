@@ -4,6 +4,7 @@ logits are its own; with fewer they are those of a masked softmax; decoding, pad
 change nothing; what cannot be had is refused. Needs PyTorch, transformers and the compiled
 module."""
 
+import copy
 import inspect
 from contextlib import contextmanager
 
@@ -482,6 +483,26 @@ def test_beam_search_with_an_index_finds_what_no_cache_finds(tmp_path):
     indexed(model, tmp_path)
     found = model.generate(tokens_of(40), **options)
     assert found.tolist() == model.generate(tokens_of(40), use_cache=False, **options).tolist()
+
+
+@torch.no_grad()
+def test_prompt_lookup_with_an_index_finds_what_no_cache_finds(tmp_path):
+    """Drafts that are refused are cut from the cache."""
+    model, options = model_of("llama"), {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    indexed(model, tmp_path)
+    prompt = tokens_of(20).repeat(1, 2)
+    found = model.generate(prompt, prompt_lookup_num_tokens=4, **options)
+    assert found.tolist() == model.generate(prompt, use_cache=False, **options).tolist()
+
+
+@torch.no_grad()
+def test_a_copied_cache_is_refused_by_name(tmp_path):
+    model, rows = model_of("llama"), rows_of(1)
+    indexed(model, tmp_path)
+    cache = cache_of(model(rows, use_cache=True))
+    with pytest.raises(msalab.InputError, match="as a copy of the cache does"):
+        after(model, copy.deepcopy(cache), rows[:, :1])
+    after(model, cache, rows[:, :1])
 
 
 @torch.no_grad()
