@@ -6,10 +6,6 @@
 // backend's space(); copies are explicit. Calls run in order but may be asynchronous: results are
 // readable after finish(). One object is not safe for two threads; two objects are independent.
 //
-// dense_attention, index_scores, index_select, sparse_attention and block_mass take keys in the
-// pages of a cache (core/keys.h), too, and give what they give for the same keys packed, bit for
-// bit. Gradients and index_kl take packed keys alone.
-//
 // For all operations: keys after a query's position and blocks outside its ids have no influence on
 // its results, not even if they hold NaN. A NaN that a query does see makes its outputs NaN. The
 // same arguments give bitwise the same results for any number of threads ("cuda-unordered"
@@ -23,7 +19,6 @@
 #include <string_view>
 
 #include "core/index_operands.h"
-#include "core/keys.h"
 #include "core/number/operand_scales.h"
 #include "core/problem.h"
 #include "core/request.h"
@@ -180,8 +175,7 @@ public:
     /// mass [Nq, Hkv, B]: probability of dense attention summed over the block's visible tokens,
     /// mean over the G heads of the group (P_b); with sinks, a row's masses add up to 1 minus the
     /// sinks' mean probability. max_logit: maximum of the logit over the block's visible tokens and
-    /// the group's heads. Blocks may be as small as one token. To stream, cut the queries:
-    /// Problem::with_queries.
+    /// the group's heads. Blocks may be one token. To stream: Problem::with_queries.
     void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the

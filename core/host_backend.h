@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/backend.h"
+#include "core/key_tokens.h"
 
 namespace msa {
 

@@ -13,8 +13,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/keys.h"
-#include "core/problem.h"
+#include "core/key_tokens.h"
 #include "core/tensor.h"
 
 namespace msa::cpu {

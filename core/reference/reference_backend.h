@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/key_tokens.h"
 #include "core/registry.h"
 
 namespace msa {
