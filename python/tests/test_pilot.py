@@ -10,7 +10,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 from make_pilot import write_arm, write_run
@@ -23,7 +22,6 @@ from msalab.plots.pilot_records import chance_of_first_block
 
 ROOT = Path(__file__).parents[2]
 RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot_exploratory.md"
-NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
 OF = {claim.key: claim for claim in CLAIMS}
 
 
@@ -353,15 +351,6 @@ def test_the_page_has_the_numbers_of_the_records():
     assert pilot.with_tables(page, read_records(RECORDS)) == page
     changed = page.replace("+0.0181", "+0.0182")
     assert changed != page == pilot.with_tables(changed, read_records(RECORDS))
-
-
-def test_the_notebook_is_stored_with_the_numbers_of_the_records():
-    records = read_records(RECORDS)
-    shown = [output["data"]["text/markdown"]
-             for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
-             for output in cell.outputs if "text/markdown" in output.get("data", {})]
-    assert shown == [pilot.claims_markdown(records),
-                     pilot.differences_markdown(records, "msa", "full")]
 
 
 def test_the_pages_links_lead_to_files():

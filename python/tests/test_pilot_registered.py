@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 from make_pilot import write_run
@@ -18,6 +19,7 @@ from msalab.plots.pilot import Check
 ROOT = Path(__file__).parents[2]
 RECORDS, PAGE = ROOT / "data/pilot/records_2", ROOT / "docs/pilot.md"
 BEFORE = ROOT / "data/pilot/records"
+NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
 OF = {claim.says: claim for claim in registered.CLAIMS}
 
 
@@ -217,3 +219,10 @@ def test_the_page_has_the_numbers_of_the_records():
     assert registered.with_tables(page, records, before) == page
     spoilt = page.replace("| margin | seeds |", "| margin | seed |")
     assert spoilt != page == registered.with_tables(spoilt, records, before)
+
+
+def test_the_notebook_is_stored_with_the_numbers_of_the_records():
+    shown = [output["data"]["text/markdown"]
+             for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
+             for output in cell.outputs if "text/markdown" in output.get("data", {})]
+    assert shown == [registered.answers_markdown(read_records(RECORDS), read_records(BEFORE))]
