@@ -73,9 +73,10 @@ Problem WindowAttention::rest(const Problem& problem) const {
 }
 
 void WindowAttention::gather(Ops& ops, const AttentionInput& in) {
+    const In<3>&k = in.k, &v = in.v;  // never in pages
     ops.gather_rows(in.q, query_rows_, q_);
-    ops.gather_rows(in.k, key_rows_, k_);
-    ops.gather_rows(in.v, key_rows_, v_);
+    ops.gather_rows(k, key_rows_, k_);
+    ops.gather_rows(v, key_rows_, v_);
 }
 
 void WindowAttention::forward(Ops& ops, const Problem& p, const AttentionInput& in,

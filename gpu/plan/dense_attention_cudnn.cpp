@@ -159,7 +159,8 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     if (!plan) return false;
     const std::shared_ptr<Placement> at = plan->place(call, spans);
     auto found = call.scratch<int32_t, 1>({1});
-    if (at->most_hidden > 0) find_non_finite(call, in.v, at->hidden, at->most_hidden, found.data());
+    const In<3>& v = in.v;  // never in pages
+    if (at->most_hidden > 0) find_non_finite(call, v, at->hidden, at->most_hidden, found.data());
     const Span first = plan->first(*at);
     why_not_ = library_->execute(call, *plan, *at,
                                  {{kQ, row(in.q, first.query)},

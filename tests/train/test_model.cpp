@@ -279,6 +279,7 @@ TEST(Model, TheTeacherOfAnotherSequence) {
 TEST(Model, TheTeacherOfAnotherSequenceNeedsOne) {
     ModelConfig config = nano(Attention::msa);
     config.msa.other_teacher = true;
+    config.sizes.max_positions = 91;
     Model model = make(config);
     const Sample uneven;
     EXPECT_THROW(model.forward_backward(uneven.batch(), true), InputError);
