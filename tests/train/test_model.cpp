@@ -276,6 +276,35 @@ TEST(Model, TheTeacherOfAnotherSequence) {
     }
 }
 
+/// The KL of every row is that of its index scores and the other sequence's q and k.
+TEST(Model, TheTeacherOfAnotherSequenceHasItsQueriesAndKeys) {
+    ModelConfig config = nano(Attention::msa);
+    config.msa.other_teacher = true;
+    const TwinSample sample(false);
+    Model model = make(config, lively(config));
+    model.forward_backward(sample.batch(), true);
+    const AttentionState& s = model.attention(0);
+    const auto other = [](In<3> rows) {
+        const View<const float, 3> from = rows.as<const float>();
+        Tensor<float, 3> to(from.shape());
+        const int64_t half = to.size() / 2;
+        std::copy_n(from.data() + half, half, to.data());
+        std::copy_n(from.data(), half, to.data() + half);
+        return to;
+    };
+    const Tensor<float, 3> q = other(s.q.in()), k = other(s.k.in());
+    const Problem p = config.problem(sample.layout);
+    Tensor<double, 2> kl({p.queries(), p.kv_heads});
+    Tensor<float, 3> d_q({p.queries(), p.kv_heads, p.index_dim});
+    Tensor<float, 2> d_k({p.keys(), p.index_dim});
+    const IndexKlInput in{.index = {s.index_q, flat(s.index_k.in())},
+                          .q = q.view(),
+                          .k = k.view(),
+                          .ids = s.ids.view()};
+    model.ops().backend().index_kl(p, in, {kl.view(), d_q.view(), d_k.view()});
+    for (int64_t i = 0; i < kl.size(); ++i) ASSERT_NEAR(kl.data()[i], s.kl.data()[i], 1e-5) << i;
+}
+
 TEST(Model, TheTeacherOfAnotherSequenceNeedsOne) {
     ModelConfig config = nano(Attention::msa);
     config.msa.other_teacher = true;
