@@ -51,6 +51,14 @@ inline Model make(const ModelConfig& config, std::span<const float> start = {}, 
     return {config, make_cpu_ops(make_backend("cpu", {.threads = threads})), kSeed, start};
 }
 
+/// On the host, of one pass.
+inline std::vector<float> gradient_of(Model& model, const Batch& batch, bool sparse) {
+    model.weights().clear_gradient();
+    model.forward_backward(batch, sparse);
+    const View<const float, 1> g = std::as_const(model.weights()).gradient();
+    return {g.data(), g.data() + g.size()};
+}
+
 /// A list of floats in memory of the model's backend.
 inline std::vector<float> on_host(Model& model, View<const float, 1> list) {
     const Tensor<float, 1> host = model.ops().backend().download(list);
