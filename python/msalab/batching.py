@@ -41,7 +41,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Choice:
-    """What selects: blocks of `block_size`, of which topk are kept."""
+    """What selects: blocks of `block_size`, of which top_k are kept, forced ones among them. The fields are
+    those of selectors.Rule, whose module needs PyTorch."""
 
     block_size: int = 128
     top_k: int = 16
