@@ -10,11 +10,19 @@
 
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
+#include "core/number/convert.h"
 
 namespace msa::experiments::measure {
 namespace {
 
-constexpr double kOutputRounding = 1e-3;  // relative; outputs may be rounded to bfloat16
+/// Most that two outputs of the same keys may differ by, relative to their norm. Each rounds its
+/// weights to the operands' element and itself to the element of outputs, which is no coarser than
+/// bfloat16; kernels sum in float.
+constexpr double output_rounding(Element operands) {
+    constexpr double kSums = 1e-3;
+    const double weights = storage_roundoff(operands);
+    return kSums + 2 * (weights + std::min(weights, storage_roundoff(Element::bf16)));
+}
 
 }  // namespace
 
@@ -74,7 +82,7 @@ void SelfChecks::check_rows(const std::string& choice, const CheckedRows& rows, 
             const double off = differences(i, r), norm = rows.norm(i, r);
             const double difference = norm > 0 ? std::sqrt(off / norm) : std::sqrt(off);
             difference_ = std::max(difference_, difference);
-            if (difference > kOutputRounding)
+            if (difference > output_rounding(rows.element))
                 throw std::logic_error(
                     concat(choice, " keeps all blocks of query ", first + i, ", group ", r,
                            ", but its output differs from dense by ", difference));
@@ -96,7 +104,7 @@ void SelfChecks::check_all_blocks(const MeasuredChunk& chunk, int64_t first, int
     const Tensor<float, 3> sparse = attend_selected(of.backend(), p, input, ids).out;
     check_rows("the full budget",
                {p, chunk.mass.slice(first, count), chunk.norm.view().slice(first, count),
-                chunk.mass_bound},
+                chunk.mass_bound, of.element()},
                first, ids,
                analysis::squared_differences(sparse, host_view(chunk.dense.out).slice(first, count),
                                              p.kv_heads));

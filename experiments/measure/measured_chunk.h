@@ -19,6 +19,7 @@ struct CheckedRows {
     View<const float, 3> mass;   // [Nq, Hkv, B] P_b
     View<const double, 2> norm;  // [Nq, Hkv] |o_dense|^2 over the group's heads
     double mass_bound;           // rounding bound of a sum of probabilities
+    Element element;             // of the operands
 };
 
 /// A block of queries: its number in the layer, and its rows in a chunk.
@@ -63,7 +64,7 @@ struct MeasuredChunk {
                   QueryRange range_of, double k_norm, const DenseChunk& dense_of, Mirror<3> mass_of,
                   bool oracle_by_logit);
 
-    CheckedRows rows() const { return {problem, mass, norm, mass_bound}; }
+    CheckedRows rows() const { return {problem, mass, norm, mass_bound, queries.element()}; }
     /// [Nq, Hkv, k] The blocks of highest mass, or of the highest logit. Computed on first use for
     /// a rule; not thread-safe.
     const Tensor<int32_t, 3>& oracle(const SelectionRule&) const;

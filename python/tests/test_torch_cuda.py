@@ -177,7 +177,8 @@ def test_operators_pass_pytorchs_own_checks(dtype):
             (m._sparse, (q, k, v, ids, sinks, *plain, BK, "automatic", CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
                      "mean", None, None, BK, CU, CU)),
-            (m._select, (index_q.detach(), index_k.detach(), K, 0, 1, BK, None, True, CU, CU))):
+            (m._select, (index_q.detach(), index_k.detach(), None, None, K, 0, 1, BK, None, True, CU,
+                         CU))):
         torch.library.opcheck(operator.operator, arguments)
 
 
