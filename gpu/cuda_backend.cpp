@@ -61,7 +61,6 @@ public:
     int host_threads() const override { return threads_; }
 
     Support supports(const Problem& p, const Request& request) const override {
-        if (page_size(request) > 0) return Support::no("it takes packed keys, not pages");
         const bool index = std::holds_alternative<IndexScoresRequest>(request) ||
                            std::holds_alternative<IndexSelectRequest>(request);
         const bool narrow = index || std::holds_alternative<SparseAttentionRequest>(request);
@@ -212,7 +211,10 @@ protected:
         answer(p, WriteSet(ids, lse), [&](const Call& call) {
             const bool hopper = device_.is_hopper();
             const Support tuned = (hopper ? takes_index_select_sm90 : takes_index_select_sm80)(
-                device_, p, {.element = in.index_q.element(), .top_k = rule.top_k},
+                device_, p,
+                {.element = in.index_q.element(),
+                 .top_k = rule.top_k,
+                 .page_size = in.index_k.page_size()},
                 are_aligned(in.index_q, in.index_k));
             const auto run = hopper ? index_select_sm90 : index_select_sm80;
             (tuned.yes ? run : index_select_any)(call, rule, in, ids);
@@ -225,7 +227,8 @@ protected:
         const SparseAttentionRequest request{.element = in.q.element(),
                                              .top_k = ids.extent(2),
                                              .order = order,
-                                             .out = to.out.element()};
+                                             .out = to.out.element(),
+                                             .page_size = in.k.page_size()};
         const Support tuned = takes_sparse_attention_tuned(device_, p, request,
                                                            are_aligned(in.q, in.k, in.v, to.out));
         if (!tuned.yes && order == LoopOrder::tile_union)
@@ -273,8 +276,9 @@ protected:
                        const BlockMassOutput& to) override {
         answer(p, WriteSet(to.mass), [&](const Call& call) {
             const Support tuned = takes_block_mass_tuned(
-                p, {.element = in.q.element()}, static_cast<bool>(to.max_logit),
-                are_aligned(in.q, in.k), static_cast<bool>(in.sinks));
+                p, {.element = in.q.element(), .page_size = in.k.page_size()},
+                static_cast<bool>(to.max_logit), are_aligned(in.q, in.k),
+                static_cast<bool>(in.sinks));
             (tuned.yes ? block_mass_tuned : block_mass_any)(call, in, to);
             return kernel_name("block_mass", tuned);
         });

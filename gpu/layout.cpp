@@ -66,4 +66,9 @@ const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {
     return *key_blocks_;
 }
 
+const Tensor<int64_t, 1>& Layout::key_starts() const {
+    if (!key_starts_) key_starts_ = upload_to_keep(stream_, problem_.batch.cu_seqlens_k());
+    return *key_starts_;
+}
+
 }  // namespace msa::cuda

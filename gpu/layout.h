@@ -43,6 +43,8 @@ public:
     const Tiles& tiles(int64_t rows, TileOrder) const;
     /// The blocks of all sequences, in order. Cached.
     const Tensor<SequenceBlock, 1>& key_blocks() const;
+    /// cu_seqlens_k. Cached.
+    const Tensor<int64_t, 1>& key_starts() const;
 
 private:
     Problem problem_;
@@ -50,6 +52,7 @@ private:
     Tensor<KeyRange, 1> visible_;
     mutable std::map<std::pair<int64_t, TileOrder>, Tiles> tiles_;
     mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
+    mutable std::optional<Tensor<int64_t, 1>> key_starts_;
 };
 
 /// The layouts used last. Calls that alternate between a few problems (training steps, pieces of a

@@ -53,7 +53,7 @@ __device__ void attend(const Heads<T>& in, int64_t group, RowOf row_of, int64_t 
                 weight[r] = step.weight;
                 for (float& sum : state.sums[r]) sum *= step.factor;
             }
-            if (in.v == nullptr) continue;
+            if (in.v.absent()) continue;
             __syncthreads();
             stage_keys(in, in.v, in.scales.v, group, {first, span_end - first}, keys);
             __syncthreads();

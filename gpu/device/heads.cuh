@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/backend.h"
+#include "gpu/device/key_rows.cuh"
 #include "gpu/device/tile.cuh"
 #include "gpu/layout.h"
 #include "gpu/operand_scales.h"
@@ -26,14 +27,13 @@ __device__ inline TileRow tile_row(int64_t query, int64_t head, KeyRange visible
             visible.first + visible.count};
 }
 
-/// Operands of one kind of head: keys and values of a group stand `group_stride` apart, those of
-/// neighbouring tokens `token_stride`.
+/// Operands of one kind of head.
 template <typename T>
 struct Heads {
-    const T *q, *k, *v;  // q [Nq, row_heads, width]; v null: the normaliser alone
-    int64_t row_heads;   // heads in a row of q
-    int64_t heads;       // of one group
-    int64_t token_stride, group_stride;
+    const T* q;         // [Nq, row_heads, width]
+    KeyRows<T> k, v;    // v absent: the normaliser alone
+    int64_t row_heads;  // heads in a row of q
+    int64_t heads;      // of one group
     int width;
     float scale;
     float cap = 0;                // a logit is cap * tanh(scale * q . k / cap); 0: scale * q . k
@@ -48,43 +48,39 @@ struct Heads {
     __device__ float query_scale(const TileRow& row) const {
         return kScaled ? scales.q.at(number(row)) : 1.0F;
     }
-    /// The scale of a key or of its value: `of` is that of k or v.
-    __device__ float key_scale(const DeviceScales& of, int64_t token, int64_t group) const {
-        return kScaled ? of.at(scales.block_of(token) * (row_heads / heads) + group) : 1.0F;
+    /// The row of the scales of k or v that a token of `rows` has: its block's, or its page's.
+    __device__ int64_t scale_row(const KeyRows<T>& rows, int64_t token) const {
+        return rows.paged() ? max(int64_t{0}, rows.page_of(token)) : scales.block_of(token);
     }
     /// The row's number in [Nq, row_heads].
     __device__ int64_t number(const TileRow& row) const { return row.query * row_heads + row.head; }
     __device__ const T* query(int64_t row, int64_t head) const {
         return q + (row * row_heads + head) * width;
     }
-    __device__ const T* key(int64_t token, int64_t group) const {
-        return k + token * token_stride + group * group_stride;
-    }
-    __device__ const T* value(int64_t token, int64_t group) const {
-        return v + token * token_stride + group * group_stride;
-    }
+    __device__ const T* key(int64_t token, int64_t group) const { return k.at(token, group); }
+    __device__ const T* value(int64_t token, int64_t group) const { return v.at(token, group); }
 };
 
+/// `layout` is that of the whole problem, of which p and q may have a part of the queries. It may
+/// be null where keys are packed.
 template <typename T>
-Heads<T> main_heads(const Problem& p, In<3> q, In<3> k, In<3> v) {
+Heads<T> main_heads(const Problem& p, const Layout* layout, In<3> q, const Keys<3>& k,
+                    const Keys<3>& v) {
     return {static_cast<const T*>(q.data()),
-            static_cast<const T*>(k.data()),
-            static_cast<const T*>(v.data()),
+            {k, layout},
+            {v, layout},
             p.query_heads,
             p.group_size(),
-            p.kv_heads * p.head_dim,
-            p.head_dim,
             static_cast<int>(p.head_dim),
             static_cast<float>(p.softmax_scale()),
             static_cast<float>(p.softcap.value_or(0)),
             p.window.value_or(kNoWindow)};
 }
 
-/// The Heads of sparse_attention, whose operands may have scales. `layout` is that of the whole
-/// problem; `p` and `in` may have a part of its queries.
+/// The Heads of sparse_attention, whose operands may have scales; `layout` as above.
 template <typename T>
 Heads<T> sparse_heads(const Problem& p, const Layout* layout, const AttentionInput& in) {
-    Heads<T> all = main_heads<T>(p, in.q, in.k, in.v);
+    Heads<T> all = main_heads<T>(p, layout, in.q, in.k, in.v);
     if (!in.scales) return all;
     const Tensor<SequenceBlock, 1>& blocks = layout->key_blocks();
     all.scales = {DeviceScales(in.scales.q), DeviceScales(in.scales.k), DeviceScales(in.scales.v),
@@ -94,22 +90,20 @@ Heads<T> sparse_heads(const Problem& p, const Layout* layout, const AttentionInp
 
 /// The Heads of the Index Branch: one per group. index_k is shared by the groups.
 template <typename T>
-Heads<T> index_heads(const Problem& p, const IndexInput& in) {
+Heads<T> index_heads(const Problem& p, const Layout* layout, const IndexInput& in) {
     return {static_cast<const T*>(in.index_q.data()),
-            static_cast<const T*>(in.index_k.data()),
-            nullptr,
+            {in.index_k, layout},
+            {},
             p.kv_heads,
             1,
-            p.index_dim,
-            0,
             static_cast<int>(p.index_dim),
             static_cast<float>(p.index_scale())};
 }
 
-/// The same for index scores, whose operands may have scales; `layout` as in sparse_heads.
+/// The same for index scores, whose operands may have scales.
 template <typename T>
 Heads<T> score_heads(const Problem& p, const Layout* layout, const IndexInput& in) {
-    Heads<T> all = index_heads<T>(p, in);
+    Heads<T> all = index_heads<T>(p, layout, in);
     if (!in.scales) return all;
     const Tensor<SequenceBlock, 1>& blocks = layout->key_blocks();
     all.scales = {
@@ -131,16 +125,16 @@ __device__ void stage_rows(const Heads<T>& in, RowOf row_of, float* rows) {
 
 /// Fills a tile with the first keys, or values, of a range of tokens.
 template <typename T>
-__device__ void stage_keys(const Heads<T>& in, const T* rows, const DeviceScales& scales,
+__device__ void stage_keys(const Heads<T>& in, const KeyRows<T>& rows, const DeviceScales& scales,
                            int64_t group, KeyRange range, float* tile) {
     stage(
         tile, kPlainTileKeys, in.width,
-        [&](int j) -> const T* {
-            return j < range.count
-                       ? rows + (range.first + j) * in.token_stride + group * in.group_stride
-                       : nullptr;
-        },
-        [&](int j) { return in.key_scale(scales, range.first + j, group); });
+        [&](int j) { return j < range.count ? rows.at(range.first + j, group) : nullptr; },
+        [&](int j) {
+            if (!Heads<T>::kScaled) return 1.0F;
+            return scales.at(in.scale_row(rows, range.first + j) * (in.row_heads / in.heads) +
+                             group);
+        });
 }
 
 /// Tiles of (query, head) rows of one group. A tile has whole queries if their heads fit, otherwise

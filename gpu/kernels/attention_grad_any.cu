@@ -152,7 +152,7 @@ void dense_attention_grad_any(const Call& call, const AttentionInput& in,
     const dim3 grid(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
     by_element(in.q.element(), [&]<typename T>() {
-        const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
+        const BackwardInput<T> b{main_heads<T>(p, call.layout, in.q, in.k, in.v),
                                  key_support(call, {}),
                                  operand(saved.d_out),
                                  saved.lse.data(),
@@ -173,7 +173,7 @@ void sparse_attention_grad_any(const Call& call, const AttentionInput& in,
     const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads),
                     static_cast<unsigned>(tiling.parts));
     by_element(in.q.element(), [&]<typename T>() {
-        const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
+        const BackwardInput<T> b{main_heads<T>(p, call.layout, in.q, in.k, in.v),
                                  key_support(call, ids),
                                  operand(saved.d_out),
                                  saved.lse.data(),

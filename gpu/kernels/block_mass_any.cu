@@ -101,7 +101,7 @@ void block_mass_any(const Call& call, const BlockMassInput& in, const BlockMassO
     Tensor<float, 2> lse = call.scratch<float, 2>({p.queries(), p.query_heads});
     const dim3 grid(static_cast<unsigned>(p.queries()), static_cast<unsigned>(p.kv_heads));
     by_element(in.q.element(), [&]<typename T>() {
-        const Heads<T> heads = main_heads<T>(p, in.q, in.k, {});
+        const Heads<T> heads = main_heads<T>(p, call.layout, in.q, in.k, {});
         attend_to_support(call, heads, key_support(call, {}), {}, lse.data());
         add_sinks_any(call, in.sinks, {}, lse);
         launch_attend(call, block_mass_kernel<T>, grid,

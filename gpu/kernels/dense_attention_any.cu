@@ -38,8 +38,8 @@ void dense_attention_any(const Call& call, const AttentionInput& in, const Atten
                     static_cast<unsigned>(tiling.parts));
     by_element(in.q.element(), [&]<typename T>() {
         launch_attend(call, dense_attention_kernel<T>, grid, tiling.warps(), p.head_dim,
-                      main_heads<T>(p, in.q, in.k, in.v), tiling, tiles.data(), call.visible,
-                      output(to.out), to.lse.data(), only_if);
+                      main_heads<T>(p, call.layout, in.q, in.k, in.v), tiling, tiles.data(),
+                      call.visible, output(to.out), to.lse.data(), only_if);
     });
     check_launch("dense_attention_any");
 }

@@ -321,8 +321,8 @@ void run_piece(const Whole& whole, const Call& call, QueryRange queries) {
     Tensor<float, 3> d_scores;
     if (to.d_index_q) d_scores = call.scratch<float, 3>({p.queries(), p.kv_heads, whole.slot_keys});
     RowArguments<T> a{
-        .main = main_heads<T>(p, slice(in.q, queries), in.k, {}),
-        .index = index_heads<T>(p, {slice(in.index.index_q, queries), in.index.index_k}),
+        .main = main_heads<T>(p, nullptr, slice(in.q, queries), in.k, {}),
+        .index = index_heads<T>(p, nullptr, {slice(in.index.index_q, queries), in.index.index_k}),
         .support = key_support(call, rows(in.ids)),
         .main_lse = nullptr,
         .index_lse = nullptr,

@@ -24,7 +24,6 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
     stage_rows(in, row_of, rows);
     TileRow row[kRowsPerWarp];
     for (int r = 0; r < kRowsPerWarp; ++r) row[r] = row_of(first_row + r);
-    const int64_t first_block = in.scales.block_of(span.first);
     for (int64_t b = 0; b < blocks; ++b) {
         float best[kRowsPerWarp];
         for (float& score : best) score = -INFINITY;
@@ -46,10 +45,13 @@ __global__ void index_scores_kernel(Heads<T> in, HeadTiling tiling, const QueryR
             const float largest = warp_max_or_nan(best[r]);
             if (row[r].query < 0 || lane_id() != 0) continue;
             const int64_t number = in.number(row[r]);
-            scores[number * blocks + b] =
-                largest == -INFINITY ? largest
-                                     : scaled_score(in.scale * in.scales.q.at(number),
-                                                    in.scales.k.at(first_block + b), largest);
+            float score = largest;
+            if (largest != -INFINITY) {
+                const int64_t block = in.scale_row(in.k, span.first + b * block_size);
+                score =
+                    scaled_score(in.scale * in.scales.q.at(number), in.scales.k.at(block), largest);
+            }
+            scores[number * blocks + b] = score;
         }
     }
 }

@@ -27,8 +27,8 @@ void index_lse_any(const Call& call, const IndexInput& in, View<const int32_t, 3
                    View<float, 2> lse) {
     if (lse.size() == 0) return;
     by_index_element(in.index_q.element(), [&]<typename T>() {
-        attend_to_support(call, index_heads<T>(call.problem, in), key_support(call, ids), {},
-                          lse.data());
+        attend_to_support(call, index_heads<T>(call.problem, call.layout, in),
+                          key_support(call, ids), {}, lse.data());
     });
 }
 

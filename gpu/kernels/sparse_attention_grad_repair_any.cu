@@ -76,7 +76,7 @@ void sparse_attention_grad_repair_any(const Call& call, const AttentionInput& in
     const HeadTiling tiling = tile_heads(p.group_size(), 1, p.head_dim);
     const int64_t rows = p.queries() * p.kv_heads, lists = blocks.size() * p.kv_heads;
     by_element(in.q.element(), [&]<typename T>() {
-        const BackwardInput<T> b{main_heads<T>(p, in.q, in.k, in.v),
+        const BackwardInput<T> b{main_heads<T>(p, call.layout, in.q, in.k, in.v),
                                  key_support(call, ids),
                                  operand(saved.d_out),
                                  saved.lse.data(),

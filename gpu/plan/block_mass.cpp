@@ -26,6 +26,7 @@ int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_quer
 
 Support takes_block_mass_tuned(const Problem& p, const BlockMassRequest& request, bool max_logit,
                                bool aligned, bool sinks) {
+    if (request.page_size > 0) return in_pages();
     if (max_logit) return Support::no("max_logit is asked for");
     if (sinks) return Support::no("there are sinks");
     if (p.window || p.softcap) return not_plain(p);

@@ -153,7 +153,9 @@ bool DenseAttentionCudnn::run(const Call& call, const AttentionInput& in,
     if (fe::cudnn_dlhandle == nullptr) return false;  // why_not_ is what the constructor found
     const Problem& p = call.problem;
     const std::vector<Span> spans = spans_of(p, call.layout->visible_host());
-    why_not_ = takes(p, spans, in.q.element(), in.q, in.k, in.v, to.out).why_not;
+    why_not_ =
+        (in.k.paged() ? in_pages() : takes(p, spans, in.q.element(), in.q, in.k, in.v, to.out))
+            .why_not;
     if (!why_not_.empty()) return false;
     const std::shared_ptr<Plan> plan = plan_of(call, spans, Direction::attention, in.q.element());
     if (!plan) return false;

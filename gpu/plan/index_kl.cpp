@@ -246,6 +246,7 @@ Support takes_mma(const Device& device, const Problem& p, const IndexKlInput& in
 }  // namespace
 
 Support takes_index_lse_mma(const Problem& p, const IndexInput& in) {
+    if (in.index_k.paged()) return in_pages();
     return takes_blocks(p, in.index_q.element(), are_aligned(in.index_q, in.index_k));
 }
 

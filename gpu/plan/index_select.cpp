@@ -30,6 +30,7 @@ namespace {
 
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
+    if (request.page_size > 0) return in_pages();
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);

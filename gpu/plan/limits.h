@@ -41,6 +41,8 @@ inline Support not_element(Element element, const char* must_be) {
         concat("an operand or output is ", to_string(element), ", must be ", must_be));
 }
 
+inline Support in_pages() { return Support::no("keys are in pages"); }
+
 /// The answer for a window or a soft cap, which only the plain kernels support.
 inline Support not_plain(const Problem& p) {
     return Support::no(p.window ? concat("the window is ", *p.window, ", must be absent")

@@ -283,6 +283,7 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
                                      const SparseAttentionRequest& request, bool aligned) {
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
+    if (request.page_size > 0) return in_pages();
     if (p.window || p.softcap) return not_plain(p);
     const bool e4m3 = request.element == Element::e4m3;
     if (e4m3 && !device.is_hopper()) return not_element(request.element, "bf16 or f16");

@@ -269,6 +269,27 @@ def test_workspace_is_pytorchs_memory(monkeypatch):
     assert torch.cuda.memory_allocated() == before
 
 
+@pytest.mark.parametrize("dtype", LAYERS)
+def test_keys_in_pages_give_what_packed_keys_give(dtype):
+    """Small integers, whose scores are exact in any order, so that ids are the same."""
+    torch.manual_seed(6)
+    data = on_gpu({name: torch.randint(-2, 3, tensor.shape).float()
+                   for name, tensor in make().items()}, dtype)
+    used = [end - begin for begin, end in zip(CU, CU[1:])]
+    table = torch.randperm(3 * 13).to("cuda", torch.int32).view(3, 13)
+    where = {"page_table": table, "seqused_k": used, "cu_seqlens_q": CU}
+    pools = {}
+    for name in ("k", "v", "index_k"):
+        pools[name] = torch.full((3 * 13, BK, *data[name].shape[1:]), torch.nan, device="cuda",
+                                 dtype=dtype)
+        m.append(pools[name], data[name], table, used, cu_seqlens_q=CU)
+    ids = m.msa_index_select(data["index_q"], pools["index_k"], K, block_size=BK, **where)
+    assert torch.equal(ids, select(data))
+    q, k, v = (data[name] for name in ("q", "k", "v"))
+    out = m.msa_sparse_attention(q, pools["k"], pools["v"], ids, block_size=BK, **where)
+    near(out, m.msa_sparse_attention(q, k, v, ids, **WHOLE).cpu(), dtype)
+
+
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_decode_step_is_captured_in_a_graph(warm):
     """Selection and attention of the newest token of each of four sequences, in bfloat16: the

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "tests/support/compare.h"
+#include "tests/support/pages.h"
 #include "tests/support/refusal.h"
 #include "tests/support/runner.h"
 #include "tests/support/scaled.h"
@@ -16,80 +17,6 @@
 
 namespace msa::test {
 namespace {
-
-/// How K and V lie in a pool.
-enum class Pool : uint8_t {
-    apart,
-    by_page,  // [pages, 2, page_size, Hkv, dh]
-    by_row,   // [pages, page_size, Hkv, 2 dh]
-};
-
-/// [S, max_pages] pages of the sequences, in no order, with pages between that nobody has.
-/// Sequences share the pages of the first `shared` tokens. Behind its last page a row names no page
-/// at all.
-Tensor<int32_t, 2> make_table(const Problem& p, int64_t page_size, int64_t shared = 0) {
-    const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
-    Tensor<int32_t, 2> table({p.sequences(), ceil_div(p.batch.longest_keys(), page_size) + 1});
-    std::fill_n(table.data(), table.size(), -1);
-    int64_t made = 0;
-    for (int64_t s = 0; s < p.sequences(); ++s) {
-        const auto at = static_cast<size_t>(s);
-        for (int64_t n = 0; n < ceil_div(starts[at + 1] - starts[at], page_size); ++n)
-            table(s, n) = s > 0 && (n + 1) * page_size <= shared
-                              ? table(0, n)
-                              : static_cast<int32_t>((made++ * 7 + 3) % 211);
-    }
-    return table;
-}
-constexpr int64_t kPages = 211;
-
-/// Keys [Nk, heads, width] in a pool that is NaN everywhere else.
-template <int Rank>
-class InPages {
-public:
-    InPages(Backend& backend, Element element, const Problem& p, View<const float, Rank> keys,
-            View<const int32_t, 2> table, int64_t page_size, Pool how = Pool::apart,
-            int64_t half = 0)
-        : shape_{}, table_(backend.upload(table)) {
-        const int64_t heads = Rank == 3 ? keys.extent(1) : 1, width = keys.extent(Rank - 1);
-        const int64_t token = heads * width * (how == Pool::by_row ? 2 : 1);
-        const int64_t page = page_size * heads * width * (how == Pool::apart ? 1 : 2);
-        const int64_t head = width * (how == Pool::by_row ? 2 : 1);
-        const int64_t first = how == Pool::apart     ? 0
-                              : how == Pool::by_page ? half * page / 2
-                                                     : half * width;
-        Tensor<float, 1> host({kPages * page});
-        std::fill_n(host.data(), host.size(), std::numeric_limits<float>::quiet_NaN());
-        const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
-        for (int64_t s = 0; s < p.sequences(); ++s)
-            for (int64_t j = 0, t = starts[static_cast<size_t>(s)];
-                 t < starts[static_cast<size_t>(s) + 1]; ++j, ++t)
-                for (int64_t h = 0; h < heads; ++h)
-                    std::copy_n(keys.data() + (t * heads + h) * width, width,
-                                host.data() + first + table(s, j / page_size) * page +
-                                    j % page_size * token + h * head);
-        pool_ = Uploaded<1>(backend, element, host.view());
-        shape_ = {kPages, page_size, width};
-        if constexpr (Rank == 3) shape_ = {kPages, page_size, heads, width};
-        strides_ = {page, token};
-        if constexpr (Rank == 3) strides_ = {page, token, head};
-        data_ = static_cast<char*>(pool_.data()) + first * element_bytes(element);
-        element_ = element;
-        space_ = backend.space();
-    }
-    Keys<Rank> keys() const {
-        return {In<Rank + 1>{data_, shape_, element_, space_}, table_.view(), strides_};
-    }
-
-private:
-    Uploaded<1> pool_;
-    void* data_ = nullptr;
-    Shape<Rank + 1> shape_;
-    Shape<Rank> strides_{};
-    Element element_ = Element::f32;
-    Space space_ = Space::host;
-    Tensor<int32_t, 2> table_;
-};
 
 /// What each operation gives for these keys.
 struct Results {
@@ -343,8 +270,14 @@ TEST_F(PagesRefused, GradientsAndTheLossTakePackedKeys) {
               "v has pages of 0 tokens, must have those of k = 16; 0: packed");
 }
 
+class PagesOfEightBits : public testing::TestWithParam<const char*> {
+protected:
+    void SetUp() override { MSA_SKIP_UNLESS_USABLE(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(All, PagesOfEightBits, testing::Values("reference", "cpu", "cuda"));
+
 /// A page is a block: so a pool's scales are those of its blocks.
-TEST(PagesOfEightBits, GiveWhatPackedKeysGive) {
+TEST_P(PagesOfEightBits, GiveWhatPackedKeysGive) {
     const Case c = lengths("scaled", {70, 0, 33}, 3, 16, Values::normal);
     const Problem& p = c.problem;
     const Operands o = make_operands(c, Element::f32);
@@ -370,30 +303,35 @@ TEST(PagesOfEightBits, GiveWhatPackedKeysGive) {
         }
         return made;
     };
-    const auto index_pool = pool_of(index.k);
-    const View<const Int8, 3> index_pages(index_pool.first.data(), {kPages, 16, p.index_dim});
-    const auto k = pool_of(main.k), v = pool_of(main.v);
-    for (const char* name : {"reference", "cpu"}) {
-        const std::unique_ptr<Backend> backend = make_backend(name);
-        Tensor<int32_t, 3> ids({p.queries(), p.kv_heads, 4});
-        backend->index_select(
-            p, c.rule,
-            {index.q.values, {index_pages, table}, {index.q.scales, index_pool.second, {}}}, ids);
-        EXPECT_TRUE(identical(ids, index_select(*backend, p, c.rule, index)));
-        Attention got{Tensor<float, 3>(o.q.shape()),
-                      Tensor<float, 2>({p.queries(), p.query_heads})};
-        backend->sparse_attention(p,
-                                  {main.q.values,
-                                   {k.first, table},
-                                   {v.first, table},
-                                   {},
-                                   {main.q.scales, k.second, v.second}},
-                                  ids, {got.out.view(), got.lse});
-        const Attention want =
-            sparse_attention(*backend, p, main, ids, LoopOrder::automatic, Element::f32);
-        EXPECT_TRUE(identical(got.out, want.out));
-        EXPECT_TRUE(identical(got.lse, want.lse));
-    }
+    const std::unique_ptr<Backend> backend = make_backend(GetParam());
+    const auto put = [&](const auto& tensor) { return backend->upload(tensor.view()); };
+    const auto put_both = [&](const auto& operand) {
+        return std::pair(put(operand.first), put(operand.second));
+    };
+    const auto table_here = put(table);
+    const auto index_pool = put_both(pool_of(index.k));
+    const View<const Int8, 3> index_pages(index_pool.first.data(), {kPages, 16, p.index_dim},
+                                          backend->space());
+    const auto k = put_both(pool_of(main.k)), v = put_both(pool_of(main.v));
+    const auto index_q = put(index.q.values);
+    const auto q = put(main.q.values);
+    const auto of_index_q = put(index.q.scales), of_q = put(main.q.scales);
+
+    auto ids_here = backend->make<int32_t, 3>({p.queries(), p.kv_heads, 4});
+    backend->index_select(p, c.rule,
+                          {index_q, {index_pages, table_here}, {of_index_q, index_pool.second, {}}},
+                          ids_here);
+    const Tensor<int32_t, 3> ids = backend->download(ids_here.view());
+    EXPECT_TRUE(identical(ids, index_select(*backend, p, c.rule, index)));
+    auto out = backend->make<float, 3>(o.q.shape());
+    auto lse = backend->make<float, 2>({p.queries(), p.query_heads});
+    backend->sparse_attention(
+        p, {q, {k.first, table_here}, {v.first, table_here}, {}, {of_q, k.second, v.second}},
+        ids_here, {out.view(), lse});
+    const Attention want =
+        sparse_attention(*backend, p, main, ids, LoopOrder::automatic, Element::f32);
+    EXPECT_TRUE(identical(backend->download(out.view()), want.out));
+    EXPECT_TRUE(identical(backend->download(lse.view()), want.lse));
 }
 
 }  // namespace
