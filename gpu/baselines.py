@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What PyTorch does on this GPU at the shapes that msa-bench measured: torch.topk, a copy, a matrix
-product, and dense attention (cuDNN, in decoding also flash), as a second opinion on the
-dense_attention of the record itself.
+"""What others do on this GPU at the shapes that msa-bench measured: PyTorch's torch.topk, a copy, a
+matrix product, and dense attention: of squares by cuDNN and FlashAttention 4 (package flash-attn-4),
+of decoding by cuDNN and PyTorch's flash. Each answer of attention is compared with the formula in
+float32 before it is timed.
 
 With --record, shapes and sizes come from a record of msa-bench; the results go into it, under
 "baselines", each measurement gets its share of the matrix product's rate, and the speed-ups are
@@ -27,6 +28,8 @@ SHAPES = {  # kind: (sequences, queries of each, keys of each, blocks, k)
     "top-k": [(1, n, 0, b, k) for n, b, k in ((131072, 1024, 16), (131072, 2048, 32),
                                               (524288, 4096, 16), (524288, 8192, 32))],
 }
+DENSE = {"square": ("cuDNN", "FlashAttention 4"), "decode": ("cuDNN", "flash")}
+CHECKED_TOKENS = 1024
 MOST_LAYERS, LAYER_BYTES = 8, 1 << 34  # as msa-bench has them
 LONG_SECONDS = 10
 
@@ -62,6 +65,38 @@ def key_of_measurement(m: dict) -> tuple:
     n = m["sequences"]
     return key_of(m["kind"], n, m["queries"] // n, m["keys"] // n, m["blocks"], m["top_k"],
                   m["case"])
+
+
+def dense_by(torch, backend: str, causal: bool):
+    """Attention of q, k, v [batch, heads, tokens, dh]; FlashAttention's are [batch, tokens, heads, dh]
+    in memory."""
+    if backend == "FlashAttention 4":
+        from flash_attn.cute import flash_attn_func
+
+        def attend(q, k, v):
+            out = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+        return attend
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    choice = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
+
+    def attend(q, k, v):
+        with sdpa_kernel(choice):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal,
+                                                                    enable_gqa=True)
+    return attend
+
+
+def require_attention(torch, attend, q, k, v, causal: bool) -> None:
+    """Refuses an `attend` that computes something else on the first tokens. The bound: weights,
+    inner sums and outputs are rounded to bfloat16."""
+    q, k, v = (x[:1, :, :CHECKED_TOKENS] for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), is_causal=causal, enable_gqa=True)
+    off = (attend(q, k, v).float() - expected).abs().max().item()
+    bound = 3 * 2**-8 * v.abs().max().item()
+    if not off <= bound:
+        raise ValueError(f"its outputs are {off:.3g} from attention, more than {bound:.3g}")
 
 
 class Bench:
@@ -143,27 +178,27 @@ class Bench:
 
     def dense(self, kind: str, backend: str, sizes: dict, shape: tuple) -> None:
         torch = self.torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
         sequences, queries, keys = shape[:3]
         heads, groups, width = sizes["query_heads"], sizes["kv_heads"], sizes["head_dim"]
-        choice = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
+        causal = kind == "square"
 
         def prepare():
             each = 4 * sequences * (heads * queries + groups * keys) * width
             layers = max(1, min(MOST_LAYERS, LAYER_BYTES // each)) if kind == "decode" else 1
+            attend = dense_by(torch, backend, causal)
 
-            def call():
-                def make(count, tokens):
-                    return torch.randn(sequences, count, tokens, width, device="cuda",
-                                       dtype=torch.bfloat16)
+            def make(count, tokens):
+                tokens_first = backend == "FlashAttention 4"
+                size = (tokens, count) if tokens_first else (count, tokens)
+                x = torch.randn(sequences, *size, width, device="cuda", dtype=torch.bfloat16)
+                return x.transpose(1, 2) if tokens_first else x
+
+            def call(checked):
                 q, k, v = make(heads, queries), make(groups, keys), make(groups, keys)
-
-                def run():
-                    with sdpa_kernel(choice):
-                        return torch.nn.functional.scaled_dot_product_attention(
-                            q, k, v, is_causal=kind == "square", enable_gqa=True)
-                return run
-            return [call() for _ in range(layers)]
+                if checked:
+                    require_attention(torch, attend, q, k, v, causal)
+                return lambda: attend(q, k, v)
+            return [call(layer == 0) for layer in range(layers)]
 
         pairs = queries * (queries + 1) / 2 if kind == "square" else sequences * queries * keys
         self.add(f"{kind} {backend} {sequences} x {queries} over {keys}", prepare, kind=kind,
@@ -185,7 +220,7 @@ def measure(sizes: dict, shapes: dict, samples: int) -> dict:
     torch.manual_seed(0)
     bench = Bench(torch, samples)
     bench.ceilings()
-    for kind, backends in (("square", ("cuDNN",)), ("decode", ("cuDNN", "flash"))):
+    for kind, backends in DENSE.items():
         for shape in shapes[kind]:
             for backend in backends:
                 bench.dense(kind, backend, sizes, shape)

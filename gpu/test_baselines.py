@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Shapes, merging and speed-ups; measuring needs PyTorch and a GPU."""
+"""Shapes, merging, speed-ups and the check of an answer; measuring needs PyTorch and a GPU."""
 
 import baselines
+import pytest
 
 
 def measurement(kind, stage, sequences, queries, keys, microseconds, **more):
@@ -72,3 +73,19 @@ def test_tables_print(capsys):
     baselines.print_tables(record)
     printed = capsys.readouterr().out
     assert "3.00x" in printed and "flash" in printed and "0.250" in printed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_answer_is_compared_with_attention_before_it_is_timed(causal):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 32, 8).bfloat16() for heads in (4, 2, 2))
+
+    def attend(*operands):
+        return torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=causal,
+                                                                enable_gqa=True)
+    baselines.require_attention(torch, attend, q, k, v, causal)
+    with pytest.raises(ValueError, match="from attention, more than"):
+        baselines.require_attention(torch, attend, q, k, v, not causal)
+    with pytest.raises(ValueError, match="nan from attention"):
+        baselines.require_attention(torch, lambda *x: attend(*x) * float("nan"), q, k, v, causal)
