@@ -1,33 +1,17 @@
 // SPDX-License-Identifier: MIT
 // attend_sm90.cuh for e4m3 operands and their scales.
 //
-// A row's logits are its products times one factor, made of the scales of q and k. The scale s of a
-// block's values goes into the weights. With x = logit + log2 s, a weight is 2^(x - running max of
-// x
-// + 8). So the largest term of an output always uses the range of e4m3, and outputs of different
-// blocks add up without another factor. The softmax's denominator adds weight / s, in float. Tensor
-// cores keep only 13 bits of an e4m3 sum. So P V of each block starts a new sum, which is then
-// added to the output in float.
+// Tensor cores keep only 13 bits of an e4m3 sum. So P V of each block starts a new sum, which is
+// then added to the output in float.
 #pragma once
 
-#include <cuda_fp8.h>
-
-#include <type_traits>
-
 #include "gpu/device/attend_sm90.cuh"
+#include "gpu/device/e4m3.cuh"
 #include "gpu/device/pipeline_sm90.cuh"
-#include "gpu/device/scaled_softmax_sm90.cuh"
 #include "gpu/device/wgmma_e4m3.cuh"
 #include "gpu/e4m3_layout.h"
 
 namespace msa::cuda::sm90 {
-
-template <typename T>
-constexpr bool kIsE4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
-
-/// Type of slots and outputs of operands of type T.
-template <typename T>
-using Stored = std::conditional_t<kIsE4m3<T>, __nv_bfloat16, T>;
 
 /// Bytes of the operands in shared memory, and the number of stages, each one block of keys (in the
 /// union kernel: one step).
@@ -75,36 +59,8 @@ __device__ void start_values_e4m3(float (&part)[Channels / 2], const uint32_t (&
     wgmma_commit();
 }
 
-/// Packs four values as e4m3, the first in the lowest byte.
-__device__ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
-    uint32_t word;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n"
-        "}\n"
-        : "=r"(word)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return word;
-}
-/// Converts weights from the accumulator layout of one product to the operand, of type T, of the
-/// next. For the order of keys in e4m3 see key_at().
-template <typename T, int Words, int Weights>
-__device__ void keep_weights(uint32_t (&p)[Words], const float (&weight)[Weights]) {
-    static_assert(Weights == static_cast<int>(4 / sizeof(T)) * Words);
-#pragma unroll
-    for (int n = 0; n < Words; ++n) {
-        if constexpr (kIsE4m3<T>) {
-            const int at = 8 * (n / 2) + 2 * (n % 2);  // group of keys n / 2, side n % 2 of the row
-            p[n] = pack_e4m3(weight[at], weight[at + 1], weight[at + 4], weight[at + 5]);
-        } else {
-            p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
-        }
-    }
-}
-
-/// The same for bf16 or f16 weights in `Parts` equal parts. Parts with any[part] false become 0.
+/// keep_weights() for bf16 or f16 weights in `Parts` equal parts. Parts with any[part] false become
+/// 0.
 template <typename T, int Words, int Weights, int Parts>
 __device__ void keep_weights_where(uint32_t (&p)[Words], const float (&weight)[Weights],
                                    const bool (&any)[Parts]) {
@@ -130,9 +86,6 @@ __device__ void move_words(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
 }
-
-template <typename T>
-using RunningSoftmax = std::conditional_t<kIsE4m3<T>, ScaledSoftmax, Softmax>;
 
 /// start_scores() for all operand types.
 template <typename T, int Dim, int BlockSize, int Rows>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The products of a warp of the decode kernel with its keys of a tile: scores and weighted values
-// of 16 heads, by mma.sync.
+// of 16 heads, by mma.sync. Those of e4m3 are in decode_keys_e4m3.cuh.
 #pragma once
 
 #include "gpu/device/attend_sm90.cuh"
@@ -61,15 +61,16 @@ __device__ void add_values(float (&out)[Dim / 2], const float (&p)[kWarpKeys<Blo
     }
 }
 
-/// Sets the values of this warp's keys [seen, ...) to 0, because they may hold anything.
-template <int Dim, int BlockSize>
+/// Sets the values of this warp's keys [seen, ...), of Chunks times 16 bytes, to 0, because they
+/// may hold anything.
+template <int Chunks, int BlockSize>
 __device__ void clear_unseen(char* v, int first, int seen) {
-    constexpr int kKeys = kWarpKeys<BlockSize>, kChunks = Dim / 8;
+    constexpr int kKeys = kWarpKeys<BlockSize>;
     if (seen >= first + kKeys) return;
     const int from = max(seen, first);
-    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * kChunks; i += kWarp)
-        *reinterpret_cast<uint4*>(chunk_of<AttendShape<Dim, BlockSize>::kKeyBox>(
-            v, from + i / kChunks, i % kChunks)) = {};
+    for (int i = threadIdx.x % kWarp; i < (first + kKeys - from) * Chunks; i += kWarp)
+        *reinterpret_cast<uint4*>(
+            chunk_of<BlockSize * kSwizzle>(v, from + i / Chunks, i % Chunks)) = {};
     __syncwarp();
 }
 

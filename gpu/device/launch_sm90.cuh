@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Launches of the tuned kernels: their shared memory, and the instantiation for a call's sizes.
+// Launches of the tuned kernels: their shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "gpu/device/by_sizes.cuh"
 #include "gpu/device/sm90.cuh"
 
 namespace msa::cuda::sm90 {
@@ -14,43 +15,6 @@ cudaError_t allow_shared(Kernel* kernel) {
     static_assert(sizeof(Shared) <= kMostSharedBytes);
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 sizeof(Shared));
-}
-
-/// Calls launch.operator()<BlockSize>() with the block size of the call: 32, 64 or 128.
-template <typename Launch>
-cudaError_t by_block_size(int block_size, Launch launch) {
-    switch (block_size) {
-        case 32: return launch.template operator()<32>();
-        case 64: return launch.template operator()<64>();
-        default: return launch.template operator()<128>();
-    }
-}
-
-/// Calls launch.operator()<Dim, BlockSize>() with the sizes of the call; Dim is 64 or 128.
-template <typename Launch>
-cudaError_t by_sizes(int dim, int block_size, Launch launch) {
-    return by_block_size(block_size, [&]<int BlockSize>() {
-        return dim == 128 ? launch.template operator()<128, BlockSize>()
-                          : launch.template operator()<64, BlockSize>();
-    });
-}
-
-/// The same without blocks of 32.
-template <typename Launch>
-cudaError_t by_wide_sizes(int dim, int block_size, Launch launch) {
-    return block_size == 64 ? dim == 128 ? launch.template operator()<128, 64>()
-                                         : launch.template operator()<64, 64>()
-           : dim == 128 ? launch.template operator()<128, 128>()
-                            : launch.template operator()<64, 128>();
-}
-
-/// The same for kernels with operands of type T. With 8-bit types they have no blocks of 32.
-template <typename T, typename Launch>
-cudaError_t by_operand_sizes(int dim, int block_size, Launch launch) {
-    if constexpr (sizeof(T) == 1)
-        return by_wide_sizes(dim, block_size, launch);
-    else
-        return by_sizes(dim, block_size, launch);
 }
 
 }  // namespace msa::cuda::sm90

@@ -53,8 +53,8 @@ struct RingPlace {
 };
 
 /// Starts copies of Rows rows of Dim values, `stride` values apart; called by one warp. Rows from
-/// `there` on become zeros. `there` must be at least 1.
-template <int Dim, int Rows>
+/// `there` on become zeros. `there` must be at least 1. Rows of the tile have TileDim values.
+template <int Dim, int Rows, int TileDim = Dim>
 __device__ inline void warp_copy_rows(uint16_t* tile, const uint16_t* from, int64_t stride,
                                       int there) {
     constexpr int kChunks = Dim / kChunk, kAtOnce = kWarp / kChunks, kTurns = 8 / kAtOnce;
@@ -63,7 +63,7 @@ __device__ inline void warp_copy_rows(uint16_t* tile, const uint16_t* from, int6
     const uint16_t* source[kTurns];
 #pragma unroll
     for (int n = 0; n < kTurns; ++n) {
-        to[n] = MmaTile<Dim>{tile}.chunk(row + n * kAtOnce, chunk);
+        to[n] = MmaTile<TileDim>{tile}.chunk(row + n * kAtOnce, chunk);
         source[n] = from + (row + n * kAtOnce) * stride + chunk * kChunk;
     }
     if (there >= Rows) {
@@ -71,7 +71,7 @@ __device__ inline void warp_copy_rows(uint16_t* tile, const uint16_t* from, int6
         for (int first = 0; first < Rows; first += 8)
 #pragma unroll
             for (int n = 0; n < kTurns; ++n) {
-                copy_chunk(to[n] + first * Dim, source[n], true);
+                copy_chunk(to[n] + first * TileDim, source[n], true);
                 source[n] += 8 * stride;
             }
         return;
@@ -81,7 +81,7 @@ __device__ inline void warp_copy_rows(uint16_t* tile, const uint16_t* from, int6
 #pragma unroll
         for (int n = 0; n < kTurns; ++n) {
             const bool mine = first + row + n * kAtOnce < there;
-            copy_chunk(to[n] + first * Dim, mine ? source[n] : from, mine);
+            copy_chunk(to[n] + first * TileDim, mine ? source[n] : from, mine);
             source[n] += 8 * stride;
         }
 }

@@ -30,6 +30,12 @@ __device__ inline void shared_transposed(uint32_t (&to)[4], uint32_t address) {
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(address));
 }
+/// Four 8 x 8 matrices of pairs of bytes, as load_matrices() of gpu/device/mma.cuh.
+__device__ inline void shared_matrices(uint32_t (&to)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the last `Pending` groups of this thread's copies have arrived.

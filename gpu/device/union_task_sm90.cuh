@@ -80,7 +80,7 @@ struct TaskScales<__nv_fp8_e4m3, Tasks, Stages> {
             row[task][threadIdx.x % kWarp + n * kWarp] = rows.scale[n];
     }
     __device__ static BlockScales read_block(const SparseUnionArgs& args, int64_t number) {
-        return block_scales(args.scales.k.at(number), args.scales.v.at(number));
+        return block_scales_at(args.scales, number);
     }
     __device__ void put_block(const BlockScales& scales, int stage) { block[stage] = scales; }
     __device__ BlockScales at(int stage) const { return block[stage]; }

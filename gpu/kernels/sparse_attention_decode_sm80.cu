@@ -6,9 +6,11 @@
 //   decode       writes outputs, largest scores and sums of a thread block's part to global memory
 //   join_parts   a warp merges the parts of a head, and writes out and lse
 //
-// Keys that the query does not see are never copied.
-#include "gpu/device/softmax.cuh"
-#include "gpu/device/stream_mma.cuh"
+// Keys that the query does not see are never copied; zeros are in their places. Operands of e4m3
+// are multiplied as f16: gpu/device/decode_keys_e4m3.cuh.
+#include "gpu/device/attend_mma.cuh"
+#include "gpu/device/by_sizes.cuh"
+#include "gpu/device/decode_keys_e4m3.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
@@ -17,12 +19,13 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp, kHeads = kDecodeHeads;
 
-template <int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize>
 struct Shared {
-    static constexpr int kStages = BlockSize * Dim == 128 * 128 ? 1 : 2;  // two thread blocks an SM
+    static constexpr int kWidth = kTileWidth<T, Dim>;
+    static constexpr int kStages = BlockSize * kWidth == 128 * 128 ? 1 : 2;  // two blocks an SM
     static constexpr int kKeys = BlockSize / kWarps < 16 ? 16 : BlockSize / kWarps;  // of a warp
     struct Tiles {
-        uint16_t k[kStages][BlockSize * Dim], v[kStages][BlockSize * Dim];
+        uint16_t k[kStages][BlockSize * kWidth], v[kStages][BlockSize * kWidth];
     };
     union {
         Tiles tiles;
@@ -48,6 +51,10 @@ struct Part {
     __device__ int64_t first_row(const SparsePartsArgs& args) const {  // (query, head)
         return query * args.query_heads + group * heads + first_head;
     }
+    /// Number of the sequence's block 0, of e4m3.
+    __device__ int first_block(const SparsePartsArgs& args) const {
+        return args.of_query[query].first_block;
+    }
     /// The n-th block of this thread block; -1: none.
     __device__ int block(const SparsePartsArgs& args, int n) const {
         const int slot = number + n * kDecodeParts;
@@ -61,18 +68,87 @@ __device__ float weight_of(float own, float best) {
     return own == -INFINITY ? 1 : exp2f(own - best);
 }
 
+/// What a warp multiplies of a part: 16 heads with its keys. Operands of 16 bits.
+template <typename T, int Dim, int BlockSize>
+struct Products {
+    using Memory = Shared<T, Dim, BlockSize>;
+    static constexpr int kKeys = Memory::kKeys;
+    WordRows<Dim, 1> q;
+    LaneWords<Dim> keys;
+    LaneColumns<Dim> values;
+    float scale;
+
+    __device__ Products(const SparsePartsArgs& args, const Part& part, Memory& shared)
+        : keys(address_in_shared(shared.tiles.k)),
+          values(address_in_shared(shared.tiles.v)),
+          scale(args.scale * kLog2E) {
+        q.load([&](int, int side) {
+            const int head = lane_id() / 4 + 8 * side;
+            return part.first_head + head < part.heads
+                       ? static_cast<const uint16_t*>(args.q) + (part.first_row(args) + head) * Dim
+                       : nullptr;
+        });
+    }
+    __device__ static uint32_t offset(int stage, int first) {
+        return static_cast<uint32_t>(stage * BlockSize + first) * Dim * 2;
+    }
+    /// sum: weights of the keys from `first` on of the stage, of which `seen` are visible.
+    __device__ void weigh(float (&sum)[1][kKeys / 2], int stage, int first, const int (&seen)[2],
+                          const BlockScales&, Softmax& softmax, float (&factor)[2]) const {
+        multiply_keys<T, Dim, 1, kKeys>(sum, q, keys, offset(stage, first));
+        softmax.step(sum[0], seen, scale, factor);
+    }
+    __device__ void add_values(float (&out)[1][Dim / 2], const float (&weights)[1][kKeys / 2],
+                               int stage, int first) const {
+        uint32_t p[1][kKeys / 4];
+        keep_weights<T>(p[0], weights[0]);
+        multiply_values<T, Dim, 1, kKeys>(out, p, values, offset(stage, first));
+    }
+};
+template <int Dim, int BlockSize>
+struct Products<__nv_fp8_e4m3, Dim, BlockSize> {
+    using Memory = Shared<__nv_fp8_e4m3, Dim, BlockSize>;
+    using Tile = MmaTile<Memory::kWidth>;
+    static constexpr int kKeys = Memory::kKeys;
+    static constexpr float scale = 1;
+    Memory& shared;
+    uint32_t rows[Dim / 4];
+    float row_scale[2];
+
+    __device__ Products(const SparsePartsArgs& args, const Part& part, Memory& memory)
+        : shared(memory) {
+        read_queries_e4m3<Dim>(args, part.first_row(args), part.heads - part.first_head, rows,
+                               row_scale);
+    }
+    __device__ void weigh(float (&sum)[1][kKeys / 2], int stage, int first, const int (&seen)[2],
+                          const BlockScales& scales, ScaledSoftmax& softmax,
+                          float (&factor)[2]) const {
+        const Tile tile{shared.tiles.k[stage]};
+        scores_of_e4m3<Dim>(
+            sum[0], rows, [&](int key, int chunk) { return tile.chunk(key, chunk); }, first);
+        softmax.weigh(sum[0], softmax.meet(sum[0], seen, row_scale, scales, factor), scales,
+                      factor);
+    }
+    __device__ void add_values(float (&out)[1][Dim / 2], const float (&weights)[1][kKeys / 2],
+                               int stage, int first) const {
+        const Tile tile{shared.tiles.v[stage]};
+        add_values_e4m3<Dim>(
+            out[0], weights[0], [&](int key, int chunk) { return tile.chunk(key, chunk); }, first);
+    }
+};
+
 template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(kThreads, 2)
     decode(const __grid_constant__ SparsePartsArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    using Memory = Shared<Dim, BlockSize>;
+    using Memory = Shared<T, Dim, BlockSize>;
     auto& shared = *reinterpret_cast<Memory*>(memory);
-    constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages;
+    constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages, kWidth = kRowWidth<T, Dim>;
     const Part part(args);
     const KeyRange visible = args.visible[part.query];
     const int lane = lane_id(), warp = warp_id(), first = warp * kKeys;
-    const int64_t stride = int64_t{args.groups} * Dim;
-    const int64_t base = visible.first * stride + part.group * Dim;
+    const int64_t stride = int64_t{args.groups} * kWidth;
+    const int64_t base = visible.first * stride + part.group * kWidth;
     const auto seen_of = [&](int id) {
         return static_cast<int>(min(visible.count - int64_t{id} * BlockSize, int64_t{BlockSize}));
     };
@@ -80,36 +156,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     const auto fetch = [&](int n, int stage) {
         const int id = part.block(args, n);
         ahead[stage] = id;
-        if (id >= 0) {
-            const int64_t from = base + int64_t{id} * BlockSize * stride;
-            copy_rows<Dim, BlockSize, kThreads>(shared.tiles.k[stage],
-                                                static_cast<const uint16_t*>(args.k) + from, stride,
-                                                seen_of(id));
-        }
-        commit_copies();
-        if (id >= 0) {
-            const int64_t from = base + int64_t{id} * BlockSize * stride;
-            copy_rows<Dim, BlockSize, kThreads>(shared.tiles.v[stage],
-                                                static_cast<const uint16_t*>(args.v) + from, stride,
-                                                seen_of(id));
-        }
-        commit_copies();
+        const int64_t from = base + int64_t{id} * BlockSize * stride;
+        const auto copy = [&](uint16_t* to, const void* of) {
+            if (id >= 0)
+                copy_rows<kWidth, BlockSize, kThreads, Memory::kWidth>(
+                    to, static_cast<const uint16_t*>(of) + from, stride, seen_of(id));
+            commit_copies();
+        };
+        copy(shared.tiles.k[stage], args.k);
+        copy(shared.tiles.v[stage], args.v);
     };
 #pragma unroll
     for (int n = 0; n < kStages; ++n) fetch(n, n);
 
-    WordRows<Dim, 1> q;
-    q.load([&](int, int side) {
-        const int head = lane / 4 + 8 * side;
-        return part.first_head + head < part.heads
-                   ? static_cast<const uint16_t*>(args.q) + (part.first_row(args) + head) * Dim
-                   : nullptr;
-    });
-    const LaneWords<Dim> keys(address_in_shared(shared.tiles.k));
-    const LaneColumns<Dim> values(address_in_shared(shared.tiles.v));
-    const float scale = args.scale * kLog2E;
+    const Products<T, Dim, BlockSize> products(args, part, shared);
     float out[1][Dim / 2] = {};
-    Softmax softmax;
+    RunningSoftmax<T> softmax;
     for (int n = 0;; n += kStages) {
         bool done = false;
 #pragma unroll
@@ -120,28 +182,23 @@ __global__ void __launch_bounds__(kThreads, 2)
                 break;
             }
             const int seen_here = seen_of(id) - first;
-            const int seen[1][2] = {{seen_here, seen_here}};
+            const int seen[2] = {seen_here, seen_here};
             const bool takes = seen_here > 0 && first < BlockSize;
-            const auto offset = static_cast<uint32_t>(stage * BlockSize + first) * Dim * 2;
+            BlockScales scales{};
+            if constexpr (kIsE4m3<T>)
+                scales = fresh_block_scales(
+                    args.scales, int64_t{part.first_block(args) + id} * args.groups + part.group);
             float sum[1][kKeys / 2], factor[2];
-            bool any[1];
             wait_for_groups<2 * kStages - 1>();
             __syncthreads();
             if (takes) {
-                multiply_keys<T, Dim, 1, kKeys>(sum, q, keys, offset);
-                softmax.step(sum[0], seen, scale, factor, any);
+                products.weigh(sum, stage, first, seen, scales, softmax, factor);
 #pragma unroll
                 for (int i = 0; i < Dim / 2; ++i) out[0][i] *= factor[i / 2 % 2];
             }
             wait_for_groups<2 * kStages - 2>();
             __syncthreads();
-            if (takes) {
-                uint32_t p[1][kKeys / 4];
-#pragma unroll
-                for (int i = 0; i < kKeys / 4; ++i)
-                    p[0][i] = pack<T>(sum[0][2 * i], sum[0][2 * i + 1]);
-                multiply_values<T, Dim, 1, kKeys>(out, p, values, offset);
-            }
+            if (takes) products.add_values(out, sum, stage, first);
             __syncthreads();
             fetch(n + stage + kStages, stage);
         }
@@ -157,13 +214,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
         if (lane % 4 == 0) {
-            shared.best[warp][head] = softmax.reference[side] * scale;
+            shared.best[warp][head] = best_of(softmax, side, products.scale);
             shared.total[warp][head] = total;
         }
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j)
-            *reinterpret_cast<float2*>(&shared.out[warp][head][8 * j + 2 * (lane % 4)]) =
-                make_float2(out[0][4 * j + 2 * side], out[0][4 * j + 2 * side + 1]);
+        put_outputs<T>(out[0], side, shared.out[warp][head]);
     }
     __syncthreads();
     const int64_t to = int64_t{blockIdx.x} * kHeads;
@@ -218,16 +272,16 @@ __global__ void __launch_bounds__(kThreads)
         for (int i = 0; i < kPerLane; ++i) sum[i] = fmaf(weight, values[n][i], sum[i]);
     }
     const bool any = total != 0;
-    auto* const to = static_cast<T*>(args.out) + row * Dim;
+    auto* const to = static_cast<Stored<T>*>(args.out) + row * Dim;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-        to[i * kWarp + lane_id()] = rounded<T>(any ? sum[i] / total : 0);
+        to[i * kWarp + lane_id()] = rounded<Stored<T>>(any ? sum[i] / total : 0);
     if (lane_id() == 0) args.lse[row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
 }
 
 template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparsePartsArgs& args, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Dim, BlockSize>);
+    constexpr int kBytes = sizeof(Shared<T, Dim, BlockSize>);
     static_assert(kBytes <= 99 << 10);
     auto* const kernel = decode<T, Dim, BlockSize>;
     const cudaError_t error =
@@ -245,15 +299,9 @@ cudaError_t launch(const SparsePartsArgs& args, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_decode_sm80(const SparsePartsArgs& args, cudaStream_t stream) {
-    const auto launch_dim = [&]<int Dim>() {
-        switch (args.block_size) {
-            case 32: return launch<T, Dim, 32>(args, stream);
-            case 64: return launch<T, Dim, 64>(args, stream);
-            default: return launch<T, Dim, 128>(args, stream);
-        }
-    };
-    return args.head_dim == 64 ? launch_dim.template operator()<64>()
-                               : launch_dim.template operator()<128>();
+    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        return launch<T, Dim, BlockSize>(args, stream);
+    });
 }
 
 #define MSA_INSTANTIATE(T) \

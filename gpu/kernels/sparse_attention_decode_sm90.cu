@@ -23,7 +23,9 @@
 
 #include <utility>
 
-#include "gpu/device/decode_keys_e4m3_sm90.cuh"
+#include "gpu/device/attend_e4m3_sm90.cuh"
+#include "gpu/device/decode_keys_e4m3.cuh"
+#include "gpu/device/decode_keys_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/rank_exchange.cuh"
 #include "gpu/kernels/kernel_elements.h"
@@ -148,13 +150,18 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
             float score[kKeys / 2], factor[2];
             char *const k = shared.tiles.k[stage], *const v = shared.tiles.v[stage];
             const int both[2] = {seen_here, seen_here};
+            [[maybe_unused]] const auto chunk_at = [](char* tile) {
+                return [tile](int key, int chunk) {
+                    return chunk_of<BlockSize * kSwizzle>(tile, key, chunk);
+                };
+            };
             if constexpr (kIsE4m3<T>) {
                 const int64_t at =
                     int64_t{part.first_block + ahead[stage]} * args.groups + part.group;
                 const BlockScales scales =
                     live ? fresh_block_scales(args.scales, at) : BlockScales{1, 0, 1};
                 if (live) shared.k_full[stage].wait(parity);
-                scores_of_e4m3<Dim, BlockSize>(score, rows, k, first);
+                scores_of_e4m3<Dim>(score, rows, chunk_at(k), first);
                 const auto step = softmax.meet(score, both, row_scale, scales, factor);
                 if (step.any)
                     softmax.weigh(score, step, scales, factor);
@@ -168,11 +175,11 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
 #pragma unroll
             for (int i = 0; i < Dim / 2; ++i) out[i] *= factor[i / 2 % 2];
             if (live) shared.v_full[stage].wait(parity);
+            clear_unseen<Dim* static_cast<int>(sizeof(T)) / 16, BlockSize>(v, first,
+                                                                           first + seen_here);
             if constexpr (kIsE4m3<T>) {
-                clear_unseen_e4m3<Dim, BlockSize>(v, first, first + seen_here);
-                if (seen_here > 0) add_values_e4m3<Dim, BlockSize>(out, score, v, first);
+                if (seen_here > 0) add_values_e4m3<Dim>(out, score, chunk_at(v), first);
             } else {
-                clear_unseen<Dim, BlockSize>(v, first, first + seen_here);
                 if (seen_here > 0) add_values<T, Dim, BlockSize>(out, score, v, first);
             }
         }

@@ -176,8 +176,7 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, Bloc
         };
         const int64_t number = int64_t{item.block} * args.groups + item.group;  // of its scales
         [[maybe_unused]] BlockScales scales{};
-        if constexpr (kIsE4m3<T>)
-            scales = block_scales(args.scales.k.at(number), args.scales.v.at(number));
+        if constexpr (kIsE4m3<T>) scales = block_scales_at(args.scales, number);
         shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
         if constexpr (kIsE4m3<T>) shared.scales.block[at.stage] = scales;
         copy(shared.k[at.stage], &args.k, shared.k_ring.full[at.stage]);

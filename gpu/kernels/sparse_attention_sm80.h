@@ -11,7 +11,7 @@ struct SparseOperands {
     const void *q, *k, *v;  // [Nq, Hq, dh], [Nk, Hkv, dh] of T
     int64_t keys;           // Nk
     float scale;            // on q . k, above 0
-    void* out;              // [Nq, Hq, dh] of T
+    void* out;              // [Nq, Hq, dh] of T, of bf16 where T is e4m3
     float* lse;             // [Nq, Hq]
 };
 
@@ -20,7 +20,8 @@ struct SparseTilesArgs : SparseSchedule, SparseOperands {
     int32_t* marked;  // [Nq, Hkv], initially 0; set to 1 if the output has a NaN
 };
 
-// One round, in this order; the first where any_slots(). T: __nv_bfloat16 or __half.
+// One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half or, in code for
+// kFirstOfE4m3, __nv_fp8_e4m3.
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
 template <typename T>
@@ -30,7 +31,8 @@ cudaError_t launch_sparse_union_sm80(const SparseTilesArgs&, int sms, cudaStream
 /// A second kernel merges the parts.
 constexpr int kDecodeParts = 16;
 struct SparsePartsArgs : SparseCall, SparseOperands {
-    float* parts;  // [decode_part_count(), kDecodeHeads, dh]
+    const QueryTile* of_query;  // as in SparseDecodeArgs
+    float* parts;               // [decode_part_count(), kDecodeHeads, dh]
     float2* sums;  // [decode_part_count(), kDecodeHeads]: largest score, base 2, and sum
 };
 constexpr int64_t decode_part_count(int64_t queries, int64_t groups, int64_t group_size) {

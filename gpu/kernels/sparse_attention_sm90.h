@@ -39,7 +39,7 @@ struct SparseCall {
     int64_t queries;                                       // Nq
     int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
     AttentionScales scales;        // for e4m3: rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
-    const char* values = nullptr;  // for e4m3 tiles: from launch_transpose_values_sm90()
+    const char* values = nullptr;  // for e4m3 tiles: from launch_transpose_values()
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };

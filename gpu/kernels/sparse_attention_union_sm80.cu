@@ -13,10 +13,11 @@
 // in length, and runs ahead into the next tile.
 #include <algorithm>
 
+#include "gpu/device/attend_mma.cuh"
 #include "gpu/device/attend_rows.cuh"
+#include "gpu/device/by_sizes.cuh"
 #include "gpu/device/ring.cuh"
 #include "gpu/device/seen_keys.cuh"
-#include "gpu/device/softmax.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
@@ -32,13 +33,18 @@ struct Task {
     int visible[kSparseTileQueries];  // of the queries
 };
 
-template <int Dim, int BlockSize, int Stages>
+template <typename T, int Dim, int BlockSize>
 struct Shared {
+    static constexpr int kBlockSize = BlockSize;
     static constexpr int kKeys = BlockSize < 64 ? BlockSize : 64;  // of a stage
     static constexpr int kParts = BlockSize / kKeys;               // stages of a block
-    static constexpr int kStages = Stages;
-    uint16_t k[kStages][kKeys * Dim], v[kStages][kKeys * Dim];
+    static constexpr int kStages = kIsE4m3<T> ? 5 : BlockSize == 32 ? 4 : 3;
+    using Tiles = LaneTiles<T, Dim, kKeys>;
+    uint16_t k[kStages][Tiles::kKeyBytes / 2], v[kStages][Tiles::kValueBytes / 2];
     UnionBlock blocks[kStages];  // `block`: the stage's first key
+    // Of e4m3: of the stages' blocks, and of each thread's rows, for whom registers do not suffice.
+    BlockScales scales[kIsE4m3<T> ? kStages : 1];
+    RowScales<T> row_scales[kIsE4m3<T> ? kWarps * kWarp : 1];
     Task tasks[kTasks];
     ArrivalBarrier full[kStages], empty[kStages], task_full[kTasks], task_empty[kTasks];
 
@@ -100,13 +106,52 @@ struct RoundTiles {
     __device__ int group(int index) const { return index / count; }
 };
 
+/// Starts copies of a stage's values, from key `first` of a block on. `block`: the transposed
+/// values.
+template <int Dim, int BlockSize, int Keys>
+__device__ void warp_copy_transposed(uint16_t* to, const char* block, int first) {
+    const int lane = lane_id(), channel = lane / 4, chunk = lane % 4;
+    static_assert(Keys == 64);  // a channel's are 4 chunks
+    char* const tile = reinterpret_cast<char*>(to) + swizzled_chunk(channel, chunk, Keys);
+    block += swizzled_chunk(channel, first / 16 + chunk, BlockSize);
+#pragma unroll
+    for (int n = 0; n < Dim; n += 8) copy_chunk(tile + n * Keys, block + n * BlockSize, true);
+}
+
+/// Of a (block, group) pair, over all sequences.
+__device__ int64_t block_number(const SparseTilesArgs& args, const QueryTile& tile, int block,
+                                int group) {
+    return int64_t{tile.first_block + block} * args.groups + group;
+}
+
+/// Starts copies of the keys and values of a stage, from the sequence's key `key` on.
+template <typename T, int Dim, typename Memory>
+__device__ __forceinline__ void copy_stage(const SparseTilesArgs& args, Memory& shared, int stage,
+                                           const QueryTile& tile, int group, int key) {
+    constexpr int kKeys = Memory::kKeys, kBlockSize = Memory::kBlockSize;
+    constexpr int kWidth = kRowWidth<T, Dim>;
+    const int64_t stride = int64_t{args.groups} * kWidth;
+    const int there = tile.most_visible - key;
+    const int64_t from = (tile.key + (there > 0 ? key : 0)) * stride + group * kWidth;
+    warp_copy_rows<kWidth, kKeys, kTileWidth<T, Dim>>(
+        shared.k[stage], static_cast<const uint16_t*>(args.k) + from, stride, there);
+    if constexpr (kIsE4m3<T>)
+        warp_copy_transposed<Dim, kBlockSize, kKeys>(
+            shared.v[stage],
+            args.values + block_number(args, tile, key / kBlockSize, group) *
+                              transposed_tile_bytes(Dim, kBlockSize),
+            key % kBlockSize);
+    else
+        warp_copy_rows<Dim, kKeys>(shared.v[stage], static_cast<const uint16_t*>(args.v) + from,
+                                   stride, there);
+}
+
 /// The warp that copies.
-template <int Dim, typename Memory>
+template <typename T, int Dim, typename Memory>
 __device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& shared) {
-    constexpr int kKeys = Memory::kKeys, kParts = Memory::kParts, kBlockSize = kKeys * kParts;
+    constexpr int kKeys = Memory::kKeys, kParts = Memory::kParts, kBlockSize = Memory::kBlockSize;
     const SparseWorkspace& work = args.workspace;
     const RoundTiles tiles(args);
-    const int64_t stride = int64_t{args.groups} * Dim;
     const int lane = lane_id();
     RingPlace<Memory::kStages> at;
     RingPlace<kTasks> task_at;
@@ -129,23 +174,27 @@ __device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& sha
         int next = 0;
         if (lane == 0)
             next = static_cast<int>(gridDim.x) + atomicAdd(&work.rounds[args.round].taken, 1);
-        const int64_t base = tile.key * stride + group * Dim;
         const UnionBlock* const blocks =
             work.blocks + int64_t{item} * args.tile_queries * args.top_k;
         UnionBlock ahead{};  // of 32 blocks, one a lane
+        [[maybe_unused]] BlockScales scales_ahead{};
         for (int n = 0; n < count; ++n) {
-            if (n % kWarp == 0 && n + lane < count) ahead = blocks[n + lane];
+            if (n % kWarp == 0 && n + lane < count) {
+                ahead = blocks[n + lane];
+                if constexpr (kIsE4m3<T>)
+                    scales_ahead =
+                        block_scales_at(args.scales, block_number(args, tile, ahead.block, group));
+            }
             const UnionBlock block{__shfl_sync(kAllLanes, ahead.block, n % kWarp),
                                    __shfl_sync(kAllLanes, ahead.queries, n % kWarp)};
             for (int part = 0; part < kParts; ++part, at.advance()) {
                 const int key = block.block * kBlockSize + part * kKeys;
-                const int there = tile.most_visible - key;
-                const int64_t from = base + (there > 0 ? key : 0) * stride;
                 shared.empty[at.stage].wait(at.parity ^ 1);
-                warp_copy_rows<Dim, kKeys>(
-                    shared.k[at.stage], static_cast<const uint16_t*>(args.k) + from, stride, there);
-                warp_copy_rows<Dim, kKeys>(
-                    shared.v[at.stage], static_cast<const uint16_t*>(args.v) + from, stride, there);
+                copy_stage<T, Dim>(args, shared, at.stage, tile, group, key);
+                if constexpr (kIsE4m3<T>) {
+                    if (lane == n % kWarp) shared.scales[at.stage] = scales_ahead;
+                    __syncwarp();
+                }
                 ArrivalBarrier& full = shared.full[at.stage];
                 full.arrive_with_copies();
                 if (lane == 0) {
@@ -162,7 +211,7 @@ __device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& sha
 /// is read anew, out of the way of the registers of the products.
 template <typename T, int Dim>
 __device__ void finish(const SparseTilesArgs& args, const Task& task, float (&out)[Dim / 2],
-                       const Softmax& softmax) {
+                       const RunningSoftmax<T>& softmax) {
     const int thread = opaque_thread(), lane = thread % kWarp, heads = args.group_size();
     const int row = thread / kWarp * 16 + lane / 4, group = task.group;
     const int64_t first_query = args.tiles[task.tile].query;
@@ -173,88 +222,89 @@ __device__ void finish(const SparseTilesArgs& args, const Task& task, float (&ou
         float total = softmax.sum[side];
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
-        float best = softmax.reference[side] * (args.scale * kLog2E);
+        float best = best_of(softmax, side, args.scale * kLog2E);
         const bool wanted = query < queries;  // not of an empty row
         if (args.any_slots() && wanted)
-            add_slots<T, Dim>(args, task.tile, group, query, r, side, out, best, total);
+            add_slots<Stored<T>, Dim>(args, task.tile, group, query, r, side, out, best, total);
         __syncwarp();
         const bool any = total != 0;  // NaN alone leaves no best score, but a total
         const float by = any ? 1 / total : 0;
         const int64_t at = first_query + query;
         if (wanted && has_nan(out, side, by)) args.marked[at * args.groups + group] = 1;
         const int64_t out_row = at * args.query_heads + group * heads + r % heads;
-        store_row<T>(out, side, by, wanted, static_cast<uint16_t*>(args.out) + out_row * Dim);
+        store_row<Stored<T>>(out, side, by, wanted,
+                             static_cast<uint16_t*>(args.out) + out_row * Dim);
         if (wanted && lane % 4 == 0)
             args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
     }
 }
 
-/// The warp's rows of a tile; empty rows are zeros.
-template <int Dim>
-__device__ void load_queries(const SparseTilesArgs& args, const Task& task, WordRows<Dim, 1>& q) {
+/// The warp's rows of a tile; empty rows are zeros. Returns their scales, of empty rows any.
+template <typename T, int Width>
+__device__ RowScales<T> load_queries(const SparseTilesArgs& args, const Task& task,
+                                     WordRows<Width, 1>& q) {
     const int thread = opaque_thread(), heads = args.group_size();
     const QueryTile tile = args.tiles[task.tile];
+    const int first = thread / kWarp * 16 + thread % kWarp / 4;
+    const auto at = [&](int row) {
+        return (tile.query + row / heads) * args.query_heads + task.group * heads + row % heads;
+    };
+    const int rows = tile.queries * heads;
     q.load([&](int, int side) {
-        const int row = thread / kWarp * 16 + thread % kWarp / 4 + 8 * side, query = row / heads;
-        const int64_t at =
-            (tile.query + query) * args.query_heads + task.group * heads + row % heads;
-        return query < tile.queries ? static_cast<const uint16_t*>(args.q) + at * Dim : nullptr;
+        const int row = first + 8 * side;
+        return row < rows ? static_cast<const uint16_t*>(args.q) + at(row) * Width : nullptr;
     });
+    return {args.scale * kLog2E, args.scales, at(min(first, rows - 1)),
+            at(min(first + 8, rows - 1))};
 }
 
-template <typename T, int Dim, int BlockSize, int Stages>
+template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(kThreads, 1)
     union_attention(const __grid_constant__ SparseTilesArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    using Memory = Shared<Dim, BlockSize, Stages>;
+    using Memory = Shared<T, Dim, BlockSize>;
     auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr int kKeys = Memory::kKeys;
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
-    if (warp_id() == kWarps) return produce<Dim>(args, shared);
+    if (warp_id() == kWarps) return produce<T, Dim>(args, shared);
 
     const int row = warp_id() * 16 + lane_id() / 4;
     // Of the thread's two rows; of an empty row any, its results go nowhere.
     const auto query_at = [&](int r) { return min(r / args.group_size(), kSparseTileQueries - 1); };
     const int queries = query_at(row) | query_at(row + 8) << 8;
     const auto query_of = [&](int side) { return queries >> 8 * side & 0xFF; };
-    const float scale = args.scale * kLog2E;
-    const LaneWords<Dim> keys(address_in_shared(shared.k));
-    const LaneColumns<Dim> values(address_in_shared(shared.v));
+    const typename Memory::Tiles tiles(shared.k[0], shared.v[0]);
     RingPlace<Memory::kStages> at;
     RingPlace<kTasks> task_at;
     for (;; task_at.advance()) {
         shared.task_full[task_at.stage].wait(task_at.parity);
         const Task& task = shared.tasks[task_at.stage];
         if (task.steps == kNoTask) return;
-        WordRows<Dim, 1> q;
-        load_queries<Dim>(args, task, q);
+        WordRows<kRowWidth<T, Dim>, 1> q;
+        const RowScales<T> loaded = load_queries<T>(args, task, q);
+        if constexpr (kIsE4m3<T>) shared.row_scales[opaque_thread()] = loaded;
+        const auto row_scales =
+            [&]() -> std::conditional_t<kIsE4m3<T>, const RowScales<T>&, RowScales<T>> {
+            if constexpr (kIsE4m3<T>)
+                return shared.row_scales[opaque_thread()];
+            else
+                return loaded;
+        };
         float out[1][Dim / 2] = {};
-        Softmax softmax;
+        RunningSoftmax<T> softmax;
         for (int left = task.steps; left > 0; --left, at.advance()) {
             shared.full[at.stage].wait(at.parity);
             const UnionBlock block = shared.blocks[at.stage];
-            int seen[1][2];
+            int seen[2];
 #pragma unroll
             for (int side = 0; side < 2; ++side)
-                seen[0][side] = (block.queries >> query_of(side)) & 1
-                                    ? task.visible[query_of(side)] - block.block
-                                    : 0;
-            if (__any_sync(kAllLanes, seen[0][0] > 0 || seen[0][1] > 0)) {
-                const auto offset = static_cast<uint32_t>(at.stage) * kKeys * Dim * 2;
-                float sum[1][kKeys / 2], factor[2];
-                bool any[1];
-                multiply_keys<T, Dim, 1, kKeys>(sum, q, keys, offset);
-                softmax.step(sum[0], seen, scale, factor, any);
-                if (__any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {
-#pragma unroll
-                    for (int i = 0; i < Dim / 2; ++i) out[0][i] *= factor[i / 2 % 2];
-                }
-                uint32_t p[1][kKeys / 4];
-#pragma unroll
-                for (int i = 0; i < kKeys / 4; ++i)
-                    p[0][i] = pack<T>(sum[0][2 * i], sum[0][2 * i + 1]);
-                multiply_values<T, Dim, 1, kKeys>(out, p, values, offset);
+                seen[side] = (block.queries >> query_of(side)) & 1
+                                 ? task.visible[query_of(side)] - block.block
+                                 : 0;
+            if (__any_sync(kAllLanes, seen[0] > 0 || seen[1] > 0)) {
+                attend<T, Dim, kKeys>(out, softmax, q, tiles, at.stage, 0, seen, row_scales(),
+                                      shared.scales[kIsE4m3<T> ? at.stage : 0], false);
             }
             __syncwarp();  // all lanes have read the stage
             if (opaque_thread() % kWarp == 0) shared.empty[at.stage].arrive();
@@ -266,10 +316,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 }
 
-template <typename T, int Dim, int BlockSize, int Stages>
+template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<Dim, BlockSize, Stages>);
-    auto* const kernel = union_attention<T, Dim, BlockSize, Stages>;
+    constexpr int kBytes = sizeof(Shared<T, Dim, BlockSize>);
+    static_assert(kBytes <= 99 << 10);
+    auto* const kernel = union_attention<T, Dim, BlockSize>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
@@ -287,15 +338,9 @@ cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_union_sm80(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    const auto launch_dim = [&]<int Dim>() {
-        switch (args.block_size) {
-            case 32: return launch<T, Dim, 32, 4>(args, sms, stream);
-            case 64: return launch<T, Dim, 64, 3>(args, sms, stream);
-            default: return launch<T, Dim, 128, 3>(args, sms, stream);
-        }
-    };
-    return args.head_dim == 64 ? launch_dim.template operator()<64>()
-                               : launch_dim.template operator()<128>();
+    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        return launch<T, Dim, BlockSize>(args, sms, stream);
+    });
 }
 
 #define MSA_INSTANTIATE(T) \

@@ -41,11 +41,7 @@ __device__ void finish(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockSiz
         float total = softmax.sum[side];
         total += __shfl_xor_sync(kAllLanes, total, 1);
         total += __shfl_xor_sync(kAllLanes, total, 2);
-        float best;
-        if constexpr (kIsE4m3<T>)
-            best = softmax.best(side);
-        else
-            best = softmax.reference[side] * (args.scale * kLog2E);
+        float best = best_of(softmax, side, args.scale * kLog2E);
         if constexpr (Kind != Slots::none)
             shared.slots[warp].template add<Kind == Slots::mixed>(args, side, out, best, total);
         const int query = (row + kRun * side) / heads;

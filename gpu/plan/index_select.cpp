@@ -97,10 +97,7 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
 Support takes_index_select_sm80(const Device& device, const Problem& p,
                                 const IndexSelectRequest& request, bool aligned) {
     if (request.element == Element::e4m3) {
-        if (device.compiled_for < kFirstOfE4m3)
-            return Support::no(concat("its kernels were compiled for compute capability ",
-                                      device.compiled_for / 10, '.', device.compiled_for % 10,
-                                      ", e4m3 needs 8.9 or later"));
+        if (!multiplies_e4m3(device)) return compiled_before_e4m3(device);
     } else if (!is_half(request.element) && request.element != Element::int8) {
         return not_element(request.element, "bf16, f16, e4m3 or int8");
     }

@@ -6,12 +6,23 @@
 
 #include "core/backend.h"
 #include "core/error.h"
+#include "gpu/runtime.h"
 
 namespace msa::cuda {
 
 inline constexpr int64_t kMostSelected = 32;  // k: a row's list is one value per lane of a warp
 
 inline constexpr int kFirstOfE4m3 = 89;  // compute capability with mma.sync of e4m3
+
+/// Whether the kernels that run on the device multiply e4m3; Hopper's do.
+inline bool multiplies_e4m3(const Device& device) {
+    return device.is_hopper() || device.compiled_for >= kFirstOfE4m3;
+}
+inline Support compiled_before_e4m3(const Device& device) {
+    return Support::no(concat("its kernels were compiled for compute capability ",
+                              device.compiled_for / 10, '.', device.compiled_for % 10,
+                              ", e4m3 needs 8.9 or later"));
+}
 
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
 inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }

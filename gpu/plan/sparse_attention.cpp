@@ -7,7 +7,7 @@
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
-#include "gpu/kernels/transpose_values_sm90.h"
+#include "gpu/kernels/transpose_values.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
@@ -108,16 +108,22 @@ void add_scales(const Call& call, const AttentionInput& in, SparseCall& sizes) {
                     blocks.data(), blocks.size()};
 }
 
+/// Null for other types: they do not ask for a block's number.
+const QueryTile* tile_of_query(const Call& call, const AttentionInput& in) {
+    if (in.q.element() != Element::e4m3) return nullptr;
+    return call.layout->tiles(1, TileOrder::by_query).device.data();
+}
+
 /// The values of e4m3 as tiles take them.
 Tensor<char, 1> transposed_values(const Call& call, const AttentionInput& in,
                                   const SparseCall& sizes) {
     if (in.q.element() != Element::e4m3) return {};
     auto to = call.scratch<char, 1>({sizes.scales.block_count * sizes.groups *
                                      transposed_tile_bytes(sizes.head_dim, sizes.block_size)});
-    check(launch_transpose_values_sm90(
+    check(launch_transpose_values(
               {sizes.scales.blocks, sizes.scales.block_count, in.v.data(), to.data()},
               sizes.head_dim, sizes.block_size, sizes.groups, call.stream()),
-          "sparse_attention_sm90, values");
+          "sparse_attention, values");
     return to;
 }
 
@@ -129,8 +135,7 @@ void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput&
     add_scales(call, in, args);
     args.q = in.q.data();
     args.q_settled = !call.ahead.writes(in.q) && !call.ahead.writes(in.scales.q);
-    if (in.q.element() == Element::e4m3)
-        args.of_query = call.layout->tiles(1, TileOrder::by_query).device.data();
+    args.of_query = tile_of_query(call, in);
     args.k = maps.k;
     args.v = maps.v;
     args.scale = static_cast<float>(call.problem.softmax_scale());
@@ -158,14 +163,17 @@ void run_decode_sm80(const Call& call, const SparseCall& sizes, const AttentionI
     SparsePartsArgs args{};
     static_cast<SparseCall&>(args) = sizes;
     static_cast<SparseOperands&>(args) = operands_of(call.problem, in, to);
+    add_scales(call, in, args);
+    args.of_query = tile_of_query(call, in);
     const int64_t rows =
         decode_part_count(sizes.queries, sizes.groups, sizes.group_size()) * kDecodeHeads;
     auto parts = call.scratch<float, 1>({rows * sizes.head_dim});
     auto sums = call.scratch<float, 1>({rows * 2});
     args.parts = parts.data();
     args.sums = reinterpret_cast<float2*>(sums.data());
-    check(by_half(in.q.element(),
-                  [&]<typename T>() { return launch_sparse_decode_sm80<T>(args, call.stream()); }),
+    check(by_half_or_e4m3(
+              in.q.element(),
+              [&]<typename T>() { return launch_sparse_decode_sm80<T>(args, call.stream()); }),
           "sparse_attention_sm80");
 }
 
@@ -259,7 +267,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
         static_cast<SparseOperands&>(args) = operands_of(p, in, to);
         args.marked = marked.data();
         each_part([&] {
-            by_half(in.q.element(), [&]<typename T>() {
+            by_half_or_e4m3(in.q.element(), [&]<typename T>() {
                 run_scheduled<T>(schedule, args, call.device.sms, call.stream());
             });
         });
@@ -286,7 +294,7 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
     if (request.page_size > 0) return in_pages();
     if (p.window || p.softcap) return not_plain(p);
     const bool e4m3 = request.element == Element::e4m3;
-    if (e4m3 && !device.is_hopper()) return not_element(request.element, "bf16 or f16");
+    if (e4m3 && !multiplies_e4m3(device)) return compiled_before_e4m3(device);
     if (!is_half(request.element) && !e4m3)
         return not_element(request.element, "bf16, f16 or e4m3");
     const Element out = e4m3 ? Element::bf16 : request.element;

@@ -12,6 +12,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/scaled.h"
+#include "tests/support/subjects.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {
@@ -81,10 +82,11 @@ protected:
     Tensor<int32_t, 3> ids_;
 };
 std::string tuned_name(const testing::TestParamInfo<std::tuple<std::string, Case>>& of) {
-    return std::get<0>(of.param) + "_" + std::get<1>(of.param).name;
+    return identifier(std::get<0>(of.param)) + "_" + std::get<1>(of.param).name;
 }
 INSTANTIATE_TEST_SUITE_P(All, E4m3Tuned,
-                         testing::Combine(testing::Values("cuda"), testing::ValuesIn(cases(kE4m3))),
+                         testing::Combine(testing::Values("cuda", "cuda-sm80", "cuda-sm86"),
+                                          testing::ValuesIn(cases(kE4m3))),
                          tuned_name);
 // The last case, for the tests' own sake.
 INSTANTIATE_TEST_SUITE_P(Host, E4m3Tuned,
@@ -97,6 +99,20 @@ TEST_P(E4m3Tuned, MatchesTheReference) {
         const ScaledOperands o = store_scaled(problem(), operands_, tensor);
         expect_close(o, o.floats(problem()));
     }
+}
+
+TEST_P(E4m3Tuned, TheKernelThatAnsweredIsTheFamilysOwn) {
+    if (backend_->space() == Space::host) GTEST_SKIP() << "it has no tuned kernels";
+    const ScaledOperands o = store_scaled(problem(), operands_, true);
+    Runner half({std::get<0>(GetParam()), Element::bf16, Element::bf16});
+    half.sparse_attention(problem(), operands_, ids_);
+    for_orders([&](LoopOrder order) {
+        run(o, order);
+        const std::string kernel = backend_->answered_by();
+        EXPECT_TRUE(kernel == half.backend().answered_by() ||
+                    kernel.ends_with(", e4m3 needs 8.9 or later") || order == LoopOrder::q_outer)
+            << where(order);
+    });
 }
 
 TEST_P(E4m3Tuned, EqualLogitsGiveTheMean) {

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
-// The online softmax of e4m3 operands. Scales and weights are explained in attend_e4m3_sm90.cuh.
+// The online softmax of e4m3 operands and their scales.
+//
+// A row's logits are its products times one factor, made of the scales of q and k. The scale s of a
+// block's values goes into the weights. With x = logit + log2 s, a weight is 2^(x - running max of
+// x + 8). So the largest term of an output always uses the range of e4m3, and outputs of different
+// blocks add up without another factor. The softmax's denominator adds weight / s, in float.
 #pragma once
 
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/warp.cuh"
 
-namespace msa::cuda::sm90 {
+namespace msa::cuda {
 
 /// The scales of a block's keys and values in the form that the softmax uses.
 struct BlockScales {
@@ -88,4 +93,4 @@ struct ScaledSoftmax {
     }
 };
 
-}  // namespace msa::cuda::sm90
+}  // namespace msa::cuda

@@ -19,7 +19,7 @@ struct TransposeValuesArgs {
 };
 
 /// Head dims 64 and 128, block sizes 64 and 128.
-cudaError_t launch_transpose_values_sm90(const TransposeValuesArgs&, int head_dim, int block_size,
-                                         int groups, cudaStream_t);
+cudaError_t launch_transpose_values(const TransposeValuesArgs&, int head_dim, int block_size,
+                                    int groups, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Values of e4m3 as the operand of wgmma that gpu/e4m3_layout.h describes. It reads and writes the
+// Values of e4m3 as the operand that gpu/e4m3_layout.h describes. It reads and writes the
 // values once, a small part of what attention to them reads.
-#include "gpu/device/launch_sm90.cuh"
-#include "gpu/e4m3_layout.h"
-#include "gpu/kernels/transpose_values_sm90.h"
+#include "gpu/device/by_sizes.cuh"
+#include "gpu/kernels/transpose_values.h"
 
 namespace msa::cuda {
 namespace {
@@ -42,9 +41,9 @@ __global__ void __launch_bounds__(kThreads) transpose_values(TransposeValuesArgs
 
 }  // namespace
 
-cudaError_t launch_transpose_values_sm90(const TransposeValuesArgs& args, int head_dim,
-                                         int block_size, int groups, cudaStream_t stream) {
-    return sm90::by_wide_sizes(head_dim, block_size, [&]<int Dim, int BlockSize>() {
+cudaError_t launch_transpose_values(const TransposeValuesArgs& args, int head_dim, int block_size,
+                                    int groups, cudaStream_t stream) {
+    return by_wide_sizes(head_dim, block_size, [&]<int Dim, int BlockSize>() {
         const dim3 grid(static_cast<unsigned>(args.block_count), static_cast<unsigned>(groups));
         transpose_values<Dim, BlockSize><<<grid, kThreads, 0, stream>>>(args);
         return cudaGetLastError();
