@@ -5,6 +5,7 @@
 // All warps copy: keys of a group stream through a ring buffer in shared memory, 64 per stage. A
 // warp holds 32 rows (query, head) as an operand in registers, so 16 bytes of keys feed four
 // products. A block of 128 keys is two stages, whose log-sums are added.
+#include "gpu/device/by_sizes.cuh"
 #include "gpu/device/log_sums.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/stream_mma.cuh"
@@ -120,15 +121,9 @@ cudaError_t launch(const BlockMassArgs& args, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_block_mass_sm80(const BlockMassArgs& args, cudaStream_t stream) {
-    const auto launch_dim = [&]<int Dim>() {
-        switch (args.block_size) {
-            case 32: return launch<T, Dim, 32>(args, stream);
-            case 64: return launch<T, Dim, 64>(args, stream);
-            default: return launch<T, Dim, 128>(args, stream);
-        }
-    };
-    return args.head_dim == 64 ? launch_dim.template operator()<64>()
-                               : launch_dim.template operator()<128>();
+    return by_sizes(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        return launch<T, Dim, BlockSize>(args, stream);
+    });
 }
 
 #define MSA_INSTANTIATE(T) \

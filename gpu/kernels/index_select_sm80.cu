@@ -7,6 +7,7 @@
 // and multiplies them with the stage's keys. The maxima of the products of each block wait in
 // shared memory. Every 32 blocks, the warp merges them into its rows' lists. The local block needs
 // no score, so every scored block is wholly visible and nothing is masked.
+#include "gpu/device/by_sizes.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/row_values.cuh"
@@ -221,15 +222,9 @@ cudaError_t launch_kept(const IndexSelectArgs& args, bool large, cudaStream_t st
 
 template <typename T>
 cudaError_t launch_index_select_sm80(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
-    const auto launch_dim = [&]<int Dim>() {
-        switch (args.block_size) {
-            case 32: return launch_kept<T, Dim, 32>(args, large, stream);
-            case 64: return launch_kept<T, Dim, 64>(args, large, stream);
-            default: return launch_kept<T, Dim, 128>(args, large, stream);
-        }
-    };
-    return args.index_dim == 64 ? launch_dim.template operator()<64 * sizeof(T) / 2>()
-                                : launch_dim.template operator()<128 * sizeof(T) / 2>();
+    return by_sizes(args.index_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        return launch_kept<T, Dim* static_cast<int>(sizeof(T)) / 2, BlockSize>(args, large, stream);
+    });
 }
 
 #define MSA_INSTANTIATE(T) \
