@@ -22,6 +22,7 @@ import numpy as np
 from . import operations as m
 from .capture.layer import CaptureError
 from .capture.reader import ActivationsReader
+from .rule import Rule
 
 ONE_CALL = "one call"
 SHARDS = 3
@@ -37,29 +38,6 @@ class Call:
     tokens: np.ndarray
     keys: slice
     layout: m.Layout
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What selects: blocks of `block_size`, of which top_k are kept, forced ones among them. The fields are
-    those of selectors.Rule, whose module needs PyTorch."""
-
-    block_size: int = 128
-    top_k: int = 16
-    forced_first: int = 0
-    forced_local: int = 1
-
-    def ids(self, backend, call: Call, index_q, index_k, element=None):
-        """[Nq, Hkv, k] of a call. element: one that the operands are converted to."""
-        q, k, scales = index_q[call.tokens], index_k[call.keys], None
-        if element == INT8:
-            q, k, scales = m.store_int8(q.astype(np.float32), k.astype(np.float32),
-                                        block_size=self.block_size, layout=call.layout)
-        elif element is not None:
-            q, k = q.astype(TYPES[element]), k.astype(TYPES[element])
-        return _on(backend, m.index_select, q, k, self.top_k, scales=scales,
-                   force_begin_blocks=self.forced_first, force_end_blocks=self.forced_local,
-                   block_size=self.block_size, layout=call.layout)
 
 
 @dataclass(frozen=True)
@@ -90,6 +68,18 @@ def _on(backend, operation, q, k, *rest, scales=None, **options):
         return torch.from_numpy(np.ascontiguousarray(array)).cuda()
     scales = scales and tuple(map(there, scales))
     return operation(there(q), there(k), *rest, scales=scales, **options).cpu().numpy()
+
+
+def _select(backend, rule: Rule, call: Call, index_q, index_k, element=None):
+    """Ids [Nq, Hkv, k] of a call. element: one that the operands are converted to."""
+    q, k, scales = index_q[call.tokens], index_k[call.keys], None
+    if element == INT8:
+        q, k, scales = m.store_int8(q.astype(np.float32), k.astype(np.float32), block_size=rule.block_size,
+                                    layout=call.layout)
+    elif element is not None:
+        q, k = q.astype(TYPES[element]), k.astype(TYPES[element])
+    return _on(backend, m.index_select, q, k, rule.top_k, scales=scales, force_begin_blocks=rule.forced_first,
+               force_end_blocks=rule.forced_local, block_size=rule.block_size, layout=call.layout)
 
 
 def present() -> list[str]:
@@ -140,14 +130,14 @@ def ways(cu_seqlens, chunk: int, rows: int) -> dict[str, list[Call]]:
     }
 
 
-def _margins(choice, cu, operands, wanted, found, tokens) -> tuple[float, float]:
+def _margins(rule, cu, operands, wanted, found, tokens) -> tuple[float, float]:
     """The most by which the best block that a row loses scored better than the worst in its place, by the
     reference's scores, and that of the row's largest score. tokens: of the rows of `wanted` and `found`."""
     differs = (wanted != found).any(-1)
     picked = np.flatnonzero(differs.any(-1))[:MOST_MARGINS]
     few = _beside_all_keys(cu, tokens[picked])
     index_q, index_k = (array.astype(np.float32) for array in operands)
-    scores = m.index_scores(index_q[few.tokens], index_k, block_size=choice.block_size, layout=few.layout,
+    scores = m.index_scores(index_q[few.tokens], index_k, block_size=rule.block_size, layout=few.layout,
                             backend="reference")
     largest = largest_of_scores = 0.0
     for at, query in enumerate(picked):
@@ -162,7 +152,7 @@ def _margins(choice, cu, operands, wanted, found, tokens) -> tuple[float, float]
     return largest, largest_of_scores
 
 
-def check(layer: int, index_q, index_k, cu_seqlens, choice: Choice, backends, chunk=256, rows=16):
+def check(layer: int, index_q, index_k, cu_seqlens, rule: Rule, backends, chunk=256, rows=16):
     """The findings of a layer's operands, index_q [N, Hkv, didx] and index_k [N, didx]. The ways of a
     backend are compared with its one call, other element types too, and its one call with that of the
     first backend."""
@@ -174,13 +164,13 @@ def check(layer: int, index_q, index_k, cu_seqlens, choice: Choice, backends, ch
         differ = wanted != found
         taken = sum(len(set(b) - set(a)) for a, b in zip(wanted[differ.any(-1)].tolist(),
                                                         found[differ.any(-1)].tolist()))
-        by = _margins(choice, cu, operands, wanted, found, tokens) if differ.any() else (None, None)
+        by = _margins(rule, cu, operands, wanted, found, tokens) if differ.any() else (None, None)
         return Finding(layer, backend, way, against, differ.shape[0] * differ.shape[1],
                        int(differ.any(-1).sum()), taken, *by)
 
     for backend in backends:
         whole, = all_ways[ONE_CALL]
-        one = choice.ids(backend, whole, *operands)
+        one = _select(backend, rule, whole, *operands)
         if first is None:
             first = backend, one
         else:
@@ -189,12 +179,12 @@ def check(layer: int, index_q, index_k, cu_seqlens, choice: Choice, backends, ch
             if way == ONE_CALL or not calls:
                 continue
             tokens = np.concatenate([call.tokens for call in calls])
-            found = np.concatenate([choice.ids(backend, call, *operands) for call in calls])
+            found = np.concatenate([_select(backend, rule, call, *operands) for call in calls])
             yield finding(backend, way, ONE_CALL, one[tokens], found, tokens)
         for element in (*TYPES, INT8):
             if TYPES.get(element) == index_q.dtype:
                 continue
-            found = choice.ids(backend, whole, *operands, element)
+            found = _select(backend, rule, whole, *operands, element)
             yield finding(backend, f"{ONE_CALL}, {element}", ONE_CALL, one, found, whole.tokens)
 
 
@@ -224,7 +214,6 @@ def main(arguments=None) -> int:
                         "that start here")
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     given = parser.parse_args(arguments)
-    choice = Choice(given.block_size, given.top_k, given.forced_first, given.forced_local)
     findings = []
     if given.chunk < 1 or given.rows < 1:
         parser.error("--chunk and --rows must be at least 1")
@@ -234,6 +223,7 @@ def main(arguments=None) -> int:
     if absent:
         parser.error(f"no backend {', '.join(absent)} here; there are: {', '.join(here)}")
     try:
+        rule = Rule(given.block_size, given.top_k, given.forced_first, given.forced_local)
         with ActivationsReader(given.file) as file:
             cu = np.asarray(file.cu_seqlens)
             if given.max_tokens is not None:
@@ -243,7 +233,7 @@ def main(arguments=None) -> int:
                 layer = file.layer(number)
                 if layer.index_q is None:
                     continue
-                findings += check(number, layer.index_q[:cu[-1]], layer.index_k[:cu[-1]], cu, choice, backends,
+                findings += check(number, layer.index_q[:cu[-1]], layer.index_k[:cu[-1]], cu, rule, backends,
                                   given.chunk, given.rows)
     except (CaptureError, m.InputError, m.UnsupportedError, ValueError) as error:
         print(f"msalab check-batching: {error}", file=sys.stderr)

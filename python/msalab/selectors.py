@@ -10,41 +10,9 @@ from torch import Tensor
 
 from . import operations
 from .operations import InputError
+from .rule import Rule
 
 QUERIES_AT_ONCE = 2048  # scores [queries, Hkv, B] are held of so many queries
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What is kept beside the blocks of highest score; top_k counts all of them."""
-
-    block_size: int = 128
-    top_k: int = 16
-    forced_first: int = 0
-    forced_local: int = 1
-
-    def __post_init__(self):
-        for name, least in (("block_size", 1), ("top_k", 1), ("forced_first", 0),
-                            ("forced_local", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is {value!r}, must be an integer of at least {least}")
-        forced = self.forced_first + self.forced_local
-        if forced > self.top_k:
-            raise InputError(f"forced_first + forced_local is {forced}, must be at most "
-                             f"top_k = {self.top_k}")
-
-    @property
-    def tokens(self) -> int:
-        """That a query reads: the budget."""
-        return self.block_size * self.top_k
-
-    def held_first(self, selector) -> int:
-        """Oldest blocks that a selector always keeps: a window has the first one where top_k leaves it
-        room."""
-        room = min(1, self.top_k - self.forced_local)
-        is_window = selector in ("window", window)
-        return max(self.forced_first, room) if is_window else self.forced_first
 
 
 @dataclass(frozen=True)
@@ -94,10 +62,16 @@ def quest(q, k, block_size: int, **_) -> Tensor:
 
 
 def window(q, k, block_size: int, **_) -> Tensor:
-    """The newest blocks, and the first one where top_k leaves it room (Rule.held_first)."""
+    """The newest blocks, and the first one where top_k leaves it room (held_first)."""
     blocks = -(-len(k) // block_size)
     newest = torch.arange(blocks, dtype=torch.float32, device=q.device)
     return newest.expand(len(q), k.shape[1], blocks).contiguous()
+
+
+def held_first(rule: Rule, selector) -> int:
+    """Oldest blocks that a selector always keeps: a window has the first one where top_k leaves it room."""
+    room = min(1, rule.top_k - rule.forced_local)
+    return max(rule.forced_first, room) if selector in ("window", window) else rule.forced_first
 
 
 SCORES = {"oracle": oracle, "mean-key": mean_key, "quest": quest, "window": window}
@@ -118,7 +92,7 @@ def find(selector):
 def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
     """Blocks [n, Hkv, top_k] int32 of the newest n tokens q [n, Hq, dh] of a sequence with keys k
     [Nk, Hkv, dh]. attention: softmax_scale, sinks and softcap of the layer, which oracle reads."""
-    score, begin = find(selector), rule.held_first(selector)
+    score, begin = find(selector), held_first(rule, selector)
     first, parts = len(k) - len(q), []
     for at in range(0, len(q), QUERIES_AT_ONCE):
         some = q[at:at + QUERIES_AT_ONCE]

@@ -13,8 +13,9 @@ from test_capture_files import Fake, random_layer  # noqa: E402
 
 from msalab import batching  # noqa: E402
 from msalab.capture.capture import capture  # noqa: E402
+from msalab.rule import Rule  # noqa: E402
 
-LENGTHS, CHOICE = (70, 0, 1, 45), batching.Choice(8, 4, 1, 1)
+LENGTHS, RULE = (70, 0, 1, 45), Rule(8, 4, 1, 1)
 CU = np.cumsum([0, *LENGTHS])
 HERE = [name for name in batching.present() if name != "cuda" or pytest.importorskip("torch")]
 
@@ -28,7 +29,7 @@ def operands(integers, seed=0):
 
 
 def checked(integers, **changes):
-    return list(batching.check(3, *operands(integers), CU, CHOICE, HERE, chunk=16, rows=5, **changes))
+    return list(batching.check(3, *operands(integers), CU, RULE, HERE, chunk=16, rows=5, **changes))
 
 
 def test_every_way_has_the_queries_it_says():

@@ -101,7 +101,7 @@ def _note_fit(fitted, size, local, note):
 
 
 def _setting(name, rule, options) -> Setting:
-    first = rule.held_first(name)
+    first = selectors.held_first(rule, name)
     rule = replace(rule, forced_first=first)
     text = f"{name}@{rule.tokens}" + (f",first={first}" if first else "")
     return Setting(text, name, selectors.Choice(name, rule), tuple(options.dense_layers))

@@ -15,7 +15,7 @@ import torch
 from .. import indexer as indexers
 from .. import transformers as msa
 from ..operations import InputError
-from ..selectors import Choice
+from ..selectors import Choice, held_first
 
 POSITIONS_AT_ONCE = 256  # whose logits are in memory
 
@@ -41,7 +41,7 @@ class Setting:
     @property
     def forced_first(self) -> int | None:
         """Oldest blocks that are always kept; None where it is each layer's own."""
-        return None if isinstance(self.how, dict) else self.how.rule.held_first(self.selector)
+        return None if isinstance(self.how, dict) else held_first(self.how.rule, self.selector)
 
 
 @dataclass(frozen=True)
