@@ -2,11 +2,11 @@
 // The gate of SeerAttention-R: pooled keys by hand; the reference by finite differences and closed
 // forms; the fast form by the reference. Against PyTorch: test_gate_golden.cpp.
 #include <cmath>
-#include <numeric>
 
 #include "core/gradient_tolerance.h"
 #include "core/indexer/gate_kl.h"
 #include "core/reference/reference_backend.h"
+#include "tests/core/indexer/kl_differences.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/truth.h"
@@ -179,33 +179,16 @@ TEST(GateKlForms, ReferenceIsTheFiniteDifference) {
     const Operands o = make_operands(kSmallGate, Element::f32);
     const Tensor<int32_t, 3> ids = reference().index_select(p, kSmallGate.rule, o);
     GateOperands x(p, o, Teacher::max);
-    const double scale = x.input().scale(), rows = static_cast<double>(p.queries());
+    const double scale = x.input().scale();
     for (const View<const int32_t, 3>& support : {View<const int32_t, 3>(), ids.view()}) {
         const GateResult at = reference_gate(p, x, support);
-        const auto loss = [&] {
-            const GateResult here = reference_gate(p, x, support);
-            return std::accumulate(here.kl.data(), here.kl.data() + here.kl.size(), 0.0) /
-                   static_cast<double>(here.kl.size());
-        };
-        constexpr float kStep = 0x1p-7F;
-        double moved = 0;
-        const auto expect = [&](float& value, float gradient, double slope, double rows_moved) {
-            const float centre = value;
-            value = centre + kStep;
-            const double up = loss(), above = value;
-            value = centre - kStep;
-            const double down = loss(), below = value;
-            value = centre;
-            moved = std::max(moved, std::fabs(double{gradient}));
-            EXPECT_NEAR((up - down) / (above - below), gradient,
-                        rows_moved / rows * central_difference_bound(kStep, slope) +
-                            kRoundoff * std::fabs(gradient) + 1e-12 / kStep);
-        };
+        KlDifferences by(0x1p-7F, [&] { return reference_gate(p, x, support).kl; });
         for (int64_t n = 5; n < x.q.size(); n += 211)
-            expect(x.q.data()[n], at.d_q.data()[n], scale * largest_norm<3>(x.k), 1);
+            by.expect(x.q.data()[n], at.d_q.data()[n], scale * largest_norm<3>(x.k));
         for (int64_t n = 5; n < x.k.size(); n += 31)
-            expect(x.k.data()[n], at.d_k.data()[n], scale * largest_norm<3>(x.q), rows);
-        EXPECT_GT(moved, 1e-4);
+            by.expect(x.k.data()[n], at.d_k.data()[n], scale * largest_norm<3>(x.q),
+                      static_cast<double>(p.queries()));
+        EXPECT_GT(by.largest(), 1e-4);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "core/gradient_tolerance.h"
 #include "core/indexer/lightning_kl.h"
 #include "core/reference/reference_backend.h"
+#include "tests/core/indexer/kl_differences.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/truth.h"
@@ -172,48 +173,19 @@ TEST(LightningKlForms, ReferenceIsTheFiniteDifference) {
     Indexer x(p, 3);
     const LightningKlInput in = input(o, x, ids.view(), Teacher::mean);
     const Result at = reference_of(p, in, x);
-    const double rows = static_cast<double>(p.queries()), scale = x.input().scale();
+    const double scale = x.input().scale();
     const double q_max = largest_size(x.q), k_max = largest_size(x.k), w_max = largest_size(x.w);
-    constexpr float kStep = 0x1p-9F;
-    const auto loss = [&] {
-        const Result here = reference_of(p, in, x);
-        double sum = 0;
-        for (int64_t n = 0; n < here.kl.size(); ++n) sum += here.kl.data()[n];
-        return sum / static_cast<double>(here.kl.size());
-    };
-    // Which products are above 0: the loss is not differentiable where one changes sign.
-    const auto signs = [&] {
-        std::vector<bool> all;
-        for (int64_t i = 0; i < p.queries(); ++i)
-            for (int64_t h = 0; h < 3; ++h)
-                for (int64_t j = 0; j <= i; ++j)
-                    all.push_back(reference::dot(std::as_const(x.q).view()[i][h],
-                                                 std::as_const(x.k).view()[j]) > 0);
-        return all;
-    };
-    int smooth = 0;
-    const auto expect = [&](float& value, float gradient, double slope, double rows_moved) {
-        const float centre = value;
-        value = centre + kStep;
-        const double up = loss(), above = value;
-        const auto signs_up = signs();
-        value = centre - kStep;
-        const double down = loss(), below = value;
-        const bool same = signs_up == signs();
-        value = centre;
-        if (!same) return;
-        ++smooth;
-        EXPECT_NEAR((up - down) / (above - below), gradient,
-                    rows_moved / rows * central_difference_bound(kStep, slope) +
-                        kRoundoff * std::fabs(gradient) + 1e-12 / kStep);
-    };
+    KlDifferences by(
+        0x1p-9F, [&] { return reference_of(p, in, x).kl; },
+        [&] { return product_signs(x.q, x.k, 1); });
     for (int64_t at_value = 5; at_value < x.w.size(); at_value += 61)
-        expect(x.w.data()[at_value], at.d_w.data()[at_value], scale * 16 * q_max * k_max, 1);
+        by.expect(x.w.data()[at_value], at.d_w.data()[at_value], scale * 16 * q_max * k_max);
     for (int64_t at_value = 5; at_value < x.q.size(); at_value += 311)
-        expect(x.q.data()[at_value], at.d_q.data()[at_value], scale * w_max * k_max, 1);
+        by.expect(x.q.data()[at_value], at.d_q.data()[at_value], scale * w_max * k_max);
     for (int64_t at_value = 5; at_value < x.k.size(); at_value += 131)
-        expect(x.k.data()[at_value], at.d_k.data()[at_value], 3 * scale * w_max * q_max, rows);
-    EXPECT_GT(smooth, 15);
+        by.expect(x.k.data()[at_value], at.d_k.data()[at_value], 3 * scale * w_max * q_max,
+                  static_cast<double>(p.queries()));
+    EXPECT_GT(by.compared(), 15);
 }
 
 /// One group, one head of weight 1 and products above 0: the score is the Index Branch's.

@@ -2,11 +2,11 @@
 // The loss of QSA's indexer and its gradient: the reference by hand, by finite differences and,
 // where both are one, by the KL of the Index Branch; the fast form by the reference.
 #include <cmath>
-#include <numeric>
 
 #include "core/gradient_tolerance.h"
 #include "core/indexer/qsa_kl.h"
 #include "core/reference/reference_backend.h"
+#include "tests/core/indexer/kl_differences.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/truth.h"
@@ -178,48 +178,19 @@ TEST(QsaKlForms, ReferenceIsTheFiniteDifference) {
     const Operands o = make_operands(kSmallQsa, Element::f32);
     const Tensor<int32_t, 3> ids = reference().index_select(p, kSmallQsa.rule, o);
     QsaOperands x(p, o, 3);
-    const double scale = x.input().scale(), rows = static_cast<double>(p.queries());
-    const auto signs = [&] {
-        std::vector<bool> all;
-        for (int64_t i = 0; i < p.queries(); ++i)
-            for (int64_t h = 0; h < 3; ++h)
-                for (int64_t n = 0; n < (i + 1) / 4; ++n)
-                    all.push_back(reference::dot(std::as_const(x.q).view()[i][h],
-                                                 std::as_const(x.k).view()[n]) > 0);
-        return all;
-    };
+    const double scale = x.input().scale();
     for (const View<const int32_t, 3>& support : {View<const int32_t, 3>(), ids.view()}) {
         const QsaResult at = reference_qsa(p, x, support);
-        const auto loss = [&] {
-            const QsaResult here = reference_qsa(p, x, support);
-            return std::accumulate(here.kl.data(), here.kl.data() + here.kl.size(), 0.0) /
-                   static_cast<double>(here.kl.size());
-        };
-        constexpr float kStep = 0x1p-9F;
-        double moved = 0;
-        int smooth = 0;
-        const auto expect = [&](float& value, float gradient, double slope, double rows_moved) {
-            const float centre = value;
-            value = centre + kStep;
-            const double up = loss(), above = value;
-            const auto signs_up = signs();
-            value = centre - kStep;
-            const double down = loss(), below = value;
-            const bool same = signs_up == signs();
-            value = centre;
-            if (!same) return;
-            ++smooth;
-            moved = std::max(moved, std::fabs(double{gradient}));
-            EXPECT_NEAR((up - down) / (above - below), gradient,
-                        rows_moved / rows * central_difference_bound(kStep, slope) +
-                            kRoundoff * std::fabs(gradient) + 1e-12 / kStep);
-        };
+        KlDifferences by(
+            0x1p-9F, [&] { return reference_qsa(p, x, support).kl; },
+            [&] { return product_signs(x.q, x.k, 4); });
         for (int64_t n = 5; n < x.q.size(); n += 311)
-            expect(x.q.data()[n], at.d_q.data()[n], scale * largest_norm<2>(x.k), 1);
+            by.expect(x.q.data()[n], at.d_q.data()[n], scale * largest_norm<2>(x.k));
         for (int64_t n = 5; n < x.k.size(); n += 31)
-            expect(x.k.data()[n], at.d_k.data()[n], 3 * scale * largest_norm<3>(x.q), rows);
-        EXPECT_GT(moved, 1e-4);
-        EXPECT_GT(smooth, 8);
+            by.expect(x.k.data()[n], at.d_k.data()[n], 3 * scale * largest_norm<3>(x.q),
+                      static_cast<double>(p.queries()));
+        EXPECT_GT(by.largest(), 1e-4);
+        EXPECT_GT(by.compared(), 8);
     }
 }
 
