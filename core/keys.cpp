@@ -20,7 +20,10 @@ void check_pages(const Problem& p, const Keys<Rank>& keys, const std::string& na
             to_string(table.space()), " memory, the pages are in ", to_string(keys.space()),
             " memory");
     const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
-    std::vector<int64_t> user(static_cast<size_t>(keys.pages()), -1);  // the last sequence so far
+    // The last row of a table, counted over all calls, that had a page.
+    thread_local std::vector<int64_t> user;
+    thread_local int64_t row = 0;
+    if (std::ssize(user) < keys.pages()) user.resize(static_cast<size_t>(keys.pages()));
     for (int64_t s = 0; s < p.sequences(); ++s) {
         const auto at = static_cast<size_t>(s);
         const int64_t tokens = starts[at + 1] - starts[at];
@@ -28,14 +31,15 @@ void check_pages(const Problem& p, const Keys<Rank>& keys, const std::string& na
                 ", but its row of ", name, "'s page_table has ", table.extent(1), " pages of ",
                 size, " tokens");
         if (table.space() != Space::host) continue;
+        ++row;
         for (int64_t n = 0; n < ceil_div(tokens, size); ++n) {
             const int64_t page = table(s, n);
             require(0 <= page && page < keys.pages(), "page_table[", s, ", ", n, "] of ", name,
                     " is ", page, ", must be a page of the pool's ", keys.pages());
             int64_t& last = user[static_cast<size_t>(page)];
-            require(last != s, "page_table[", s, ", ", n, "] of ", name, " is ", page,
+            require(last != row, "page_table[", s, ", ", n, "] of ", name, " is ", page,
                     ", which sequence ", s, " has already; its pages must differ");
-            last = s;
+            last = row;
         }
     }
 }
