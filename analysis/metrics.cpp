@@ -85,7 +85,7 @@ constexpr Metric kTable[] = {
     {"tied_by_rounding", "tied by rounding", "share of queries", "group",
      "the same of scores that differ by no more than twice what rounding the index operands to "
      "their element type changes"},
-    {"silent", "silent", "share of queries", "group",
+    {"all_tied", "all tied", "share of queries", "group",
      "the same of queries whose candidates all have one score"},
     // Of an Index Branch.
     {"kl", "KL", "nats", "group",

@@ -3,10 +3,11 @@
 // unforced blocks with a score above -inf (NaN is not); f of the k slots are left to them. If there
 // are more than f >= 1 candidates, the margin is
 //   m = score of the f-th highest - score of the (f + 1)-th highest >= 0,
-// and the row is `tied` if m = 0: the block ids decide, not the scores. It is `within` if m is at
-// most twice the rounding error of a score: another order of sums, batch or element type may then
-// select other blocks. It is `silent` if all candidates have the same score. silent implies tied,
-// and tied implies within. Rows with no choice to make do not count.
+// and the row is `tied` if m = 0: the block ids decide, not the scores. It is
+// `tied_by_rounding` if m is at most twice the rounding error of a score: another order of sums,
+// batch or element type may then select other blocks. It is `all_tied` if all candidates have the
+// same score. all_tied implies tied, and tied implies tied_by_rounding. Rows with no choice to make
+// do not count.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +32,15 @@ public:
 
     // [Hkv] shares of the rows with a choice to make; NaN if there was none.
     std::vector<double> tied() const { return share(0); }
-    std::vector<double> within() const { return share(1); }
-    std::vector<double> silent() const { return share(2); }
+    std::vector<double> tied_by_rounding() const { return share(1); }
+    std::vector<double> all_tied() const { return share(2); }
 
 private:
     std::vector<double> share(size_t which) const {
         return values(std::span(means_).subspan(which * groups_, groups_));
     }
     size_t groups_;
-    std::vector<Mean> means_;  // tied of all groups, then within, then silent
+    std::vector<Mean> means_;  // tied of all groups, then by rounding, then all tied
 };
 
 /// [Nq, Hkv]: bound on the error of scale * index_q . index_k if both operands were rounded to

@@ -23,7 +23,7 @@ namespace msa::io {
 
 /// InputError if the bytes of a file of results do not match the checksum at its end. A file
 /// without a checksum passes.
-void require_whole(const std::filesystem::path& path);
+void verify_checksum(const std::filesystem::path& path);
 
 /// join: another process of the same run has opened `path` and assembles the results.
 enum class IfExists : uint8_t { refuse, overwrite, resume, join };
@@ -38,7 +38,7 @@ public:
     /// is another run, or the damaged unit; InputError while another process is writing `path` (see
     /// core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
-    /// Without finish() or set_aside(): keeps the finished units, and removes the folder if there
+    /// Without finish() or keep_units(): keeps the finished units, and removes the folder if there
     /// are none.
     ~ResultsWriter();
     ResultsWriter(const ResultsWriter&) = delete;
@@ -48,7 +48,7 @@ public:
     bool complete() const;
     bool done(const std::string& unit) const;
     /// Counts units that other processes finished meanwhile as done.
-    void look_again();
+    void count_finished();
 
     /// Starts a unit that is not done yet.
     UnitWriter begin(const std::string& unit);
@@ -69,14 +69,14 @@ public:
     /// and removes the unit files.
     void finish(const JoinParts& join = {});
     /// Leaves the units for another process to assemble.
-    void set_aside();
+    void keep_units();
 
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
-/// A folder of finished units, as set_aside() leaves it.
+/// A folder of finished units, as keep_units() leaves it.
 struct UnitFolder {
     std::filesystem::path path;  // of the results that it would become
     RunRecord record;

@@ -71,7 +71,7 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
 
 }  // namespace
 
-void require_whole(const std::filesystem::path& path) {
+void verify_checksum(const std::filesystem::path& path) {
     require(compare_checksum(path) != Checksum::differs, path.string(),
             ": is damaged, its bytes do not match the checksum at its end");
 }
@@ -130,14 +130,14 @@ struct ResultsWriter::Impl {
     std::map<std::string, std::filesystem::path> units;  // finished, with their files
     bool complete = false;                               // `path` holds the whole run already
     bool replaces = false;                               // `path` holds another one, till the end
-    bool set_aside = false;
+    bool kept = false;
 
     /// Everything in the folder but the lock, or but the finished units too.
     void clear(bool keep_units, std::error_code& error) const {
         for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
             const std::filesystem::path name = entry.path().filename();
-            const bool kept = name == "lock" || (keep_units && name.extension() != ".tmp");
-            if (!kept && !error) std::filesystem::remove_all(entry.path(), error);
+            const bool keep = name == "lock" || (keep_units && name.extension() != ".tmp");
+            if (!keep && !error) std::filesystem::remove_all(entry.path(), error);
         }
     }
 
@@ -182,7 +182,7 @@ void ResultsWriter::Impl::open(IfExists if_exists) {
         units = read_units(directory);
         write_record();
     } else if (resume && complete) {
-        require_whole(path);
+        verify_checksum(path);
         require_same_run(path.string(), ResultsReader(path).run(), record);
         replaces = false;
     } else {
@@ -195,7 +195,7 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
     if (if_exists == IfExists::join) {
         impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
         impl_->complete = !std::filesystem::exists(impl_->directory / "run.json");
-        if (!impl_->complete) look_again();
+        if (!impl_->complete) count_finished();
         return;
     }
     check_output(path, if_exists != IfExists::refuse);
@@ -207,7 +207,7 @@ ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExi
 
 ResultsWriter::~ResultsWriter() {
     // finish() let go of it, or it never was ours: the folder may be another's now
-    if (!impl_->lock || !impl_->lock->is_held() || impl_->set_aside) return;
+    if (!impl_->lock || !impl_->lock->is_held() || impl_->kept) return;
     const bool has_units = !impl_->complete && !unit_files(impl_->directory).empty();
     std::error_code ignored;  // what is left is no unfinished run to anybody
     impl_->clear(has_units || impl_->replaces, ignored);
@@ -220,7 +220,7 @@ bool ResultsWriter::done(const std::string& unit) const {
     return impl_->complete || impl_->units.contains(unit);
 }
 
-void ResultsWriter::look_again() {
+void ResultsWriter::count_finished() {
     const h5::Lock lock;
     impl_->units = read_units(impl_->directory);
 }
@@ -328,7 +328,7 @@ void ResultsWriter::finish(const JoinParts& join) {
     std::filesystem::remove(impl_->directory, ignored);
 }
 
-void ResultsWriter::set_aside() { impl_->set_aside = true; }
+void ResultsWriter::keep_units() { impl_->kept = true; }
 
 UnitFolder open_units(const std::filesystem::path& path) {
     const std::filesystem::path directory = path.string() + ".partial";

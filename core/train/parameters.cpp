@@ -87,7 +87,7 @@ Weights::Weights(const ParameterList& list, Ops& ops, std::span<const float> sta
     first_ = backend.make<float, 1>({list.size()});
     second_ = backend.make<float, 1>({list.size()});
     if (ops.element() != Element::f32) copy_ = Buffer<1>(backend, ops.element(), {list.size()});
-    renew();
+    update_copy();
 }
 
 In<2> Weights::matrix(ParameterIndex index) const {
@@ -118,7 +118,7 @@ View<float, 1> Weights::vector_gradient(ParameterIndex index) {
 
 void Weights::clear_gradient() { ops_.clear(gradient_); }
 
-void Weights::renew() {
+void Weights::update_copy() {
     if (copy_) ops_.add(View<const float, 1>(values_), 1, copy_, Sum::set);
 }
 
@@ -147,7 +147,7 @@ void Weights::step(const AdamW& rule, int64_t step, double lr, const Norms& norm
         ops_.adamw(own, step, lr, p.indexer ? indexer : backbone, part(values_), part(gradient_),
                    part(first_), part(second_));
     }
-    renew();
+    update_copy();
 }
 
 }  // namespace msa::train

@@ -88,7 +88,7 @@ public:
 
     void clear_gradient();
     /// Updates the copy that products read; to be called after values() changed.
-    void renew();
+    void update_copy();
 
     /// Norms of the gradient: of the whole list, of the Index Branch's parameters, and of the
     /// others.

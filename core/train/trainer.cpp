@@ -48,7 +48,7 @@ bool StepReport::finite() const {
 
 Trainer::Trainer(Model& model, const TrainingOptions& options) : Trainer(model, options, alone()) {}
 
-void Trainer::follow_first() {
+void Trainer::broadcast_state() {
     if (workers_.size() == 1) return;
     Backend& backend = model_.ops().backend();
     Weights& weights = model_.weights();
@@ -59,7 +59,7 @@ void Trainer::follow_first() {
         backend.copy(list.data(), list.space(), host.data(), Space::host,
                      list.size() * int64_t{sizeof(float)});
     }
-    weights.renew();
+    weights.update_copy();
     workers_.broadcast(std::as_writable_bytes(std::span(&step_, 1)));
 }
 

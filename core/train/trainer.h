@@ -58,7 +58,7 @@ public:
     /// Continues from this step; the model already has the weights and moments.
     void resume(int64_t step) { step_ = step; }
     /// Collective: all workers take the first one's step, weights and moments.
-    void follow_first();
+    void broadcast_state();
 
     /// Computes losses and gradient of the next step. SystemError if workers have different bits,
     /// as on processors of different kinds, since their weights would diverge.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <ostream>
-#include <sstream>
 
 #include "core/cu_seqlens.h"
 #include "experiments/advise/advice.h"
@@ -96,12 +95,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    const Advice advice = make_advice(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_advice(advice, record, page);
-    write_page(run, "advice.txt", page.str(), advise_summary(advice, record));
-    return nearest_text(advice);
+    return write_findings(run, "advice.txt", make_advice(run.results), print_advice,
+                          advise_summary);
 }
 
 }  // namespace msa::experiments::advise

@@ -158,7 +158,7 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
                        .of_blocks = 8,
                        .of_heads = 8,
                        .with_oracle = false,
-                       .joined = true};
+                       .error_of = measure::ErrorOf::group};
     for (size_t s = 0; s < settings.size(); ++s) {
         const Setting& setting = settings[s];
         task.choices.push_back({.key = std::to_string(s),

@@ -101,6 +101,51 @@ void FirstBlockMass::add(std::span<const RowKind> kinds, View<const float, 3> ma
                 means[static_cast<size_t>(r)].add(mass(i, r, 0));
 }
 
+std::vector<int64_t> Curve::points(const Problem& p, const SelectionRule& rule) {
+    std::vector<int64_t> ks;
+    for (int64_t k = 1; k < p.blocks(); k *= 2) ks.push_back(k);
+    ks.push_back(std::max<int64_t>(1, p.blocks()));
+    ks.push_back(rule.top_k);
+    std::erase_if(ks, [&](int64_t k) { return k < rule.forced_local + rule.forced_first; });
+    std::sort(ks.begin(), ks.end());
+    ks.erase(std::unique(ks.begin(), ks.end()), ks.end());
+    return ks;
+}
+
+std::vector<Tensor<int32_t, 3>> Curve::pick_all(Backend& backend, const Problem& p,
+                                                SelectionRule rule, const std::vector<int64_t>& ks,
+                                                In<3> scores) {
+    std::vector<Tensor<int32_t, 3>> all;
+    for (int64_t k : ks) {
+        rule.top_k = k;
+        all.push_back(pick(backend, p, rule, scores));
+    }
+    return all;
+}
+
+void Curve::add(const measure::BlockRows& of, std::span<const RowKind> kinds,
+                const std::vector<Tensor<int32_t, 3>>& picked, View<const float, 3> mass) {
+    const Problem& p = of.problem;
+    for (size_t n = 0; n < ks_.size(); ++n) {
+        const View<const int32_t, 3> ids = of.of(picked[n]);
+        analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
+                           [&](int64_t row, analysis::RowValues values) {
+                               const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
+                               if (kinds[static_cast<size_t>(i)] == RowKind::counted)
+                                   values[0] = analysis::mass_of(mass[i][r], selected(ids, i, r));
+                           });
+    }
+}
+
+void Curve::write(io::UnitWriter& to, const std::string& group) const {
+    const auto n = static_cast<int64_t>(ks_.size());
+    const std::vector<double> kept = analysis::values(means_);
+    to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
+                         {"point", "blocks", "selected blocks per query and group"});
+    to.write<double, 1>(group + "/mass_kept", {kept.data(), {n}},
+                        {"point", "probability", "mass kept, mean over counted rows and groups"});
+}
+
 void write_metrics(const Tally& tally, const std::string& layer, io::UnitWriter& to) {
     const LayerAbout about = nlohmann::json::parse(tally.about);
     write_dense(tally, about, layer, to);

@@ -11,10 +11,10 @@
 #include "experiments/bench/check_rows.h"
 #include "experiments/bench/meter.h"
 #include "experiments/bench/rank_operands.h"
+#include "experiments/bench/record.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
-#include "experiments/driver/version.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_parallel.h"
 
@@ -293,28 +293,21 @@ Measured measure_ranks(const RankOperands& c, const OfRank& of_rank) {
 
 ordered_json start_json(const BenchOptions& o, std::span<const std::string> args,
                         const std::string& device) {
-    const io::RunRecord run = start_record(kProgram.name, args, {});
     const analysis::LayerSizes& s = o.sizes;
-    return {{"format", "msa-bench-ranks"},
-            {"format_version", 1},
-            {"complete", false},
-            {"argv", run.argv},
-            {"version", kVersion},
-            {"commit", run.commit},
-            {"compiler", run.compiler},
-            {"started", run.started},
-            {"backend", o.backend},
-            {"device", device},
-            {"devices", o.devices},
-            {"query_heads", s.query_heads},
-            {"kv_heads", s.kv_heads},
-            {"head_dim", s.head_dim},
-            {"index_dim", s.index_dim},
-            {"block_size", s.block_size},
-            {"top_k", s.top_k},
-            {"element", to_string(s.element)},
-            {"seed", o.seed},
-            {"measurements", ordered_json::array()}};
+    ordered_json json = begin_record("msa-bench-ranks", 1, start_record(kProgram.name, args, {}));
+    json.update(ordered_json{{"backend", o.backend},
+                             {"device", device},
+                             {"devices", o.devices},
+                             {"query_heads", s.query_heads},
+                             {"kv_heads", s.kv_heads},
+                             {"head_dim", s.head_dim},
+                             {"index_dim", s.index_dim},
+                             {"block_size", s.block_size},
+                             {"top_k", s.top_k},
+                             {"element", to_string(s.element)},
+                             {"seed", o.seed},
+                             {"measurements", ordered_json::array()}});
+    return json;
 }
 
 void print_record(const ordered_json& record, std::ostream& out) {

@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include "experiments/driver/completed.h"
+#include "experiments/driver/presets.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
@@ -42,28 +43,27 @@ ordered_json sizes_json(const analysis::LayerSizes& s) {
 
 }  // namespace
 
+ordered_json begin_record(const char* format, int version, const io::RunRecord& run) {
+    return {{"format", format},         {"format_version", version}, {"complete", false},
+            {"argv", run.argv},         {"version", kVersion},       {"commit", run.commit},
+            {"compiler", run.compiler}, {"started", run.started}};
+}
+
 Record::Record(const BenchOptions& o, std::span<const std::string> args, const Backend& backend,
                Ceilings ceilings)
     : options_(o), ceilings_(std::move(ceilings)) {
     const io::RunRecord run =
         start_record(kProgram.name, args,
                      o.captured ? o.captured->inputs() : std::vector<std::filesystem::path>());
-    json_ = {{"format", "msa-bench"},
-             {"format_version", kRecordVersion},
-             {"complete", false},
-             {"argv", run.argv},
-             {"version", kVersion},
-             {"commit", run.commit},
-             {"compiler", run.compiler},
-             {"started", run.started},
-             {"backend", backend.name()},
-             {"device", backend.device()},
-             {"model", o.model},
-             {"sizes", sizes_json(o.sizes)},
-             {"seed", o.seed},
-             {"copy_bytes_per_second", ceilings_.copy_rate()},
-             {"copy_samples", ceilings_.copy_rates},
-             {"gemm_source", ceilings_.gemm_source}};
+    json_ = begin_record("msa-bench", kRecordVersion, run);
+    json_.update(ordered_json{{"backend", backend.name()},
+                              {"device", backend.device()},
+                              {"model", o.model},
+                              {"sizes", sizes_json(o.sizes)},
+                              {"seed", o.seed},
+                              {"copy_bytes_per_second", ceilings_.copy_rate()},
+                              {"copy_samples", ceilings_.copy_rates},
+                              {"gemm_source", ceilings_.gemm_source}});
     for (const auto& [element, rate] : ceilings_.gemm_rates)
         json_["gemm_flops_per_second"][to_string(element)] = rate;
     if (o.captured) json_["inputs"] = run.inputs;
@@ -148,9 +148,8 @@ void Record::print(std::ostream& out) const {
     }
     const analysis::LayerSizes& s = options_.sizes;
     out << json_["device"].get<std::string>() << "; copy "
-        << number_text(ceilings_.copy_rate() / kTera) << " TB/s\nHq " << s.query_heads << ", Hkv "
-        << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "
-        << s.block_size << ", k " << s.top_k << ", " << to_string(s.element) << "\n\n";
+        << number_text(ceilings_.copy_rate() / kTera) << " TB/s\n"
+        << sizes_text(s) << ", " << to_string(s.element) << "\n\n";
     Table table({"case", "stage", "union\nof 8", "us", "spread", "TFLOP/s", "of\ngemm",
                  "of copy\nrate", "over\ndense"});
     for (const ordered_json& m : json_["measurements"]) {

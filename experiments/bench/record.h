@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/backend.h"
+#include "core/io/run_record.h"
 #include "experiments/bench/cases.h"
 #include "experiments/bench/meter.h"
 
@@ -28,6 +29,9 @@ struct Measurement {
     Timing timing = {};
     std::string skipped = {};  // why there is no timing
 };
+
+/// What the records of both kinds of run begin with.
+nlohmann::ordered_json begin_record(const char* format, int version, const io::RunRecord&);
 
 class Record {
 public:

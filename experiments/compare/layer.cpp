@@ -250,9 +250,9 @@ void compare_part(const CompareOptions& o, const io::ActivationsReader& file, co
                        .block_sizes = {},
                        .seed = o.seed,
                        .of_blocks = 8,
-                       .joined = true,
+                       .error_of = measure::ErrorOf::group,
                        .with_scores = true,
-                       .one_choice = o.sharing == Sharing::layer,
+                       .mean_scores = o.sharing == Sharing::layer,
                        .prompt = o.prompt,
                        .counted = counted,
                        .previous = before ? &*before : nullptr};

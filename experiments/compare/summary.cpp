@@ -194,8 +194,9 @@ void print_layer(const io::ResultsReader& results, const LayerRows& of, Ablation
 std::string compare_definitions() {
     ordered_json definitions;
     for (const char* name : kMeasures) definitions[name] = analysis::metric(name).definition;
-    for (const char* name : {"dead_groups", "layer_overlap", "tied", "tied_by_rounding", "silent"})
+    for (const char* name : {"dead_groups", "layer_overlap"})
         definitions[name] = analysis::metric(name).definition;
+    for (const char* name : measure::kTies) definitions[name] = analysis::metric(name).definition;
     definitions["tokens_allowed"] =
         "tokens of as many blocks as the budget buys, forced blocks outside the budget included; "
         "a policy whose tokens_read is larger reads more than its budget";

@@ -267,10 +267,9 @@ void print_windows(const Model& model, const std::vector<Context>& contexts,
 void print_tables(const CostOptions& o, const Model& model, const std::vector<Context>& contexts,
                   const analysis::Hardware& on, std::ostream& out) {
     const LayerSizes& s = contexts.front().sizes;
-    out << model.name << ", one of " << model.layers << " layers: Hq " << s.query_heads << ", Hkv "
-        << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "
-        << s.block_size << ", k " << s.top_k << "; " << to_string(s.element) << ", index "
-        << to_string(s.index_element) << assumed_text(model) << '\n'
+    out << model.name << ", one of " << model.layers << " layers: " << sizes_text(s) << "; "
+        << to_string(s.element) << ", index " << to_string(s.index_element) << assumed_text(model)
+        << '\n'
         << hardware_text(on, o.ceilings, {s.element, s.index_element}) << "\n\n";
     print_windows(model, contexts, on, out);
     print_times(contexts, 0, "ms", kMilli, on, out);

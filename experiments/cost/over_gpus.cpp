@@ -134,9 +134,7 @@ void cost_over_gpus(const CostOptions& o, const analysis::Hardware& on, std::ost
         }
     if (o.json) return print_divisions_json(o, model, all, on, out);
     const LayerSizes& s = all.front().sizes;
-    out << model.name << ", one of " << model.layers << " layers: Hq " << s.query_heads << ", Hkv "
-        << s.kv_heads << ", dh " << s.head_dim << ", didx " << s.index_dim << ", Bk "
-        << s.block_size << ", k " << s.top_k << '\n'
+    out << model.name << ", one of " << model.layers << " layers: " << sizes_text(s) << '\n'
         << hardware_text(on, o.ceilings, {s.element, s.index_element}) << links_text(on) << "\n\n";
     print_prefill(all, out);
     print_decode(all, out);

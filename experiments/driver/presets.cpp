@@ -311,6 +311,11 @@ analysis::LayerSizes layer_sizes(const Model& model) {
     return sizes;
 }
 
+std::string sizes_text(const analysis::LayerSizes& s) {
+    return concat("Hq ", s.query_heads, ", Hkv ", s.kv_heads, ", dh ", s.head_dim, ", didx ",
+                  s.index_dim, ", Bk ", s.block_size, ", k ", s.top_k);
+}
+
 std::vector<std::string> assumed_sizes(const Model& model) {
     const bool given[] = {model.block_size.has_value(), model.top_k.has_value(),
                           model.index_dim.has_value()};

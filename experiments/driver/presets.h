@@ -52,6 +52,8 @@ std::vector<std::string> list_models();
 /// Sizes of one of its layers without a window (or of any if all have one), except the number of
 /// tokens. Missing sizes are the paper's.
 analysis::LayerSizes layer_sizes(const Model&);
+/// "Hq 64, Hkv 4, dh 128, didx 128, Bk 128, k 16"
+std::string sizes_text(const analysis::LayerSizes&);
 /// Names of the sizes in layer_sizes() that are assumed: the file's `assumed` and those it lacks.
 std::vector<std::string> assumed_sizes(const Model&);
 

@@ -224,9 +224,9 @@ void UnitRun::work_with(Backend& backend, int threads, const std::vector<const U
     }
 }
 
-bool UnitRun::set_aside(int64_t done) const {
+bool UnitRun::end_shard(int64_t done) const {
     if (to_->complete()) return true;
-    to_->set_aside();
+    to_->keep_units();
     err_ << "shard " << o_.shard->text() << ": its " << done << " of the run's " << units_.size()
          << " units are in " << o_.out.string() << "; msa-merge joins it with the others\n";
     return false;
@@ -248,7 +248,7 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
             work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
         });
     queue.end(program_);
-    if (o_.shard) return set_aside(std::ssize(units));
+    if (o_.shard) return end_shard(std::ssize(units));
     return ranks_.is_first();
 }
 
@@ -264,7 +264,7 @@ int UnitRun::run(std::vector<Unit> units, const ComputeOptions& compute, Backend
 }
 
 io::ResultsReader UnitRun::finish(const io::ResultsWriter::JoinParts& join) {
-    if (!to_->complete()) to_->look_again();
+    if (!to_->complete()) to_->count_finished();
     for (const Unit& unit : units_)
         if (!to_->done(unit.name))
             throw SystemError(concat(path("results.h5").string(), ": ", unit.name,

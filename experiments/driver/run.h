@@ -102,7 +102,7 @@ private:
     void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
                    bool counted, WorkQueue& queue) const;
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
-    bool set_aside(int64_t done) const;
+    bool end_shard(int64_t done) const;
 
     RunOptions o_;
     std::string program_;

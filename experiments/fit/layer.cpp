@@ -157,7 +157,7 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
         state = std::move(*saved);
     else
         state = start_state(start);
-    work.trainer.follow_first(state);
+    work.trainer.broadcast_state(state);
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     take_steps(run, work, held_out, checkpoint, workers, worker.progress, progress, state);
     write_fit(to, layer, state, work.plain(state.best));
@@ -172,7 +172,7 @@ void follow_layer(const FitRun& run, int64_t layer, Backend& backend, int thread
                   const parallel::Group& workers) {
     const Work work(run, layer, backend, threads, workers);
     FitState state = start_state(IndexWeights(work.form));
-    work.trainer.follow_first(state);
+    work.trainer.broadcast_state(state);
     while (state.step < run.options.steps && !workers.any(stop_requested()))
         if (!work.trainer.advance(state)) return;
 }

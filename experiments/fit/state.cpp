@@ -164,7 +164,7 @@ void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
 
 std::optional<FitState> Checkpoint::load() const {
     if (!std::filesystem::exists(path_)) return std::nullopt;
-    io::require_whole(path_);
+    io::verify_checksum(path_);
     const io::ResultsReader from(path_);
     io::require_same_run(path_.string(), from.run(), record_);
     const std::string group = group_of(layer_);

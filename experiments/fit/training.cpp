@@ -64,7 +64,7 @@ Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const Lay
       threads_(threads),
       workers_(workers) {}
 
-void Trainer::follow_first(FitState& state) const {
+void Trainer::broadcast_state(FitState& state) const {
     for (const std::span<float> values :
          {state.weights.values(), state.first.values(), state.second.values()})
         workers_.broadcast(std::as_writable_bytes(values));

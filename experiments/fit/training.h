@@ -48,7 +48,7 @@ public:
             std::span<const int64_t> tokens, int threads, const parallel::Group& workers);
 
     /// Collective: all take the first one's steps, weights and moments.
-    void follow_first(FitState&) const;
+    void broadcast_state(FitState&) const;
     /// Collective: one step. Returns false, without a change, if the loss is not finite.
     /// SystemError if workers get different weights.
     bool advance(FitState&) const;

@@ -354,7 +354,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     ordered_json all = ordered_json::array();
     for (const std::filesystem::path& file : files) {
         const std::string path = file.string();
-        io::require_whole(path);
+        io::verify_checksum(path);
         const bool activations = io::file_format(path) == io::FileFormat::activations;
         ordered_json about =
             activations ? describe_activations(path, stats, err) : describe_results(path, stats);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "analysis/output_error.h"
 #include "core/select/rows_held.h"
@@ -27,20 +26,13 @@ int64_t most_parts(const Problem& p, Choices choices) {
     return std::min(all, p.blocks());
 }
 
-/// [Nq, Hkv] The blocks, ascending, to which each row is attended one by one: all that it sees, or
-/// those that any of the choices keeps.
-std::vector<std::vector<int32_t>> parts_of(const Problem& p, Choices choices, bool all) {
+/// [Nq, Hkv] The blocks, ascending, that any of the choices keeps: each row is attended to them one
+/// by one.
+std::vector<std::vector<int32_t>> parts_of(const Problem& p, Choices choices) {
     std::vector<std::vector<int32_t>> parts(static_cast<size_t>(p.queries() * p.kv_heads));
-    const std::vector<KeyRange>& visible = visible_keys(p);
     for (int64_t row = 0; row < std::ssize(parts); ++row) {
         const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
         std::vector<int32_t>& blocks = parts[static_cast<size_t>(row)];
-        if (all) {
-            const int64_t seen = visible[static_cast<size_t>(i)].count;
-            blocks.resize(static_cast<size_t>(visible_blocks(seen, p.block_size)));
-            std::iota(blocks.begin(), blocks.end(), 0);
-            continue;
-        }
         for (const View<const int32_t, 3>& ids : choices) {
             const std::span<const int32_t> kept = selected(ids, i, r);
             blocks.insert(blocks.end(), kept.begin(), kept.end());
@@ -54,8 +46,8 @@ std::vector<std::vector<int32_t>> parts_of(const Problem& p, Choices choices, bo
 /// Attention of some queries to each of their parts.
 class Parts {
 public:
-    Parts(Backend& backend, const Problem& p, const AttentionInput& in, Choices choices, bool all)
-        : all_(all), blocks_(parts_of(p, choices, all)), first_{0}, heads_(p.group_size()) {
+    Parts(Backend& backend, const Problem& p, const AttentionInput& in, Choices choices)
+        : blocks_(parts_of(p, choices)), first_{0}, heads_(p.group_size()) {
         int64_t most = 0;
         for (const std::vector<int32_t>& of : blocks_) {
             first_.push_back(first_.back() + std::ssize(of));
@@ -68,7 +60,6 @@ public:
 
     /// The place of a block among a row's parts.
     int64_t at(int64_t row, int32_t block) const {
-        if (all_) return block;
         const std::vector<int32_t>& of = blocks_[static_cast<size_t>(row)];
         return std::lower_bound(of.begin(), of.end(), block) - of.begin();
     }
@@ -100,7 +91,6 @@ private:
         }
     }
 
-    bool all_;                                  // that a row sees
     std::vector<std::vector<int32_t>> blocks_;  // [Nq * Hkv]
     std::vector<int64_t> first_;                // [Nq * Hkv + 1] part of each row
     int64_t heads_;
@@ -235,8 +225,7 @@ std::vector<ChoiceError> squared_errors(Backend& backend, const Problem& p,
         const Problem tile = p.with_queries({begin, begin + count});
         std::vector<View<const int32_t, 3>> some;
         for (const View<const int32_t, 3>& ids : choices) some.push_back(ids.slice(begin, count));
-        const Parts parts(backend, tile, {q.slice(begin, count), in.k, in.v, {}}, some,
-                          most == p.blocks());
+        const Parts parts(backend, tile, {q.slice(begin, count), in.k, in.v, {}}, some);
         add_tile(tile, parts, in.sinks, dense, some, begin, errors, backend.host_threads());
     }
     return errors;

@@ -13,7 +13,7 @@ namespace {
 struct Off {
     View<const double, 2> squared;  // [Nq, Hkv], over the group's heads
     View<const float, 2> lse;       // [Nq, Hq] of attention over the choice
-    const Attention* over;          // by head; absent where Task::joined
+    const Attention* over;          // by head; absent where errors are by group
 };
 
 class ChoiceSums {
@@ -80,7 +80,7 @@ void add_choices(const Task& task, const std::vector<size_t>& choices, const Mea
                  const ChoiceIds& ids, Observer& observer, Tally& to) {
     const ChoiceSums sums(task, chunk, ids);
     const Problem& p = chunk.problem;
-    if (!task.joined) {
+    if (task.error_of == ErrorOf::head) {
         for (size_t n : choices) {
             const Attention over =
                 attend_selected(task.backend, p, chunk.queries.input(), ids[n].view());

@@ -50,11 +50,15 @@ public:
     virtual void dense(const MeasuredChunk&) {}
     /// The scores of a choice, if Task::with_scores.
     virtual void scored(const MeasuredChunk&, size_t /*choice*/, const Mirror<3>& /*scores*/) {}
-    /// `over`: attention over the ids; absent if Task::joined.
+    /// `over`: attention over the ids; absent if errors are by group.
     virtual void chosen(const MeasuredChunk&, size_t /*choice*/, View<const int32_t, 3> /*ids*/,
                         const Attention* /*over*/) {}
     virtual void done(const MeasuredChunk&) {}
 };
+
+/// Errors are by head, from attention over each choice, or by group, from squared_errors
+/// (choice_errors.h) for all choices together.
+enum class ErrorOf : uint8_t { head, group };
 
 /// A layer, or a part of its queries, and what to measure.
 struct Task {
@@ -72,11 +76,9 @@ struct Task {
 
     bool with_oracle = true;  // measures recalls; otherwise only the mass kept
     bool oracle_by_logit = false, oracle_without_local = false;
-    /// Errors are by group, from squared_errors (choice_errors.h) for all choices together;
-    /// otherwise by head, from attention over each choice.
-    bool joined = false;
+    ErrorOf error_of = ErrorOf::head;
     bool with_scores = false;           // the observer wants them
-    bool one_choice = false;            // every group uses the mean of the groups' scores
+    bool mean_scores = false;           // every group uses the mean of the groups' scores
     std::optional<size_t> beside = {};  // the choice that recalls are also of, under this name:
     std::string beside_name = {};
 

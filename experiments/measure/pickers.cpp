@@ -80,7 +80,7 @@ void Pickers::pick(const Picker& picker, SelectorLayer layer, const SelectorChun
     Backend& backend = task_->backend;
     const bool by_rule = picker.selector->needs().uses_rule(task_->prompt);
     const bool direct =  // nobody else wants the scores
-        (picker.choices.size() == 1 || by_rule) && !task_->one_choice && !task_->with_scores &&
+        (picker.choices.size() == 1 || by_rule) && !task_->mean_scores && !task_->with_scores &&
         picker.selector->label() != kOracle;
     Mirror<3> scores;
     const auto make_scores = [&] {
@@ -88,7 +88,7 @@ void Pickers::pick(const Picker& picker, SelectorLayer layer, const SelectorChun
         scores = measured != nullptr && picker.selector->label() == kOracle
                      ? measured->masses
                      : picker.selector->score(layer, chunk);
-        if (task_->one_choice) scores = share_scores(backend, scores.host());
+        if (task_->mean_scores) scores = share_scores(backend, scores.host());
     };
     if (!direct && !by_rule) make_scores();
     for (size_t n : picker.choices) {

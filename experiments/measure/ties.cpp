@@ -60,8 +60,8 @@ void add_ties(const MeasuredChunk& chunk, const Choice& choice, View<const float
 void write_ties(const Tally& tally, const std::string& key, int64_t groups, Metrics& to) {
     const auto ties = tally.total(key + "/ties", analysis::TieMargin(groups));
     to.add("tied", ties.tied());
-    to.add("tied_by_rounding", ties.within());
-    to.add("silent", ties.silent());
+    to.add("tied_by_rounding", ties.tied_by_rounding());
+    to.add("all_tied", ties.all_tied());
 }
 
 void read_ties(const io::ResultsReader& results, const std::string& group, const std::string& layer,
@@ -72,20 +72,20 @@ void read_ties(const io::ResultsReader& results, const std::string& group, const
 }
 
 void print_ties(const ordered_json& ties, std::ostream& out) {
-    Layers silent, narrow;
+    Layers all_tied, narrow;
     for (const ordered_json& row : ties) {
         if (row["tied_by_rounding"].is_null()) continue;  // no query has a choice to make
         std::string choice = row["selector"];
         if (row.contains("setting")) choice += "@" + row["setting"].get<std::string>();
         const std::string layer = row["layer"].dump();
-        if (row["silent"].get<double>() >= kSays)
-            add_layer(silent, choice, concat(layer, " (", percent_text(row["silent"]), ")"));
+        if (row["all_tied"].get<double>() >= kSays)
+            add_layer(all_tied, choice, concat(layer, " (", percent_text(row["all_tied"]), ")"));
         else if (row["tied_by_rounding"].get<double>() >= kNarrow)
             add_layer(narrow, choice,
                       concat(layer, " (", percent_text(row["tied_by_rounding"]),
                              ", exactly equal: ", percent_text(row["tied"]), ")"));
     }
-    for (const auto& [choice, layers] : silent)
+    for (const auto& [choice, layers] : all_tied)
         print_paragraph(out, concat(choice, " says nothing of the queries in layer ", layers,
                                     ": all their candidates have one score, and the lowest block "
                                     "ids are kept."));

@@ -12,7 +12,7 @@
 
 namespace msa::experiments::measure {
 
-inline constexpr const char* kTies[] = {"tied", "tied_by_rounding", "silent"};
+inline constexpr const char* kTies[] = {"tied", "tied_by_rounding", "all_tied"};
 
 /// Adds a choice's ties on a chunk to the tally, from its scores.
 void add_ties(const MeasuredChunk&, const Choice&, View<const float, 3> scores, Tally& to);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <ostream>
-#include <sstream>
 
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
@@ -96,12 +95,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    const Findings findings = make_findings(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_findings(findings, record, page);
-    write_page(run, "precision.txt", page.str(), precision_summary(findings, record));
-    return nearest_text(findings);
+    return write_findings(run, "precision.txt", make_findings(run.results), print_findings,
+                          precision_summary);
 }
 
 }  // namespace msa::experiments::precision

@@ -66,7 +66,7 @@ void take_over(const io::ResultsReader& from, uint64_t seed, train::Model& model
         const Stored moments(from, group);
         copy_values(backend, train::continue_from(list, moments.list, moments.values), to);
     }
-    weights.renew();
+    weights.update_copy();
     state.step = static_cast<int64_t>(from.number(kState, "step"));
     state.seconds = from.number(kState, "seconds");
     state.flops = from.number(kState, "flops");
@@ -122,7 +122,7 @@ void Checkpoint::save(train::Model& model, const RunState& state) const {
 }
 
 void Checkpoint::load(train::Model& model, RunState& state) const {
-    io::require_whole(path_);
+    io::verify_checksum(path_);
     const io::ResultsReader from(path_);
     io::require_same_run(path_.string(), from.run(), record_);
     take_over(from, 0, model, state);
@@ -130,7 +130,7 @@ void Checkpoint::load(train::Model& model, RunState& state) const {
 
 void Checkpoint::fork(const std::filesystem::path& path, int64_t steps, train::Model& model,
                       RunState& state) const {
-    io::require_whole(path);
+    io::verify_checksum(path);
     const io::ResultsReader from(path);
     try {
         require_trunk(from, record_, steps);
@@ -151,7 +151,7 @@ void Checkpoint::remove() const {
 
 std::vector<float> start_values(const std::filesystem::path& path, const train::ParameterList& list,
                                 uint64_t seed) {
-    io::require_whole(path);
+    io::verify_checksum(path);
     const io::ResultsReader from(path);
     require(from.has(kWeights), path.string(),
             ": has no /weights, must be a checkpoint of msa-pretrain");

@@ -125,7 +125,7 @@ std::string Training::earlier_rates() const {
 }
 
 void Training::run() {
-    trainer_.follow_first();
+    trainer_.broadcast_state();
     const std::string rates = earlier_rates();
     csv_.open(csv_path_);
     csv_ << "step,group,name,part,value\n";

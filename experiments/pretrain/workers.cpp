@@ -22,7 +22,7 @@ void follow(const PretrainOptions& o, const Text& text, train::Model& model,
             const parallel::Group& workers) {
     const TrainingBatches batches(o, text, workers);
     train::Trainer trainer(model, o.training, workers);
-    trainer.follow_first();
+    trainer.broadcast_state();
     while (trainer.step() < o.end()) {
         const Uploaded batch(model.ops().backend(), batches.at(trainer.step()));
         const train::StepReport report = trainer.gradient(batch.batch());

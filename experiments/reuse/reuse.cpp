@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include <ostream>
-#include <sstream>
 
 #include "core/select/selector.h"
 #include "experiments/driver/completed.h"
@@ -99,12 +98,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    const Findings findings = make_findings(run.results);
-    const io::RunRecord& record = run.results.run();
-    std::ostringstream page;
-    print_findings(findings, record, page);
-    write_page(run, "reuse.txt", page.str(), reuse_summary(findings, record));
-    return nearest_text(findings);
+    return write_findings(run, "reuse.txt", make_findings(run.results), print_findings,
+                          reuse_summary);
 }
 
 }  // namespace msa::experiments::reuse

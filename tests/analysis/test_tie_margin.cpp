@@ -25,14 +25,14 @@ protected:
             PackedBatch({0, rows}, {0, 48}, std::vector<int64_t>(static_cast<size_t>(rows), 47));
         return p;
     }
-    /// tied, within and silent of one row.
+    /// tied, tied_by_rounding and all_tied of one row.
     std::vector<double> of(std::vector<float> scores, double rounding = 0,
                            const SelectionRule& rule = {.top_k = 3}) const {
         TieMargin margin(1);
         const auto row = tensor<float, 3>({1, 1, 6}, scores);
         const auto off = tensor<double, 2>({1, 1}, {rounding});
         margin.add(problem(1), rule, std::vector{RowKind::counted}, row, off.view());
-        return {margin.tied()[0], margin.within()[0], margin.silent()[0]};
+        return {margin.tied()[0], margin.tied_by_rounding()[0], margin.all_tied()[0]};
     }
     using Shares = std::vector<double>;
 };
@@ -95,8 +95,8 @@ TEST_F(TieMargins, OfChunksAreThoseOfTheWhole) {
         const auto n = static_cast<size_t>(r);
         EXPECT_EQ(whole.tied()[n], tied / (kRows - 1));
         EXPECT_EQ(cut.tied()[n], whole.tied()[n]);
-        EXPECT_EQ(cut.within()[n], whole.within()[n]);
-        EXPECT_EQ(cut.silent()[n], whole.silent()[n]);
+        EXPECT_EQ(cut.tied_by_rounding()[n], whole.tied_by_rounding()[n]);
+        EXPECT_EQ(cut.all_tied()[n], whole.all_tied()[n]);
         EXPECT_GT(tied, 0);
     }
     EXPECT_TRUE(std::isnan(TieMargin(1).tied()[0]));

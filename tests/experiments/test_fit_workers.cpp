@@ -61,7 +61,7 @@ protected:
             fit::FitState state = fit::start_state(
                 right.is_first() ? fit::start_weights(o->start, form, data, split.train, o->seed)
                                  : IndexWeights(form));
-            trainer.follow_first(state);
+            trainer.broadcast_state(state);
             Fitted& mine = all[static_cast<size_t>(right.rank())];
             while (state.step < o->steps && trainer.advance(state))
                 if (state.step == 1) mine.first_moments = list(state.first);

@@ -59,7 +59,7 @@ using MakeModel = std::function<Model(int worker)>;
 inline Trained train_share(const parallel::Group& workers, Model model, const TrainingOptions& o,
                            int64_t scale = 1) {
     Trainer trainer(model, o, workers);
-    trainer.follow_first();
+    trainer.broadcast_state();
     const int count = kSequences / workers.size();
     const Share share(model.ops().backend(), workers.rank() * count, count, scale);
     Trained trained;

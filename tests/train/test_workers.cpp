@@ -112,7 +112,7 @@ TEST(Workers, GoOnFromTheFirst) {
             for (int step = 0; step < 3; ++step) before.update(before.gradient(sample.batch()));
             trainer.resume(before.step());
         }
-        trainer.follow_first();
+        trainer.broadcast_state();
         EXPECT_EQ(trainer.step(), 3);
         EXPECT_EQ(values_of(model), values_of(same));
         EXPECT_EQ(on_host(model, model.weights().first()), on_host(same, same.weights().first()));
