@@ -40,6 +40,36 @@ Tensor<int32_t, 3> select_by(Backend& backend, const Problem& p, const Selection
     return ids;
 }
 
+Tensor<double, 2> PooledIndexer::kl(const QueryOperands& queries, const IndexOperands& index,
+                                    View<const int32_t, 3> ids, Teacher /*of the queries*/,
+                                    IndexGradient* gradient) const {
+    Tensor<double, 2> kl({queries.problem.queries(), queries.problem.kv_heads});
+    Loss loss{.kl = kl.view()};
+    if (gradient != nullptr) {
+        *gradient = {
+            Tensor<float, 3>(index.host_q.shape()), Tensor<float, 3>(index.host_k.shape()), {}};
+        loss.d_q = gradient->q.view();
+        loss.d_k = gradient->k.view();
+    }
+    compute(queries, index.host_q, index.host_k, HostIds(layer_.backend, ids).view(), loss);
+    return kl;
+}
+
+double PooledIndexer::entropy(const QueryOperands& queries, const IndexOperands& index) const {
+    Tensor<double, 2> nats({queries.problem.queries(), index.host_k.extent(1)});
+    compute(queries, index.host_q, index.host_k, {}, {.entropy = nats.view()});
+    return mean_of(nats);
+}
+
+double PooledIndexer::teacher_entropy(const QueryOperands& queries, Teacher) const {
+    const Problem& p = queries.problem;
+    Tensor<double, 2> nats({p.queries(), p.kv_heads});
+    const Shape<3> keys = shape_of_keys(p);
+    const Tensor<float, 3> any_q({p.queries(), keys[1], keys[2]}), any_k(keys);
+    compute(queries, any_q, any_k, {}, {.target_entropy = nats.view()});
+    return mean_of(nats);
+}
+
 PolicyCost cost_per_query(const Indexer& indexer, const TrainingLayer& data) {
     const std::unique_ptr<Selector> selector = make_selector(indexer.selector());
     const PolicyCost all = selector->cost({data.problem, 0, data.info.learned});

@@ -41,6 +41,31 @@ public:
     virtual double teacher_entropy(const QueryOperands&, Teacher) const = 0;
 };
 
+/// An indexer whose keys are of several tokens: its loss is over them, with the teacher of
+/// QueryOperands, and is computed on the host.
+class PooledIndexer : public Indexer {
+public:
+    PooledIndexer(const LayerOperands& layer, int threads) : layer_(layer), threads_(threads) {}
+
+    Tensor<double, 2> kl(const QueryOperands&, const IndexOperands&, View<const int32_t, 3> ids,
+                         Teacher, IndexGradient*) const final;
+    double entropy(const QueryOperands&, const IndexOperands&) const final;
+    double teacher_entropy(const QueryOperands&, Teacher) const final;
+
+protected:
+    /// What is absent is not computed.
+    struct Loss {
+        View<double, 2> kl = {}, entropy = {}, target_entropy = {};
+        View<float, 3> d_q = {}, d_k = {};
+    };
+    virtual void compute(const QueryOperands&, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
+                         View<const int32_t, 3> ids, const Loss&) const = 0;
+    virtual Shape<3> shape_of_keys(const Problem&) const = 0;
+
+    const LayerOperands& layer_;
+    int threads_;
+};
+
 /// Cost of the scores per query of the layer.
 PolicyCost cost_per_query(const Indexer&, const TrainingLayer&);
 

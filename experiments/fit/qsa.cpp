@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Qwen's QSA: any number of heads that are summed, one key for each 4 neighbouring tokens, made of
 // the mean of their hidden states, and one choice for all groups; the KL over these keys of
-// core/indexer/qsa_kl.h. Loss and gradient are computed on the host.
+// core/indexer/qsa_kl.h.
 #include "core/indexer/qsa_kl.h"
 #include "core/select/index_pieces.h"
 #include "experiments/fit/architecture.h"
@@ -11,10 +11,10 @@ namespace {
 
 using io::Field;
 
-class Qsa final : public Indexer {
+class Qsa final : public PooledIndexer {
 public:
     Qsa(const TrainingLayer& data, const LayerOperands& layer, int threads)
-        : compress_(data.info.learned.qsa_compress), layer_(layer), threads_(threads) {}
+        : PooledIndexer(layer, threads), compress_(data.info.learned.qsa_compress) {}
 
     const char* selector() const override { return "qsa"; }
     Tensor<int32_t, 3> select(const Problem& p, const SelectionRule& rule,
@@ -29,46 +29,23 @@ public:
             pieces.qsa_scores(backend, p,
                               {{backend, index.q.view(), host_view(index.host_q)}, {}, {}}));
     }
-    Tensor<double, 2> kl(const QueryOperands& queries, const IndexOperands& index,
-                         View<const int32_t, 3> ids, Teacher /*of the queries*/,
-                         IndexGradient* gradient) const override {
-        const Problem& p = queries.problem;
-        Tensor<double, 2> kl({p.queries(), p.kv_heads});
-        QsaKlOutput to{.kl = kl.view()};
-        if (gradient != nullptr) {
-            *gradient = {
-                Tensor<float, 3>(index.host_q.shape()), Tensor<float, 3>(index.host_k.shape()), {}};
-            to.d_index_q = gradient->q.view();
-            to.d_index_k = one_head(gradient->k);
-        }
-        const HostIds here(layer_.backend, ids);
-        qsa_kl(p, input(queries, index.host_q, index.host_k, here.view()), to, threads_);
-        return kl;
-    }
-    double entropy(const QueryOperands& queries, const IndexOperands& index) const override {
-        Tensor<double, 2> nats({queries.problem.queries(), 1});
-        qsa_kl(queries.problem, input(queries, index.host_q, index.host_k, {}),
-               {.entropy = {nats.data(), {nats.size()}}}, threads_);
-        return mean_of(nats);
-    }
-    double teacher_entropy(const QueryOperands& queries, Teacher) const override {
-        const Problem& p = queries.problem;
-        Tensor<double, 2> nats({p.queries(), p.kv_heads});
-        const Tensor<float, 3> any_q({p.queries(), 1, p.index_dim}),
-            any_k({piece_starts(p.batch.cu_seqlens_k(), compress_).back(), 1, p.index_dim});
-        qsa_kl(p, input(queries, any_q, any_k, {}), {.target_entropy = nats.view()}, threads_);
-        return mean_of(nats);
-    }
 
 private:
-    QsaKlInput input(const QueryOperands& queries, const Tensor<float, 3>& index_q,
-                     const Tensor<float, 3>& index_k, View<const int32_t, 3> ids) const {
-        return {index_q.view(), one_head(index_k), queries.target.view(), compress_, ids};
+    void compute(const QueryOperands& queries, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
+                 View<const int32_t, 3> ids, const Loss& loss) const override {
+        qsa_kl(queries.problem, {q.view(), one_head(k), queries.target.view(), compress_, ids},
+               {loss.kl,
+                {loss.entropy.data(), {loss.entropy.size()}},
+                loss.target_entropy,
+                loss.d_q,
+                {loss.d_k.data(), {loss.d_k.extent(0), loss.d_k.extent(2)}}},
+               threads_);
+    }
+    Shape<3> shape_of_keys(const Problem& p) const override {
+        return {piece_starts(p.batch.cu_seqlens_k(), compress_).back(), 1, p.index_dim};
     }
 
     int64_t compress_;
-    const LayerOperands& layer_;
-    int threads_;
 };
 
 constexpr Field kMakesQsa[] = {Field::qsa_q, Field::qsa_k};

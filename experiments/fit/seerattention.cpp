@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The gate of SeerAttention-R: one key per group and block, the KL over blocks of
-// core/indexer/gate_kl.h. Loss and gradient are computed on the host.
+// core/indexer/gate_kl.h.
 #include "core/indexer/gate_kl.h"
 #include "core/select/gate_scores.h"
 #include "experiments/fit/architecture.h"
@@ -10,9 +10,9 @@ namespace {
 
 using io::Field;
 
-class Gate final : public Indexer {
+class Gate final : public PooledIndexer {
 public:
-    Gate(const LayerOperands& layer, int threads) : layer_(layer), threads_(threads) {}
+    using PooledIndexer::PooledIndexer;
 
     const char* selector() const override { return "seerattention"; }
     Tensor<int32_t, 3> select(const Problem& p, const SelectionRule& rule,
@@ -21,46 +21,16 @@ public:
         const GateScores scores({.problem = p, .backend = backend, .k = {}}, index.host_k);
         return select_by(backend, p, rule, scores.score(backend, p, index.host_q));
     }
-    Tensor<double, 2> kl(const QueryOperands& queries, const IndexOperands& index,
-                         View<const int32_t, 3> ids, Teacher /*of the queries*/,
-                         IndexGradient* gradient) const override {
-        const Problem& p = queries.problem;
-        Tensor<double, 2> kl({p.queries(), p.kv_heads});
-        GateKlOutput to{.kl = kl.view()};
-        if (gradient != nullptr) {
-            *gradient = {
-                Tensor<float, 3>(index.host_q.shape()), Tensor<float, 3>(index.host_k.shape()), {}};
-            to.d_gate_q = gradient->q.view();
-            to.d_gate_k = gradient->k.view();
-        }
-        const HostIds here(layer_.backend, ids);
-        gate_kl(p, input(queries, index.host_q, index.host_k, here.view()), to, threads_);
-        return kl;
-    }
-    double entropy(const QueryOperands& queries, const IndexOperands& index) const override {
-        const Problem& p = queries.problem;
-        Tensor<double, 2> nats({p.queries(), p.kv_heads});
-        gate_kl(p, input(queries, index.host_q, index.host_k, {}), {.entropy = nats.view()},
-                threads_);
-        return mean_of(nats);
-    }
-    double teacher_entropy(const QueryOperands& queries, Teacher) const override {
-        const Problem& p = queries.problem;
-        Tensor<double, 2> nats({p.queries(), p.kv_heads});
-        const Tensor<float, 3> any_q({p.queries(), p.kv_heads, p.index_dim}),
-            any_k({block_starts(p).back(), p.kv_heads, p.index_dim});
-        gate_kl(p, input(queries, any_q, any_k, {}), {.target_entropy = nats.view()}, threads_);
-        return mean_of(nats);
-    }
 
 private:
-    static GateKlInput input(const QueryOperands& queries, const Tensor<float, 3>& gate_q,
-                             const Tensor<float, 3>& gate_k, View<const int32_t, 3> ids) {
-        return {gate_q.view(), gate_k.view(), queries.target.view(), ids};
+    void compute(const QueryOperands& queries, const Tensor<float, 3>& q, const Tensor<float, 3>& k,
+                 View<const int32_t, 3> ids, const Loss& loss) const override {
+        gate_kl(queries.problem, {q.view(), k.view(), queries.target.view(), ids},
+                {loss.kl, loss.entropy, loss.target_entropy, loss.d_q, loss.d_k}, threads_);
     }
-
-    const LayerOperands& layer_;
-    int threads_;
+    Shape<3> shape_of_keys(const Problem& p) const override {
+        return {block_starts(p).back(), p.kv_heads, p.index_dim};
+    }
 };
 
 constexpr Field kMakesGate[] = {Field::gate_q, Field::gate_k};

@@ -231,7 +231,7 @@ import signal, sys, time
 sys.path[:0] = [{tests!r}, {root!r}]
 from test_capture_files import Fake, random_layer
 from msalab.capture import capture
-from msalab.capture.__main__ import interrupt
+from msalab.arguments import interrupt
 signal.signal(signal.SIGTERM, interrupt)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's parent ignores it
 def make(tokens, number):

@@ -11,13 +11,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from ..arguments import integers, interrupt
 from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
 from .partial_file import PartialFile
-
-
-def integers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 def read_sequences(options, tokenize) -> list:
@@ -213,10 +210,6 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--out", required=True, metavar="FILE", help="file to write")
         command.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     return top
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def main(arguments=None) -> int:

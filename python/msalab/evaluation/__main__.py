@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 
-from ..capture.__main__ import integers, interrupt
+from ..arguments import integers, interrupt
 from ..capture.layer import CaptureError
 from .shard import start_on_devices
 from .tables import print_tables

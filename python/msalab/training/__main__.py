@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ..capture.__main__ import integers
+from ..arguments import integers
 from ..capture.layer import CaptureError
 
 
