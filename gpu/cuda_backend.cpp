@@ -12,6 +12,7 @@
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/plan/dense_attention_cudnn.h"
+#include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/shared_stream.h"
 #include "gpu/start.h"
@@ -209,15 +210,8 @@ protected:
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
         answer(p, WriteSet(ids, lse), [&](const Call& call) {
-            const bool hopper = device_.is_hopper();
-            const Support tuned = (hopper ? takes_index_select_sm90 : takes_index_select_sm80)(
-                device_, p,
-                {.element = in.index_q.element(),
-                 .top_k = rule.top_k,
-                 .page_size = in.index_k.page_size()},
-                are_aligned(in.index_q, in.index_k));
-            const auto run = hopper ? index_select_sm90 : index_select_sm80;
-            (tuned.yes ? run : index_select_any)(call, rule, in, ids);
+            const Support tuned = takes_index_select_tuned(device_, p, rule, in);
+            (tuned.yes ? index_select_tuned : index_select_any)(call, rule, in, ids);
             (takes_index_lse_mma(p, in).yes ? index_lse_mma : index_lse_any)(call, in, ids, lse);
             return kernel_name("index_select", tuned);
         });
@@ -229,8 +223,10 @@ protected:
                                              .order = order,
                                              .out = to.out.element(),
                                              .page_size = in.k.page_size()};
-        const Support tuned = takes_sparse_attention_tuned(device_, p, request,
-                                                           are_aligned(in.q, in.k, in.v, to.out));
+        const Support tuned =
+            takes_pages(takes_sparse_attention_tuned(device_, p, request,
+                                                     are_aligned(in.q, in.k, in.v, to.out)),
+                        in.scales, in.k, in.v);
         if (!tuned.yes && order == LoopOrder::tile_union)
             throw UnsupportedError(
                 concat("backend cuda does not support sparse_attention in the order ",

@@ -14,10 +14,10 @@ std::vector<QueryTile> make_tiles(const Problem& p, const std::vector<KeyRange>&
     for (const QueryRange& range : query_tiles(p, rows)) {
         while (p.batch.cu_seqlens_q()[sequence + 1] <= range.begin) ++sequence;
         const int64_t most_visible = visible[static_cast<size_t>(range.end - 1)].count;
-        tiles.push_back({range.begin, p.batch.cu_seqlens_k()[sequence],
-                         static_cast<int32_t>(range.end - range.begin),
-                         static_cast<int32_t>(most_visible),
-                         static_cast<int32_t>(first_block[sequence])});
+        tiles.push_back(
+            {range.begin, p.batch.cu_seqlens_k()[sequence],
+             static_cast<int32_t>(range.end - range.begin), static_cast<int32_t>(most_visible),
+             static_cast<int32_t>(first_block[sequence]), static_cast<int32_t>(sequence)});
     }
     return tiles;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/keys.h"
 #include "core/problem.h"
 #include "core/tensor.h"
 #include "gpu/lru_cache.h"
@@ -54,6 +55,12 @@ private:
     mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
     mutable std::optional<Tensor<int64_t, 1>> key_starts_;
 };
+
+/// Layout::key_starts() for keys in pages; null for packed ones, whose kernels need none.
+template <int Rank>
+const int64_t* key_starts(const Layout* layout, const Keys<Rank>& keys) {
+    return keys.paged() ? layout->key_starts().data() : nullptr;
+}
 
 /// The layouts used last. Calls that alternate between a few problems (training steps, pieces of a
 /// pass) thus copy nothing to the device. A layout shares its batch's handle: a call with that

@@ -15,7 +15,7 @@ struct QueryTile {
     int32_t queries;       // rows
     int32_t most_visible;  // keys that the last of them sees
     int32_t first_block;   // number of the sequence's block 0, counted over all sequences
-    int32_t padding = 0;
+    int32_t sequence;
 };
 
 /// A block of a sequence.

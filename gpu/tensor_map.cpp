@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -27,9 +28,10 @@ auto encoder() {
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
 }
 
-/// Extents and boxes fastest axis first.
+/// Extents and boxes fastest axis first. `row`: elements from a row to the next; 0: as many as the
+/// row has.
 CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>& extents,
-                   const std::vector<int64_t>& box) {
+                   const std::vector<int64_t>& box, int64_t row = 0) {
     static const auto encode_tiled = encoder();
     const CUtensorMapDataType type = element == Element::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                      : element == Element::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -42,7 +44,7 @@ CUtensorMap encode(const void* data, Element element, const std::vector<int64_t>
     for (size_t axis = 0; axis < rank; ++axis) {
         sizes[axis] = static_cast<cuuint64_t>(extents[axis]);
         boxes[axis] = static_cast<cuuint32_t>(box[axis]);
-        bytes *= extents[axis];
+        bytes *= axis == 0 && row > 0 ? row : extents[axis];
         strides[axis] = static_cast<cuuint64_t>(bytes);  // of the next axis
     }
     CUtensorMap map{};
@@ -62,6 +64,20 @@ CUtensorMap tensor_map(const void* data, Element element, int64_t rows, int64_t 
                        int64_t box_rows) {
     return encode(data, element, {columns, rows}, {kBoxBytes / element_bytes(element), box_rows});
 }
+
+template <int Rank>
+CUtensorMap tensor_map(const Keys<Rank>& keys, int64_t box_rows) {
+    int64_t columns = element_count(keys.shape()) / std::max<int64_t>(1, keys.shape()[0]);
+    if (!keys.paged())
+        return tensor_map(keys.data(), keys.element(), keys.shape()[0], columns, box_rows);
+    const Shape<Rank>& strides = keys.strides();
+    if (Rank == 3) columns = (keys.shape()[1] - 1) * strides[Rank - 1] + keys.shape()[Rank - 1];
+    const int64_t rows = (keys.pages() - 1) * (strides[0] / strides[1]) + keys.page_size();
+    return encode(keys.data(), keys.element(), {columns, rows},
+                  {kBoxBytes / element_bytes(keys.element()), box_rows}, strides[1]);
+}
+template CUtensorMap tensor_map(const Keys<2>&, int64_t);
+template CUtensorMap tensor_map(const Keys<3>&, int64_t);
 
 CUtensorMap tensor_map(const void* data, Element element, int64_t planes, int64_t rows,
                        int64_t columns, int64_t box_planes, int64_t box_rows) {

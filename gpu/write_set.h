@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/keys.h"
 #include "core/tensor.h"
 
 namespace msa::cuda {
@@ -50,6 +51,13 @@ private:
     static Range range_of(const AnyView<Void, Rank>& view) {
         const auto* const begin = static_cast<const char*>(view.data());
         return {begin, begin + element_count(view.shape()) * element_bytes(view.element())};
+    }
+    /// Of pages, with what lies between them.
+    template <int Rank>
+    static Range range_of(const Keys<Rank>& keys) {
+        if (!keys.paged()) return range_of(static_cast<const In<Rank>&>(keys));
+        const auto* const begin = static_cast<const char*>(keys.data());
+        return {begin, begin + keys.pages() * keys.strides()[0] * element_bytes(keys.element())};
     }
     std::vector<Range> ranges_;
     bool everything_ = false;

@@ -53,6 +53,7 @@ private:
                    const RowCheck& check);
     void block_mass(Measurement&);
     void index_scores(Measurement&, size_t element);
+    void index_select(Measurement&, size_t element, View<const int32_t, 3> ids);
     void dense_attention(Measurement&);
     void sparse_attention(Measurement&, LoopOrder);
     void layer(Measurement&, size_t element, View<const int32_t, 3> ids);
@@ -73,9 +74,12 @@ private:
     /// Adds the work of index_kl_grad.
     void count_index_kl(Measurement&, View<const int32_t, 3> ids) const;
 
-    // One call of one layer.
-    void select(Layer&, size_t element, View<float, 2> lse = {});
-    void attend(Layer&, LoopOrder);
+    /// Records `m` with `body` for packed keys, and for each page size: the measurement says which.
+    void packed_and_paged(Measurement m, const Body& body);
+
+    // One call of one layer. page_size: of BenchOptions::page_sizes; 0: packed keys.
+    void select(Layer&, size_t element, View<float, 2> lse = {}, int64_t page_size = 0);
+    void attend(Layer&, LoopOrder, int64_t page_size = 0);
     void attend_back(Layer&, LoopOrder);
     /// ids absent: on the full support.
     void train_index(Layer&, size_t element, View<const int32_t, 3> ids);

@@ -39,6 +39,7 @@ Layers::Layers(Backend& backend, Meter& meter, const BenchOptions& options, cons
         layers_.resize(1);  // one does; leave room for the backend's own needs
     }
     if (parts_.attention) fill_attention(backend_, c, layers_[0], o_.seed);
+    fill_pages(backend_, c, layers_[0], {.attention = parts_.attention});
     if (parts_.gradient) fill_gradient(backend_, layers_[0], o_.seed);
     copy_to_others({.attention = parts_.attention, .gradient = parts_.gradient});
 }

@@ -189,6 +189,13 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
                  int64_t{sizeof(float)} * p.queries() * p.query_heads;
     if (parts.attention && o.sizes.element == Element::e4m3)
         bytes += int64_t{sizeof(float)} * scale_count(p);
+    for (int64_t size : o.page_sizes) {
+        const int64_t rows = pages_of(p, size) * size;
+        if (parts.attention)
+            bytes += 2 * element_bytes(o.sizes.element) * rows * p.kv_heads * p.head_dim;
+        for (Element element : o.index_elements)
+            if (parts.index) bytes += element_bytes(element) * rows * p.index_dim;
+    }
     if (parts.gradient)
         bytes += 2 * element_bytes(o.sizes.element) *
                  (p.queries() * p.query_heads + p.keys() * p.kv_heads) * p.head_dim;
@@ -234,6 +241,8 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         }
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
+    for (int64_t size : o.page_sizes)
+        layer.paged.push_back(allocate_pages(backend, c, o, parts, size));
     if (parts.index_gradient) {
         layer.index_lse = backend.make<float, 2>({p.queries(), p.kv_heads});
         layer.d_index_q = backend.make<float, 3>({p.queries(), p.kv_heads, p.index_dim});
@@ -317,6 +326,10 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         copy_stored(backend, from.q, to.q);
         copy_stored(backend, from.k, to.k);
         copy_stored(backend, from.v, to.v);
+        for (size_t n = 0; n < from.paged.size(); ++n) {
+            copy_stored(backend, from.paged[n].k, to.paged[n].k);
+            copy_stored(backend, from.paged[n].v, to.paged[n].v);
+        }
         for (auto scales : {&Layer::q_scales, &Layer::k_scales, &Layer::v_scales})
             copy_scales(backend, from.*scales, to.*scales);
     }
@@ -328,6 +341,9 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
             copy_scales(backend, from.index[n].q_scales, to.index[n].q_scales);
             copy_scales(backend, from.index[n].k_scales, to.index[n].k_scales);
         }
+        for (size_t n = 0; n < from.paged.size(); ++n)
+            for (size_t e = 0; e < from.paged[n].index.size(); ++e)
+                copy_stored(backend, from.paged[n].index[e], to.paged[n].index[e]);
         backend.copy(to.ids.data(), backend.space(), from.ids.data(), backend.space(),
                      from.ids.size() * int64_t{sizeof(int32_t)});
     }

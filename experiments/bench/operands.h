@@ -3,6 +3,7 @@
 // position.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,6 +62,23 @@ struct IndexOperands {
     }
 };
 
+/// The keys of a layer once more, in pages of a pool in random order.
+struct PagedKeys {
+    int64_t page_size = 0;
+    Tensor<int32_t, 2> table;  // [S, max_pages]
+    int64_t pages = 0;
+    Stored<3> k, v;                // [pages * page_size, Hkv, dh]
+    std::vector<Stored<2>> index;  // [pages * page_size, didx], of each element
+
+    template <int Rank>
+    Keys<Rank> of(const Stored<Rank>& rows) const {
+        Shape<Rank + 1> pool{pages, page_size};
+        std::copy(rows.shape().begin() + 1, rows.shape().end(), pool.begin() + 2);
+        return {In<Rank + 1>{rows.data(), pool, rows.element(), table.view().space()},
+                table.view()};
+    }
+};
+
 /// One layer: operands and results of its stages. Those that the stages do not need are absent.
 struct Layer {
     Stored<3> q, k, v, out;
@@ -68,11 +86,22 @@ struct Layer {
     Tensor<float, 2> q_scales, k_scales, v_scales;  // of e4m3 operands: per row, per block
     Stored<3> d_out, d_q, d_k, d_v;
     std::vector<IndexOperands> index;  // of each element
+    std::vector<PagedKeys> paged;      // of each of BenchOptions::page_sizes
     Tensor<int32_t, 3> ids;
     Tensor<float, 2> index_lse, d_index_k;  // of index_kl, whose main_lse is `lse`
     Tensor<float, 3> d_index_q;
 
     AttentionInput attention() const { return {q, k, v, {}, {q_scales, k_scales, v_scales}}; }
+    AttentionInput attention(const PagedKeys& in) const { return {q, in.of(in.k), in.of(in.v)}; }
+    IndexInput index_input(const PagedKeys& in, size_t element) const {
+        return {index[element].q, in.of(in.index[element])};
+    }
+    /// Those of this page size; null: the packed keys.
+    const PagedKeys* pages(int64_t page_size) const {
+        for (const PagedKeys& each : paged)
+            if (each.page_size == page_size) return &each;
+        return nullptr;
+    }
     AttentionOutput result() { return {out, lse}; }
     AttentionSaved saved() const { return {out, lse.view(), d_out}; }
     AttentionGradient gradient() { return {d_q, d_k, d_v, {}}; }
@@ -99,6 +128,11 @@ void fill_gradient(Backend&, Layer&, uint64_t seed);
 /// Fills the operands of index_select, with the same values in every element: as captured for
 /// "fitted", noise for "random", planted for "structured". int8 operands are quantised with scales.
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
+/// Pages of all sequences, and their tables and pools, not yet filled.
+int64_t pages_of(const Problem&, int64_t page_size);
+PagedKeys allocate_pages(Backend&, const Case&, const BenchOptions&, Parts, int64_t page_size);
+/// Copies the keys to the layer's pages.
+void fill_pages(Backend&, const Case&, Layer&, Parts);
 /// Copies the operands to another layer.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);
 

@@ -133,6 +133,10 @@ OptionTable option_table(BenchOptions& o, Words& w) {
         "index-element", "TYPE,...", w.index_elements, any_name,
         "of index_q and index_k: bf16, f16, f32, e4m3, or int8 with a scale for each row of "
         "index_q and each block of index_k; default: as --element, on cuda e4m3 too");
+    table.counts("pages", "N,...", o.page_sizes,
+                 "also time index_select, sparse_attention in the order automatic and layer with "
+                 "the keys in pages of N tokens in random order; not with --devices",
+                 at_least(1));
     table.numbers(
         "devices", "N,...", o.devices,
         "GPUs that compute one layer together, compared with the first one alone (with --backend "
@@ -233,7 +237,8 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     if (o.backend.empty()) o.backend = default_backend();
     o.stages = known_list("stages", w.stages, kStages);
     if (!o.devices.empty()) {
-        for (const char* option : {"input", "stages", "selection", "support", "order", "batch"})
+        for (const char* option :
+             {"input", "stages", "selection", "support", "order", "batch", "pages"})
             require(!given(args, option), "--devices times whole layers and excludes --", option);
         require(o.devices.size() >= 2, "--devices names ", o.devices.size(),
                 " device, must name at least 2");
@@ -257,6 +262,15 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
             "--element is 'e4m3', must be bf16, f16 or f32 with --devices");
     require(o.devices.empty() || o.index_elements.front() != Element::int8,
             "--index-element is 'int8', must be bf16, f16, f32 or e4m3 with --devices");
+    for (Element element : o.index_elements)
+        require(
+            o.page_sizes.empty() || (o.sizes.element != Element::e4m3 && element != Element::int8),
+            "--pages measures operands without scales, not --element e4m3 or --index-element "
+            "int8");
+    for (int64_t size : o.page_sizes)
+        require(size % o.sizes.block_size == 0 || o.sizes.block_size % size == 0, "--pages is ",
+                size, ", but blocks have ", o.sizes.block_size,
+                " tokens; one must be a multiple of the other");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     for (const std::string& input : {w.input, w.indexer})

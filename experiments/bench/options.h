@@ -26,7 +26,8 @@ struct BenchOptions {
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<Element> index_elements;
-    std::vector<int64_t> devices;  // ranks that compute one layer together; empty: one device
+    std::vector<int64_t> page_sizes;  // of pages that forward stages are timed with, too
+    std::vector<int64_t> devices;     // ranks that compute one layer together; empty: one device
     int64_t samples = 9;
     uint64_t seed = 0;
     std::string out;  // record; empty: none

@@ -27,6 +27,7 @@ std::string words_of(const ordered_json& m) {
     std::string words = m["stage"];
     for (const char* part : {"selection", "order", "index_element", "support"})
         if (m.contains(part)) words += " " + m[part].get<std::string>();
+    if (m.contains("page_size")) words += concat(" pages of ", m["page_size"].get<int64_t>());
     return words;
 }
 
@@ -84,6 +85,7 @@ void Record::add(const Case& c, const Measurement& m) {
     if (!m.order.empty()) json["order"] = m.order;
     if (!m.index_element.empty()) json["index_element"] = m.index_element;
     if (!m.support.empty()) json["support"] = m.support;
+    if (m.page_size > 0) json["page_size"] = m.page_size;
     if (m.rows > 0) json["rows"] = m.rows;
     if (!m.skipped.empty()) {
         json["skipped"] = m.skipped;

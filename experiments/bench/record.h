@@ -20,6 +20,7 @@ struct Measurement {
     // Empty if not applicable. support, for index_kl: "full" or "selected", with ", lse" if it gets
     // the lse and computes only gradients.
     std::string selection = {}, order = {}, index_element = {}, support = {};
+    int64_t page_size = 0;                  // of keys in pages; 0: packed
     Element element = Element::f32;         // of its matrix products
     int64_t rows = 0;                       // queries of one call, if not all of the case
     double flops = 0, bytes = 0;            // of one call, from analysis/cost_model

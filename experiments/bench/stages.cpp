@@ -179,17 +179,32 @@ double CaseRun::union_of_8(View<const int32_t, 3> ids) const {
         .mean_union();
 }
 
-void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse) {
-    backend_.index_select(p_, {.top_k = case_.top_k}, layer.index[element].input(), layer.ids, lse);
+void CaseRun::packed_and_paged(Measurement m, const Body& body) {
+    guarded(m, body);
+    for (int64_t size : o_.page_sizes) {
+        m.page_size = size;
+        guarded(m, body);
+    }
 }
 
-void CaseRun::attend(Layer& layer, LoopOrder order) {
-    backend_.sparse_attention(p_, layer.attention(), layer.ids, layer.result(), order);
+void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse, int64_t page_size) {
+    const PagedKeys* const pages = layer.pages(page_size);
+    backend_.index_select(
+        p_, {.top_k = case_.top_k},
+        pages == nullptr ? layer.index[element].input() : layer.index_input(*pages, element),
+        layer.ids, lse);
+}
+
+void CaseRun::attend(Layer& layer, LoopOrder order, int64_t page_size) {
+    const PagedKeys* const pages = layer.pages(page_size);
+    backend_.sparse_attention(p_, pages == nullptr ? layer.attention() : layer.attention(*pages),
+                              layer.ids, layer.result(), order);
 }
 
 void CaseRun::with_selection(const std::string& selection) {
     Measurement index{.stage = "index_select", .selection = selection};
     if (!fits(index, [&] { fill_index(backend_, case_, first(), selection, o_.seed); })) return;
+    fill_pages(backend_, case_, first(), {.index = true});
     layers_->copy_to_others({.index = true});
     for (size_t n = 0; n < o_.index_elements.size(); ++n) {
         index.index_element = to_string(o_.index_elements[n]);
@@ -212,9 +227,7 @@ void CaseRun::with_index(Measurement index, size_t element) {
     index.flops = analysis::index_scores_flops(p_);
     index.bytes = analysis::index_select_bytes(p_, o_.index_elements[element], case_.top_k);
     if (o_.wants("index_select"))
-        guarded(index, [&](Measurement& m) {
-            m.timing = layers_->time([&](Layer& layer) { select(layer, element); });
-        });
+        packed_and_paged(index, [&](Measurement& m) { index_select(m, element, ids); });
     if (o_.wants("index_scores") && studied()) {
         Measurement scores = index;
         scores.stage = "index_scores";
@@ -238,7 +251,11 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
     if (o_.wants("sparse_attention") && element == 0)
         for (LoopOrder order : o_.orders) {
             sparse.order = to_string(order);
-            guarded(sparse, [&](Measurement& m) { sparse_attention(m, order); });
+            const auto run = [&](Measurement& m) { sparse_attention(m, order); };
+            if (order == LoopOrder::automatic)
+                packed_and_paged(sparse, run);
+            else
+                guarded(sparse, run);
         }
     Measurement grad = sparse;
     grad.stage = "sparse_attention_grad";
@@ -255,7 +272,7 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
     whole.index_element = index.index_element;
     whole.flops += index.flops;
     whole.bytes += index.bytes;
-    if (o_.wants("layer")) guarded(whole, [&](Measurement& m) { layer(m, element, ids); });
+    if (o_.wants("layer")) packed_and_paged(whole, [&](Measurement& m) { layer(m, element, ids); });
     whole.stage = "layer_grad";
     whole.flops += grad.flops;
     whole.bytes += grad.bytes;
@@ -263,18 +280,28 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
         guarded(whole, [&](Measurement& m) { layer_grad(m, element, ids); });
 }
 
+void CaseRun::index_select(Measurement& m, size_t element, View<const int32_t, 3> ids) {
+    if (m.page_size > 0) {
+        layers_->poison_ids();
+        select(first(), element, {}, m.page_size);
+        m.answered_by = backend_.answered_by();
+        check_.same_ids(ids, first());
+    }
+    m.timing = layers_->time([&](Layer& layer) { select(layer, element, {}, m.page_size); });
+}
+
 void CaseRun::sparse_attention(Measurement& m, LoopOrder order) {
     layers_->poison_results();
-    attend(first(), order);
+    attend(first(), order, m.page_size);
     m.answered_by = backend_.answered_by();
     m.checked_rows = check_.sparse_attention(first());
-    m.timing = layers_->time([&](Layer& layer) { attend(layer, order); });
+    m.timing = layers_->time([&](Layer& layer) { attend(layer, order, m.page_size); });
 }
 
 void CaseRun::layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
     const auto call = [&](Layer& layer) {
-        select(layer, element);
-        attend(layer, LoopOrder::automatic);
+        select(layer, element, {}, m.page_size);
+        attend(layer, LoopOrder::automatic, m.page_size);
     };
     layers_->poison_results();
     layers_->poison_ids();

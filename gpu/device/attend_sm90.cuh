@@ -8,6 +8,7 @@
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/device/softmax.cuh"
 #include "gpu/device/warp.cuh"
+#include "gpu/key_pages.h"
 
 namespace msa::cuda::sm90 {
 
@@ -22,6 +23,36 @@ struct AttendShape {
     static constexpr int kQueryBytes = kBoxes * kQueryBox;
     static constexpr int kKeyBytes = kBoxes * kKeyBox;
 };
+
+/// Copies the keys or values of a head, in boxes of 128 bytes a row that are `KeyBox` apart.
+template <int Boxes, int KeyBox>
+__device__ void copy_keys(char* to, const CUtensorMap* map, const KeyMap& keys,
+                          const TileRowsAt& at, int group, Barrier& full,
+                          Keep keep = Keep::normal) {
+    for (int box = 0; box < Boxes; ++box) {
+        const int column = group * keys.head + 64 * box;
+        copy_box(to + box * KeyBox, map, column, at.row, &full, keep);
+        if (keys.halved)
+            copy_box(to + box * KeyBox + KeyMap::kHalfTile * kSwizzle, map, column, at.second,
+                     &full, keep);
+    }
+}
+
+/// Sets the rows [seen, all) of a tile's values to 0, because they may hold anything; called by a
+/// warpgroup that multiplies them next, whose named barrier is `barrier`. The other warpgroup may
+/// be doing the same.
+template <int Boxes, int KeyBox>
+__device__ void clear_behind(char* values, int seen, int all, int barrier) {
+    constexpr int kChunks = kSwizzle / 16;
+    const int from = max(seen, 0);
+    for (int i = threadIdx.x % kWarpgroup; i < (all - from) * kChunks * Boxes; i += kWarpgroup) {
+        const int row = from + i / kChunks % (all - from);
+        *reinterpret_cast<uint4*>(values + i / kChunks / (all - from) * KeyBox + row * kSwizzle +
+                                  i % kChunks * 16) = {};
+    }
+    fence_shared();
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kWarpgroup) : "memory");
+}
 
 /// Starts sum = 64 rows of Q, in boxes of `Rows`, times the block's keys.
 template <typename T, int Dim, int BlockSize, int Rows>

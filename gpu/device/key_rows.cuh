@@ -30,10 +30,10 @@ public:
     }
 
     __host__ __device__ bool absent() const { return data_ == nullptr; }
-    __device__ bool paged() const { return pages_.table != nullptr; }
-    /// The page that holds a token; -1: the table names none of the pool.
+    __device__ bool paged() const { return pages_.paged(); }
+    /// The page that holds a token; below 0: the table names none of the pool.
     __device__ int64_t page_of(int64_t token) const { return pages_.page_of(place_of(token)); }
-    /// Null where page_of() is -1.
+    /// Null where page_of() is below 0.
     __device__ const T* at(int64_t token, int64_t head) const {
         const T* const of_head = data_ + head * head_;
         if (!paged()) return of_head + token * token_;
@@ -56,7 +56,7 @@ private:
 
     const T* data_ = nullptr;
     int64_t page_ = 0, token_ = 0, head_ = 0;  // elements from one to the next
-    KeyPages pages_;
+    KeyPages<int64_t> pages_;
     const int64_t* starts_ = nullptr;  // cu_seqlens_k, of pages
     int64_t sequences_ = 0;
 };

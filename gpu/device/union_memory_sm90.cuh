@@ -21,11 +21,16 @@ struct alignas(1024) UnionMemory {
     SlotsOf<Kind, Stored<T>, Dim, Threads::kSlotStages> slots[Threads::kTeamWarps];
     UnionBlock blocks[kStages][kBlocks];
     Task tasks[kTasks];
-    Kept kept[Threads::kTeamWarps];
+    Kept<kBlocks, BlockSize> kept[Threads::kTeamWarps];
     Ring<kTasks> q_ring;  // tasks and q
     Ring<kStages> k_ring, v_ring;
     TaskScales<T, kTasks, kStages> scales;
 
+    /// What a warp keeps of a task.
+    __device__ auto& keep(const Task& task, int warp) {
+        if (threadIdx.x % kWarp == 0) kept[warp].keep(task);
+        return kept[warp];
+    }
     /// Called by one thread, before a barrier of the thread block.
     __device__ void init() {
         q_ring.init(Threads::kConsumers);
@@ -35,5 +40,21 @@ struct alignas(1024) UnionMemory {
         fence_barriers();
     }
 };
+
+constexpr int kClearBarriers = 5;  // the first of named barriers, behind those of Turns
+
+/// Called by a warpgroup before it multiplies the last step's values, at `stage`: clears what lies
+/// behind the last token of a page, which only the last step can have. Values of e4m3 are copies.
+template <typename T, int Dim, int BlockSize, Slots Kind, int Blocks>
+__device__ void clear_end(UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage,
+                          const Kept<Blocks, BlockSize>& kept, int team, int warpgroup) {
+    using S = typename UnionMemory<T, Dim, BlockSize, Kind>::S;
+    if constexpr (!kIsE4m3<T>)
+        for (int n = 0; n < Blocks; ++n)
+            if (kept.there[n] < BlockSize)
+                clear_behind<S::kBoxes, S::kKeyBox>(shared.v[stage] + n * (BlockSize * kSwizzle),
+                                                    kept.there[n], BlockSize,
+                                                    kClearBarriers + 2 * team + warpgroup);
+}
 
 }  // namespace msa::cuda::sm90

@@ -20,6 +20,7 @@ __device__ void fetch_queries(const SparseUnionArgs& args,
     task.queries = tile.queries;
     task.group = group;
     task.steps = steps;
+    task.keys = args.key_map.keys_of(tile.sequence);
     const uint32_t bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
     full.expect(steps > 0 ? bytes : 0);
     for (int box = 0; steps > 0 && box < S::kBoxes; ++box)
@@ -27,21 +28,20 @@ __device__ void fetch_queries(const SparseUnionArgs& args,
                  static_cast<int>(tile.query), &full);
 }
 
-/// Called by one lane for each block of a step: copies its keys, or its values. `key`: its first
-/// row.
+/// Called by one lane for each block of a step: copies its keys, or its values, that lie `at`.
 template <typename S, int BlockSize>
-__device__ void copy_block(char* to, const CUtensorMap* map, int group, int dim, int key,
-                           Barrier& full) {
-    char* const rows = to + threadIdx.x % kWarp * (BlockSize * kSwizzle);
-    for (int box = 0; box < S::kBoxes; ++box)
-        copy_box(rows + box * S::kKeyBox, map, group * dim + 64 * box, key, &full);
+__device__ void copy_block(char* to, const CUtensorMap* map, const KeyMap& keys, int group,
+                           const TileRowsAt& at, Barrier& full) {
+    copy_keys<S::kBoxes, S::kKeyBox>(to + threadIdx.x % kWarp * (BlockSize * kSwizzle), map, keys,
+                                     at, group, full);
 }
 
 /// Called by the warp, whose first lanes have the blocks of a step: copies their keys.
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_keys(const SparseUnionArgs& args,
                            UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage, int group,
-                           int key, const UnionBlock& block, const BlockScales& scales) {
+                           const TileRowsAt& at, const UnionBlock& block,
+                           const BlockScales& scales) {
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;
     using S = typename Memory::S;
     const int lane = threadIdx.x % kWarp;
@@ -51,14 +51,14 @@ __device__ void fetch_keys(const SparseUnionArgs& args,
     __syncwarp();
     if (lane == 0) full.expect(S::kKeyBytes);
     if (lane < Memory::kBlocks)
-        copy_block<S, BlockSize>(shared.k[stage], &args.k, group, Dim, key, full);
+        copy_block<S, BlockSize>(shared.k[stage], &args.k, args.key_map, group, at, full);
 }
 
 /// Copies their values. `number`: index of the (block, group) pair over all sequences (e4m3).
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_values(const SparseUnionArgs& args,
                              UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage, int group,
-                             int key, int64_t number) {
+                             const TileRowsAt& at, int64_t number) {
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;
     using S = typename Memory::S;
     const int lane = threadIdx.x % kWarp;
@@ -69,7 +69,7 @@ __device__ void fetch_values(const SparseUnionArgs& args,
         copy_bytes(shared.v[stage], args.values + number * S::kValueBytes, S::kValueBytes, &full,
                    Keep::normal);
     else
-        copy_block<S, BlockSize>(shared.v[stage], &args.v, group, Dim, key, full);
+        copy_block<S, BlockSize>(shared.v[stage], &args.v, args.key_map, group, at, full);
 }
 
 /// Called by the warp: hands over a task with its queries, once its place is free.
@@ -98,26 +98,28 @@ struct UnionSteps {
     const SparseUnionArgs& args;
     Memory& shared;
     Cursor<Memory::kStages> at{};
-    int group = -1, key = 0;
+    int group = -1;
+    TileRowsAt rows{};
     int64_t number = 0;
 
     /// Requests the keys of a step, whose blocks the first lanes have.
     __device__ void fetch_next_keys(const QueryTile& tile, int of_group, const UnionBlock& block) {
         // After the union's end, rows before all keys are requested, which are copied as zeros.
-        key =
-            block.queries != 0 ? static_cast<int>(tile.key) + block.block * BlockSize : -BlockSize;
+        rows = {args.key_map, block.queries != 0
+                                  ? args.key_map.first(tile) + block.block * BlockSize
+                                  : -BlockSize};
         number = int64_t{tile.first_block + block.block} * args.groups + of_group;
         group = of_group;
         const BlockScales scales = shared.scales.read_block(args, number);
         shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
-        fetch_keys(args, shared, at.stage, group, key, block, scales);
+        fetch_keys(args, shared, at.stage, group, rows, block, scales);
         __syncwarp();
     }
     /// Requests the values of the same step.
     __device__ void fetch_last_values() {
         if (group < 0) return;
         shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
-        fetch_values(args, shared, at.stage, group, key, number);
+        fetch_values(args, shared, at.stage, group, rows, number);
         __syncwarp();
         at.advance();
         group = -1;

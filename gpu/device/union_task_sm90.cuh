@@ -31,14 +31,24 @@ struct Task {
     int64_t query;
     int queries, group;
     int steps;                                                   // of the union, or kNoTask
+    int keys;                                                    // of the sequence: KeyMap::keys_of
     int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
     Run runs[kRuns];
 };
 
 /// The parts of a task that a warp needs again at the end. In shared memory, to save registers.
+template <int Blocks, int BlockSize>
 struct Kept {
     int64_t query;
     int queries, group;
+    int there[Blocks];  // keys of the sequence from the start of each block of the last step on
+
+    __device__ void keep(const Task& task) {
+        query = task.query, queries = task.queries, group = task.group;
+    }
+    __device__ void keep_end(const Task& task, const UnionBlock (&last)[Blocks]) {
+        for (int n = 0; n < Blocks; ++n) there[n] = task.keys - last[n].block * BlockSize;
+    }
 };
 
 /// Scales of e4m3 operands: those of the tasks' rows and of the blocks in the stages. Empty for

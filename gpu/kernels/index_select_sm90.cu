@@ -18,7 +18,7 @@
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"
 #include "gpu/device/row_lists.cuh"
-#include "gpu/device/score_tiles_sm90.cuh"
+#include "gpu/device/score_pages_sm90.cuh"
 #include "gpu/kernels/kernel_elements.h"
 
 namespace msa::cuda {
@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     };
     const int first_tile = split_start(static_cast<int>(blockIdx.y));
     const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
-    const int64_t first_key = tile.key + int64_t{first_tile} * kTileKeys;
 
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
@@ -93,12 +92,18 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
         setmaxnreg_dec<Rows::kProducerRegisters>();
-        if (threadIdx.x % kWarpgroup == 0) {
-            if (!args.keys_settled) wait_for_previous_kernel();
-            // Keys of few rows are read once: what else L2 has, as instructions, may stay.
-            produce<Shape>(&args.index_k, 0, first_key, count, shared.tiles[0], shared.ring,
-                           Rows::kConsumers == 1 ? Keep::shortest : Keep::normal);
-        }
+        // Keys of few rows are read once: what else L2 has, as instructions, may stay.
+        constexpr Keep keep = Rows::kConsumers == 1 ? Keep::shortest : Keep::normal;
+        const int producers = args.key_map.paged() ? kWarp : 1;
+        if (static_cast<int>(threadIdx.x) % kWarpgroup >= producers) return;
+        if (!args.keys_settled) wait_for_previous_kernel();
+        if (producers == 1)
+            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
+                           shared.tiles[0], shared.ring, keep);
+        else
+            produce_pages<Shape>(&args.index_k, args.key_map, 0,
+                                 args.key_map.first(tile) + first_tile * kTileKeys, count,
+                                 shared.tiles[0], shared.ring, keep);
         return;
     }
     wait_for_previous_kernel();

@@ -10,6 +10,7 @@
 #include "core/problem.h"
 #include "gpu/kernels/device_rule.h"
 #include "gpu/kernels/rank_exchange.h"
+#include "gpu/key_pages.h"
 #include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
@@ -24,7 +25,8 @@ struct IndexSelectArgs {
     const void* index_q;     // [Nq, Hkv, didx]
     const void* all_keys;    // [Nk, didx], the same as index_k
     int64_t keys;            // Nk
-    CUtensorMap index_k;     // on Hopper: boxes of 128 keys x 128 bytes
+    CUtensorMap index_k;     // on Hopper: boxes of 128 keys x 128 bytes; of pages of 64 half of it
+    KeyMap key_map;          // on Hopper
     bool keys_settled;       // no earlier work in the stream writes index_k: it may be read early
     int index_dim;           // 64 or 128
     const QueryTile* tiles;  // the most work first

@@ -75,6 +75,7 @@ struct Part {
     int64_t row;        // (query, group)
     int64_t first_row;  // (query, head) of the first head
     KeyRange visible;
+    int first_key;        // the place of the first key of the query's sequence
     int first_block = 0;  // of the query's sequence, of e4m3
 
     __device__ explicit Part(const SparseDecodeArgs& args)
@@ -88,6 +89,8 @@ struct Part {
         first_row = query * args.query_heads + group * heads + first_head;
         visible = args.visible[query];
         if (args.of_query != nullptr) first_block = args.of_query[query].first_block;
+        first_key = args.key_map.paged() ? args.key_map.first(args.of_query[query])
+                                         : static_cast<int>(visible.first);
     }
     /// The n-th block of this thread block; -1: none, as in the warm-up.
     __device__ int32_t block(const SparseDecodeArgs& args, int n, bool live) const {
@@ -97,21 +100,25 @@ struct Part {
     }
 };
 
+/// Where block `id` lies, for the thread that copies it.
+template <int BlockSize>
+__device__ TileRowsAt rows_at(const SparseDecodeArgs& args, const Part& part, int id) {
+    if (threadIdx.x != 0 || id < 0) return {};
+    return {args.key_map, part.first_key + id * BlockSize};
+}
+
 /// Starts the copies of block `id`, the n-th of this thread block; none where it is -1.
 template <typename T, int Dim, int BlockSize>
 __device__ void fetch(const SparseDecodeArgs& args, const Part& part,
-                      Shared<T, Dim, BlockSize>& shared, int n, int id) {
+                      Shared<T, Dim, BlockSize>& shared, int n, int id, const TileRowsAt& rows) {
     using S = OperandShape<T, Dim, BlockSize>;
     if (threadIdx.x != 0 || id < 0) return;
-    const int stage = n % kStages;
-    const int key = static_cast<int>(part.visible.first) + id * BlockSize;
     const auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
         full.expect(S::kKeyBytes);
-        for (int box = 0; box < S::kBoxes; ++box)
-            copy_box(to + box * S::kKeyBox, map, part.group * Dim + 64 * box, key, &full);
+        copy_keys<S::kBoxes, S::kKeyBox>(to, map, args.key_map, rows, part.group, full);
     };
-    copy(shared.tiles.k[stage], &args.k, shared.k_full[stage]);
-    copy(shared.tiles.v[stage], &args.v, shared.v_full[stage]);
+    copy(shared.tiles.k[n % kStages], &args.k, shared.k_full[n % kStages]);
+    copy(shared.tiles.v[n % kStages], &args.v, shared.v_full[n % kStages]);
 }
 
 /// The heads of the part as an operand; heads that are not there are 0.
@@ -186,7 +193,8 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
         fence_shared();
         __syncthreads();
         ahead[stage] = part.block(args, n + kStages, live);
-        fetch(args, part, shared, n + kStages, ahead[stage]);
+        fetch(args, part, shared, n + kStages, ahead[stage],
+              rows_at<BlockSize>(args, part, ahead[stage]));
     }
 }
 
@@ -338,7 +346,9 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         int32_t ahead[kStages];
 #pragma unroll
         for (int n = 0; n < kStages; ++n) ahead[n] = part.block(args, n, live);
-        for (int n = 0; n < kStages; ++n) fetch(args, part, shared, n, ahead[n]);
+        const TileRowsAt rows_of[]{rows_at<BlockSize>(args, part, ahead[0]),
+                                   rows_at<BlockSize>(args, part, ahead[1])};
+        for (int n = 0; n < kStages; ++n) fetch(args, part, shared, n, ahead[n], rows_of[n]);
         if (live) launch_dependents();
         if (pass == first_pass || !args.q_settled) {
             if constexpr (kIsE4m3<T>)

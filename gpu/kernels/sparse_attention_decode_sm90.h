@@ -9,14 +9,13 @@
 namespace msa::cuda {
 
 struct SparseDecodeArgs : SparseCall {
-    const void* q;     // [Nq, Hq, dh] of T
-    bool q_settled;    // no earlier work in the stream writes q: it may be read early
-    CUtensorMap k, v;  // [Nk, Hkv * dh] of T, boxes of Bk keys x 128 bytes
-    const QueryTile*
-        of_query;  // [Nq], only for e4m3: gives the number of the sequence's first block
-    float scale;   // on q . k, above 0
-    void* out;     // [Nq, Hq, dh] of T, of bf16 where T is e4m3
-    float* lse;    // [Nq, Hq]
+    const void* q;              // [Nq, Hq, dh] of T
+    bool q_settled;             // no earlier work in the stream writes q: it may be read early
+    CUtensorMap k, v;           // as of SparseKvOuterArgs
+    const QueryTile* of_query;  // [Nq], only for e4m3 and for pages: what a query's sequence is
+    float scale;                // on q . k, above 0
+    void* out;                  // [Nq, Hq, dh] of T, of bf16 where T is e4m3
+    float* lse;                 // [Nq, Hq]
 };
 
 constexpr int kDecodeCluster = 8;  // thread blocks for a (query, group)

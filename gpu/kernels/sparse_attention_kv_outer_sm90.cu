@@ -66,6 +66,7 @@ struct Shared {
     char q[kConsumers][kQueryStages][S::kBoxes][kPassRows * kSwizzle];
     char k[kBlockStages][S::kKeyBytes];
     char v[kBlockStages][S::kValueBytes];
+    int there[kBlockStages];  // keys of the block's sequence from its start on
     PassUse uses[kConsumers][kQueryStages][kMostPassQueries];
     Ring<kQueryStages> q_ring[kConsumers];
     Ring<kBlockStages> k_ring, v_ring;
@@ -168,17 +169,19 @@ __device__ void stream_blocks(const SparseKvOuterArgs& args, Shared<T, Dim, Bloc
         const int key = coming_key;
         coming = items.at(i + gridDim.x);
         coming_key = key_of(coming);
+        const TileRowsAt rows(args.key_map, key);
+        const int there = args.key_map.keys_from(key);
         const auto copy = [&](char* to, const CUtensorMap* from, Barrier& full) {
             full.expect(S::kKeyBytes);
-            for (int box = 0; box < S::kBoxes; ++box)
-                copy_box(to + box * S::kKeyBox, from, item.group * Dim + 64 * box, key, &full,
-                         Keep::shortest);
+            copy_keys<S::kBoxes, S::kKeyBox>(to, from, args.key_map, rows, item.group, full,
+                                             Keep::shortest);
         };
         const int64_t number = int64_t{item.block} * args.groups + item.group;  // of its scales
         [[maybe_unused]] BlockScales scales{};
         if constexpr (kIsE4m3<T>) scales = block_scales_at(args.scales, number);
         shared.k_ring.empty[at.stage].wait(at.parity ^ 1);
         if constexpr (kIsE4m3<T>) shared.scales.block[at.stage] = scales;
+        shared.there[at.stage] = there;
         copy(shared.k[at.stage], &args.k, shared.k_ring.full[at.stage]);
         shared.v_ring.empty[at.stage].wait(at.parity ^ 1);
         if constexpr (kIsE4m3<T>) {
@@ -234,7 +237,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     for (int i = blockIdx.x; i < items.count; i += gridDim.x, at.advance()) {
         const int count = passes.of(coming);
         coming = items.at(i + gridDim.x);
-        const char *const k = shared.k[at.stage], *const v = shared.v[at.stage];
+        char *const k = shared.k[at.stage], *const v = shared.v[at.stage];
         shared.k_ring.full[at.stage].wait(at.parity);
         if (count == 0) {
             if (leader) shared.k_ring.empty[at.stage].arrive();
@@ -314,6 +317,10 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             keep_weights<T>(p, sum);
         }
         shared.v_ring.full[at.stage].wait(at.parity);
+        if constexpr (!kNarrow)
+            if (shared.there[at.stage] < BlockSize)  // behind the last token of a page
+                clear_behind<Memory::S::kBoxes, Memory::S::kKeyBox>(v, shared.there[at.stage],
+                                                                    BlockSize, 1 + consumer);
         for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
             start_out();

@@ -217,8 +217,7 @@ __global__ void fill_uses(const __grid_constant__ SparseSchedule args) {
     work.uses[end - 1] = {static_cast<int32_t>(query),
                           args.slot_row(tile_index, group, __popc(in_slots & ((1U << at) - 1))) +
                               in_tile * args.group_size(),
-                          seen_keys(args.visible, query) - key,
-                          static_cast<int32_t>(tile.key) + key};
+                          seen_keys(args.visible, query) - key, args.key_map.first(tile) + key};
 }
 
 /// The chunks of a round, by all threads alike; the first tells the chunks where they went.

@@ -24,6 +24,7 @@
 #include "core/kernel_sizes.h"
 #include "core/problem.h"
 #include "gpu/kernels/sparse_attention_workspace.h"
+#include "gpu/key_pages.h"
 #include "gpu/operand_scales.h"
 #include "gpu/query_tile.h"
 
@@ -40,6 +41,7 @@ struct SparseCall {
     int query_heads, groups, head_dim, block_size, top_k;  // Hq, Hkv, dh, Bk; k <= 32
     AttentionScales scales;        // for e4m3: rows [Nq, Hq], blocks [blocks of all sequences, Hkv]
     const char* values = nullptr;  // for e4m3 tiles: from launch_transpose_values()
+    KeyMap key_map;                // on Hopper: of k and v
 
     __host__ __device__ int group_size() const { return query_heads / groups; }
 };
@@ -84,9 +86,10 @@ struct SparseSchedule : SparseCall {
 };
 
 struct SparseKvOuterArgs : SparseSchedule {
-    CUtensorMap q;     // [Nq, Hq, dh] of T, boxes of one query x G heads x 128 bytes
-    CUtensorMap k, v;  // [Nk, Hkv * dh] of T, boxes of Bk keys x 128 bytes; v but for e4m3
-    float scale;       // on q . k, above 0
+    CUtensorMap q;  // [Nq, Hq, dh] of T, boxes of one query x G heads x 128 bytes
+    // Keys of T as rows, boxes of Bk keys x 128 bytes, half as many where halved; v but for e4m3.
+    CUtensorMap k, v;
+    float scale;  // on q . k, above 0
     int round;
 };
 

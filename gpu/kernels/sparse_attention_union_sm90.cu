@@ -35,7 +35,7 @@ __device__ void finish(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockSiz
                        float (&out)[Dim / 2], const RunningSoftmax<T>& softmax, int thread) {
     const int warp = thread / kWarp, lane = thread % kWarp, row = warp * 16 + lane / 4;
     const int heads = args.group_size();
-    const Kept kept = shared.kept[warp];
+    const auto kept = shared.kept[warp];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
         float total = softmax.sum[side];
@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
     extern __shared__ __align__(1024) char memory[];
     using Memory = UnionMemory<T, Dim, BlockSize, Kind>;
     using Threads = typename Memory::Threads;
-    static_assert(sizeof(Memory) <= Threads::kSharedBytes);
     auto* const of_teams = reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
     constexpr int kKeys = Memory::kKeys;
@@ -98,10 +97,9 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
     const int team = Memory::kTeamsOf == 1 ? 0 : threadIdx.x / Threads::kTeamThreads;
     const int thread = threadIdx.x % Threads::kTeamThreads, warpgroup = thread / kWarpgroup;
     auto& shared = of_teams[team];
-    const bool leader = thread % kWarp == 0;  // releases for its warp
-    const int lane = thread % kWarp;
-    const int row = thread / kWarp * 16 + lane / 4;
-    int query[2];  // of an empty row: any, its results go nowhere
+    const int lane = thread % kWarp, row = thread / kWarp * 16 + lane / 4;
+    const bool leader = lane == 0;  // releases for its warp
+    int query[2];                   // of an empty row: any, its results go nowhere
     for (int side = 0; side < 2; ++side)
         query[side] = min((row + kRun * side) / args.group_size(), kSparseTileQueries - 1);
     const float scale = args.scale * kLog2E;
@@ -115,7 +113,7 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
         const int steps = task.steps;
         if (__any_sync(kAllLanes, steps == kNoTask)) break;
         __syncwarp();  // all lanes are done with the last task
-        if (leader) shared.kept[thread / kWarp] = {task.query, task.queries, task.group};
+        auto& kept = shared.keep(task, thread / kWarp);
         if constexpr (Kind == Slots::mixed)
             if (lane % 4 == 0)
                 for (int side = 0; side < 2; ++side)
@@ -155,6 +153,7 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
                 int seen[Memory::kBlocks][2];
                 look_up<BlockSize>(shared.blocks[k_at.stage], query, visible, seen);
                 [[maybe_unused]] const BlockScales scales = shared.scales.at(k_at.stage);
+                if (leader && last) kept.keep_end(task, shared.blocks[k_at.stage]);
                 __syncwarp();  // all lanes have read them
                 if (leader) shared.k_ring.empty[k_at.stage].arrive();
                 if (leader && last) shared.q_ring.empty[q_at.stage].arrive();
@@ -207,6 +206,7 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
                 take(sum, true, n + 1 == steps);
             }
             shared.v_ring.full[v_at.stage].wait(v_at.parity);
+            clear_end(shared, v_at.stage, kept, team, warpgroup);
             turns.begin();
             start_out(steps > 1);
             turns.end();
@@ -229,6 +229,7 @@ cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaS
     return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         const auto launch = [&]<Slots Kind>() {
             using S = UnionMemory<T, Dim, BlockSize, Kind>;
+            static_assert(sizeof(S) <= S::Threads::kSharedBytes);
             auto* const kernel = union_attention<T, Dim, BlockSize, Kind>;
             const cudaError_t error = allow_shared<S[S::kTeamsOf]>(kernel);
             if (error != cudaSuccess) return error;

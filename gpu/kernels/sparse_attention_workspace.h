@@ -19,7 +19,7 @@ struct __align__(16) BlockUse {
     int32_t query;
     int32_t place;  // row of partial_out where its first head goes
     int32_t seen;   // tokens of the block that the query sees
-    int32_t key;    // first key row of the block
+    int32_t key;    // first key of the block: KeyMap's place
 };
 
 static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlockUseBytes);

@@ -30,7 +30,6 @@ namespace {
 
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
-    if (request.page_size > 0) return in_pages();
     if (!aligned) return not_aligned();
     if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
@@ -91,17 +90,35 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
     if (!is_half(request.element) && request.element != Element::e4m3 &&
         request.element != Element::int8)
         return not_element(request.element, "bf16, f16, e4m3 or int8");
-    return takes_sizes(p, request, aligned);
+    const Support pages = takes_page_size(request.page_size);
+    return pages.yes ? takes_sizes(p, request, aligned) : pages;
 }
 
 Support takes_index_select_sm80(const Device& device, const Problem& p,
                                 const IndexSelectRequest& request, bool aligned) {
+    if (request.page_size > 0) return in_pages();
     if (request.element == Element::e4m3) {
         if (!multiplies_e4m3(device)) return compiled_before_e4m3(device);
     } else if (!is_half(request.element) && request.element != Element::int8) {
         return not_element(request.element, "bf16, f16, e4m3 or int8");
     }
     return takes_sizes(p, request, aligned);
+}
+
+Support takes_index_select_tuned(const Device& device, const Problem& p, const SelectionRule& rule,
+                                 const IndexInput& in) {
+    const auto takes = device.is_hopper() ? takes_index_select_sm90 : takes_index_select_sm80;
+    return takes_pages(takes(device, p,
+                             {.element = in.index_q.element(),
+                              .top_k = rule.top_k,
+                              .page_size = in.index_k.page_size()},
+                             are_aligned(in.index_q, in.index_k)),
+                       in.scales, in.index_k);
+}
+
+void index_select_tuned(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                        View<int32_t, 3> ids) {
+    (call.device.is_hopper() ? index_select_sm90 : index_select_sm80)(call, rule, in, ids);
 }
 
 void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -131,8 +148,10 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
         throw UnsupportedError(
             concat("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
     IndexSelectArgs args = plan.args(call, rule, in, ids);
-    args.index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, kIndexTileKeys);
-    args.keys_settled = !call.ahead.writes(in.index_k);
+    args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
+    args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));
+    args.keys_settled =
+        !call.ahead.writes(in.index_k) && !call.ahead.writes(in.index_k.page_table());
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };

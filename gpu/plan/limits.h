@@ -6,6 +6,7 @@
 
 #include "core/backend.h"
 #include "core/error.h"
+#include "gpu/key_pages.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
@@ -53,6 +54,33 @@ inline Support not_element(Element element, const char* must_be) {
 }
 
 inline Support in_pages() { return Support::no("keys are in pages"); }
+/// The answer of a kernel that copies tiles of keys from pages: each is whole, or half a tile.
+inline Support takes_page_size(int64_t page_size) {
+    return page_size % KeyMap::kHalfTile == 0
+               ? Support()
+               : Support::no(concat("pages have ", page_size, " tokens, must have a multiple of ",
+                                    KeyMap::kHalfTile));
+}
+/// `otherwise`, or why such a kernel does not take a call's keys, if they are in pages.
+template <typename... Others>
+Support takes_pages(const Support& otherwise, const OperandScales& scales, const auto& keys,
+                    const Others&... others) {
+    if (!otherwise.yes || !keys.paged()) return otherwise;
+    if (scales.k.size() > 1) return Support::no("scales belong to pages");
+    constexpr int64_t kMost = int64_t{1} << 31;
+    const auto& strides = keys.strides();
+    if (keys.page_table().size() * keys.page_size() + 8192 > kMost ||
+        keys.pages() * (strides[0] / strides[1]) > kMost)
+        return Support::no("the page table has room for more than 2^31 tokens");
+    if (keys.pages() < 1 || strides[0] % strides[1] != 0 ||
+        strides[1] * element_bytes(keys.element()) % 16 != 0)
+        return Support::no("strides of pages must be multiples of those of tokens, in 16 bytes");
+    if (((others.page_table().data() != keys.page_table().data() || others.strides() != strides ||
+          others.pages() != keys.pages()) ||
+         ...))
+        return Support::no("k and v must have one page table and the same strides");
+    return {};
+}
 
 /// The answer for a window or a soft cap, which only the plain kernels support.
 inline Support not_plain(const Problem& p) {

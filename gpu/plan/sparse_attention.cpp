@@ -92,12 +92,12 @@ struct AttentionMemory {
 
 /// What both kinds of kernels are given of keys and values.
 struct KeyMaps {
+    KeyMap rows;
     CUtensorMap k, v;
-    KeyMaps(const Problem& p, const AttentionInput& in)
-        : k(tensor_map(in.k.data(), in.k.element(), p.keys(), p.kv_heads * p.head_dim,
-                       p.block_size)),
-          v(tensor_map(in.v.data(), in.v.element(), p.keys(), p.kv_heads * p.head_dim,
-                       p.block_size)) {}
+    KeyMaps(const Call& call, const AttentionInput& in)
+        : rows(in.k, call.problem.block_size, key_starts(call.layout, in.k)),
+          k(tensor_map(in.k, rows.box_rows(call.problem.block_size))),
+          v(tensor_map(in.v, rows.box_rows(call.problem.block_size))) {}
 };
 
 /// What is of e4m3 operands alone.
@@ -108,9 +108,9 @@ void add_scales(const Call& call, const AttentionInput& in, SparseCall& sizes) {
                     blocks.data(), blocks.size()};
 }
 
-/// Null for other types: they do not ask for a block's number.
+/// Null where neither scales nor pages ask for a query's sequence.
 const QueryTile* tile_of_query(const Call& call, const AttentionInput& in) {
-    if (in.q.element() != Element::e4m3) return nullptr;
+    if (in.q.element() != Element::e4m3 && !in.k.paged()) return nullptr;
     return call.layout->tiles(1, TileOrder::by_query).device.data();
 }
 
@@ -129,9 +129,10 @@ Tensor<char, 1> transposed_values(const Call& call, const AttentionInput& in,
 
 void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
                 const AttentionOutput& to, const RankExchange* exchange) {
-    const KeyMaps maps(call.problem, in);
+    const KeyMaps maps(call, in);
     SparseDecodeArgs args{};
     static_cast<SparseCall&>(args) = sizes;
+    args.key_map = maps.rows;
     add_scales(call, in, args);
     args.q = in.q.data();
     args.q_settled = !call.ahead.writes(in.q) && !call.ahead.writes(in.scales.q);
@@ -209,9 +210,10 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
 /// `schedule` to.
 template <typename EachPart>
 void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOutput& to,
-                   const SparseSchedule& schedule, int32_t* marked, const EachPart& each_part) {
+                   SparseSchedule& schedule, int32_t* marked, const EachPart& each_part) {
     const Problem& p = call.problem;
-    const KeyMaps maps(p, in);
+    const KeyMaps maps(call, in);
+    schedule.key_map = maps.rows;
     const auto q_map = [&](int64_t queries) {
         return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
                           queries, p.group_size());
@@ -291,9 +293,10 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
                                      const SparseAttentionRequest& request, bool aligned) {
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
-    if (request.page_size > 0) return in_pages();
     if (p.window || p.softcap) return not_plain(p);
     const bool e4m3 = request.element == Element::e4m3;
+    if (request.page_size > 0 && (e4m3 || !device.is_hopper())) return in_pages();
+    if (const Support pages = takes_page_size(request.page_size); !pages.yes) return pages;
     if (e4m3 && !multiplies_e4m3(device)) return compiled_before_e4m3(device);
     if (!is_half(request.element) && !e4m3)
         return not_element(request.element, "bf16, f16 or e4m3");

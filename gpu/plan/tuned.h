@@ -29,6 +29,10 @@ void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, Vie
 Support takes_index_select_sm80(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm80(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
+/// Of the two the one for the device, on these operands.
+Support takes_index_select_tuned(const Device&, const Problem&, const SelectionRule&,
+                                 const IndexInput&);
+void index_select_tuned(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
 /// With an exchange, the call is one rank's part of a decode step (gpu/parallel).
 void index_select_of_rank_sm90(const Call&, const SelectionRule&, const IndexInput&,
                                View<int32_t, 3> ids, const CandidateExchange*);

@@ -102,9 +102,10 @@ protected:
         Backend& b = runner_.backend();
         const Element element = GetParam().element;
         const Tensor<int32_t, 2> table = make_table(p, page_size, shared);
+        const Tensor<int32_t, 2> table_here = b.upload(table.view());
         const auto pages = [&]<int Rank>(const Tensor<float, Rank>& keys, int64_t half) {
-            return InPages<Rank>(b, element, p, keys.view(), table.view(), page_size,
-                                 Rank == 3 ? how : Pool::apart, half);
+            return InPages<Rank>(b, element, p, keys.view(), table.view(), table_here.view(),
+                                 page_size, Rank == 3 ? how : Pool::apart, half);
         };
         const Uploaded<3> k(b, element, o.k), v(b, element, o.v);
         const Uploaded<2> index_k(b, element, o.index_k);
@@ -182,10 +183,13 @@ TEST_P(Pages, GrowByATokenAtATime) {
         cut(here.v, o.v);
         cut(here.index_k, o.index_k);
         const Tensor<int32_t, 2> table = make_table(all.problem, 16);
-        const InPages<3> k(b, GetParam().element, c.problem, here.k.view(), table.view(), 16);
-        const InPages<3> v(b, GetParam().element, c.problem, here.v.view(), table.view(), 16);
-        const InPages<2> index_k(b, GetParam().element, c.problem, here.index_k.view(),
-                                 table.view(), 16);
+        const Tensor<int32_t, 2> table_here = b.upload(table.view());
+        const auto pages = [&]<int Rank>(const Tensor<float, Rank>& keys) {
+            return InPages<Rank>(b, GetParam().element, c.problem, keys.view(), table.view(),
+                                 table_here.view(), 16);
+        };
+        const InPages<3> k = pages(here.k), v = pages(here.v);
+        const InPages<2> index_k = pages(here.index_k);
         const Uploaded<3> packed_k(b, GetParam().element, here.k),
             packed_v(b, GetParam().element, here.v);
         const Uploaded<2> packed_index(b, GetParam().element, here.index_k);

@@ -19,8 +19,10 @@ enum class Pool : uint8_t {
 
 /// [S, max_pages] pages of the sequences, in no order, with pages between that nobody has.
 /// Sequences share the pages of the first `shared` tokens. Behind its last page a row names no page
-/// at all.
-inline Tensor<int32_t, 2> make_table(const Problem& p, int64_t page_size, int64_t shared = 0) {
+/// at all. `pages`: of the pool, no multiple of 7.
+inline constexpr int64_t kPages = 211;
+inline Tensor<int32_t, 2> make_table(const Problem& p, int64_t page_size, int64_t shared = 0,
+                                     int64_t pages = kPages) {
     const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
     Tensor<int32_t, 2> table({p.sequences(), ceil_div(p.batch.longest_keys(), page_size) + 1});
     std::fill_n(table.data(), table.size(), -1);
@@ -30,20 +32,21 @@ inline Tensor<int32_t, 2> make_table(const Problem& p, int64_t page_size, int64_
         for (int64_t n = 0; n < ceil_div(starts[at + 1] - starts[at], page_size); ++n)
             table(s, n) = s > 0 && (n + 1) * page_size <= shared
                               ? table(0, n)
-                              : static_cast<int32_t>((made++ * 7 + 3) % 211);
+                              : static_cast<int32_t>((made++ * 7 + 3) % pages);
     }
+    MSA_CHECK(made <= pages);
     return table;
 }
-inline constexpr int64_t kPages = 211;
 
-/// Keys [Nk, heads, width] in a pool that is NaN everywhere else.
+/// Keys [Nk, heads, width] in a pool that is NaN everywhere else. `here`: the table in the
+/// backend's space.
 template <int Rank>
 class InPages {
 public:
     InPages(Backend& backend, Element element, const Problem& p, View<const float, Rank> keys,
-            View<const int32_t, 2> table, int64_t page_size, Pool how = Pool::apart,
-            int64_t half = 0)
-        : shape_{}, table_(backend.upload(table)) {
+            View<const int32_t, 2> table, View<const int32_t, 2> here, int64_t page_size,
+            Pool how = Pool::apart, int64_t half = 0, int64_t pages = kPages)
+        : shape_{}, table_(here) {
         const int64_t heads = Rank == 3 ? keys.extent(1) : 1, width = keys.extent(Rank - 1);
         const int64_t token = heads * width * (how == Pool::by_row ? 2 : 1);
         const int64_t page = page_size * heads * width * (how == Pool::apart ? 1 : 2);
@@ -51,7 +54,7 @@ public:
         const int64_t first = how == Pool::apart     ? 0
                               : how == Pool::by_page ? half * page / 2
                                                      : half * width;
-        Tensor<float, 1> host({kPages * page});
+        Tensor<float, 1> host({pages * page});
         std::fill_n(host.data(), host.size(), std::numeric_limits<float>::quiet_NaN());
         const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
         for (int64_t s = 0; s < p.sequences(); ++s)
@@ -62,8 +65,8 @@ public:
                                 host.data() + first + table(s, j / page_size) * page +
                                     j % page_size * token + h * head);
         pool_ = Uploaded<1>(backend, element, host.view());
-        shape_ = {kPages, page_size, width};
-        if constexpr (Rank == 3) shape_ = {kPages, page_size, heads, width};
+        shape_ = {pages, page_size, width};
+        if constexpr (Rank == 3) shape_ = {pages, page_size, heads, width};
         strides_ = {page, token};
         if constexpr (Rank == 3) strides_ = {page, token, head};
         data_ = static_cast<char*>(pool_.data()) + first * element_bytes(element);
@@ -71,7 +74,7 @@ public:
         space_ = backend.space();
     }
     Keys<Rank> keys() const {
-        return {In<Rank + 1>{data_, shape_, element_, space_}, table_.view(), strides_};
+        return {In<Rank + 1>{data_, shape_, element_, space_}, table_, strides_};
     }
 
 private:
@@ -81,7 +84,7 @@ private:
     Shape<Rank> strides_{};
     Element element_ = Element::f32;
     Space space_ = Space::host;
-    Tensor<int32_t, 2> table_;
+    View<const int32_t, 2> table_;
 };
 
 }  // namespace msa::test
