@@ -5,9 +5,6 @@
 // All warps copy: keys of a group stream through a ring buffer in shared memory, 64 per stage. A
 // warp holds 32 rows (query, head) as an operand in registers, so 16 bytes of keys feed four
 // products. A block of 128 keys is two stages, whose log-sums are added.
-//
-// Warps w and w + 4 share a scheduler. The second reduces the scores of a stage while the first
-// multiplies the next one: the exponentials of one hide behind the products of the other.
 #include "gpu/device/by_sizes.cuh"
 #include "gpu/device/log_sums.cuh"
 #include "gpu/device/seen_keys.cuh"
@@ -73,44 +70,38 @@ __global__ void __launch_bounds__(MassRows::kThreads, 1)
     });
     const LaneWords<Dim> keys(address_in_shared(shared.keys));
     const float scale = args.scale * kLog2E;
-    float sum[kM][kStageKeys / 2];
-    const auto multiply = [&](int s) {
-        multiply_keys<T, Dim, kM, kStageKeys>(
-            sum, operand, keys, static_cast<uint32_t>(s % kStages) * kStageKeys * Dim * 2);
-    };
-    const auto reduce = [&](int s) {
-        const int in_round = s % kRoundStages, column = in_round * kStageKeys / BlockSize;
-        const bool continues = in_round * kStageKeys % BlockSize != 0;
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int row = warp_row + 16 * m + 8 * side + lane / 4;
-                mask_unseen(sum[m], side, shared.visible[row] - s * kStageKeys);
-#pragma unroll
-                for (int part = 0; part < kStageKeys / kColumns; ++part) {
-                    const float value = row_log_sum<kColumns>(sum[m], side, part, scale);
-                    if (lane % 4 != side) continue;
-                    float& to = shared.lse.at(row, column + part);
-                    to = continues ? log_sum(to, value) : value;
-                }
-            }
-        if (in_round == kRoundStages - 1 || s == stages - 1)
-            store_log_sums<kWarpRows>(args, tile, shared.lse, warp_row,
-                                      (s - in_round) * kStageKeys / BlockSize,
-                                      column + kStageKeys / kColumns);
-    };
-    const bool late = warp_id() >= MassRows::kWarps / 2;
+    int slot = 0;
     for (int s = 0; s < stages; ++s) {
         wait_for_groups<kStages - 2>();
         __syncthreads();
         fetch(s + kStages - 1);
-        if (!any_rows) continue;
-        if (late && s > 0) reduce(s - 1);
-        multiply(s);
-        if (!late) reduce(s);
+        if (any_rows) {
+            float sum[kM][kStageKeys / 2];
+            multiply_keys<T, Dim, kM, kStageKeys>(
+                sum, operand, keys, static_cast<uint32_t>(slot) * kStageKeys * Dim * 2);
+            const int in_round = s % kRoundStages, column = in_round * kStageKeys / BlockSize;
+            const bool continues = in_round * kStageKeys % BlockSize != 0;
+#pragma unroll
+            for (int m = 0; m < kM; ++m)
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    const int row = warp_row + 16 * m + 8 * side + lane / 4;
+                    mask_unseen(sum[m], side, shared.visible[row] - s * kStageKeys);
+#pragma unroll
+                    for (int part = 0; part < kStageKeys / kColumns; ++part) {
+                        const float value = row_log_sum<kColumns>(sum[m], side, part, scale);
+                        if (lane % 4 != side) continue;
+                        float& to = shared.lse.at(row, column + part);
+                        to = continues ? log_sum(to, value) : value;
+                    }
+                }
+            if (in_round == kRoundStages - 1 || s == stages - 1)
+                store_log_sums<kWarpRows>(args, tile, shared.lse, warp_row,
+                                          (s - in_round) * kStageKeys / BlockSize,
+                                          column + kStageKeys / kColumns);
+        }
+        slot = slot + 1 == kStages ? 0 : slot + 1;
     }
-    if (any_rows && late && stages > 0) reduce(stages - 1);
 }
 
 template <typename T, int Dim, int BlockSize>
