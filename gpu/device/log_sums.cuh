@@ -41,11 +41,33 @@ __device__ float row_log_sum(const float (&sum)[Sums], int side, int n, float sc
     return shift + log2f(all);
 }
 
-/// The same of two parts of a block, from their log-sums.
-__device__ inline float log_sum(float a, float b) {
-    const float shift = log_reference(max_or_nan(a, b));
-    return shift + log2f(exp2_fast(a - shift) + exp2_fast(b - shift));
-}
+/// The same in steps, of a block that comes in parts. A thread adds up its own columns; the four
+/// threads of a row meet at the end alone.
+struct RunningLogSum {
+    float best, total;  // of the thread's columns, base 2: the largest, and the sum relative to it
+
+    /// Adds the columns of the tile's n-th block, or part of a block. `more`: others were added.
+    template <int BlockSize, int Sums>
+    __device__ void add(const float (&sum)[Sums], int side, int n, float scale, bool more) {
+        const int first = n * (BlockSize / 8), last = first + BlockSize / 8;
+        const float most = own_max<BlockSize>(sum, side, n) * scale;
+        const float now = more ? max_or_nan(best, most) : most, shift = log_reference(now);
+        float sums[2] = {more ? total * exp2_fast(best - shift) : 0, 0};
+#pragma unroll
+        for (int j = first; j < last; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                sums[i] += exp2_fast(fmaf(sum[4 * j + 2 * side + i], scale, -shift));
+        best = now, total = sums[0] + sums[1];
+    }
+    __device__ float joined() const {
+        const float shift = log_reference(shared_max(best));
+        float all = total * exp2_fast(best - shift);
+        all += __shfl_xor_sync(kAllLanes, all, 1);
+        all += __shfl_xor_sync(kAllLanes, all, 2);
+        return shift + log2f(all);
+    }
+};
 
 /// Called by a warp: writes the first `columns` blocks of the buffer, from block `first_block` on,
 /// of `Rows` rows of the tile from `first_row` on, to the workspace. Thread blocks in x are groups.

@@ -4,7 +4,8 @@
 //
 // All warps copy: keys of a group stream through a ring buffer in shared memory, 64 per stage. A
 // warp holds 32 rows (query, head) as an operand in registers, so 16 bytes of keys feed four
-// products. A block of 128 keys is two stages, whose log-sums are added.
+// products. A block of 128 keys is two stages. What reduces a stage has no branch between rows, so
+// that their chains of instructions overlap.
 #include "gpu/device/by_sizes.cuh"
 #include "gpu/device/log_sums.cuh"
 #include "gpu/device/seen_keys.cuh"
@@ -27,8 +28,16 @@ template <int Dim>
 struct Shared {
     uint16_t keys[kStages][kStageKeys * Dim];
     RowBuffer<MassRows> lse;
-    int visible[MassRows::kRows];
 };
+
+/// Calls body(m, side) for each of a thread's rows.
+template <typename Body>
+__device__ void each_row(const Body& body) {
+#pragma unroll
+    for (int m = 0; m < MassRows::kM; ++m)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) body(m, side);
+}
 
 template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(MassRows::kThreads, 1)
@@ -56,9 +65,6 @@ __global__ void __launch_bounds__(MassRows::kThreads, 1)
         commit_copies();
     };
     for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
-    for (int row = threadIdx.x; row < MassRows::kRows; row += MassRows::kThreads)
-        shared.visible[row] = row < rows ? seen_keys(args.visible, tile.query + row / heads) : 0;
-
     const int lane = lane_id(), warp_row = warp_id() * kWarpRows;
     const bool any_rows = warp_row < rows;
     WordRows<Dim, kM> operand;
@@ -68,8 +74,15 @@ __global__ void __launch_bounds__(MassRows::kThreads, 1)
             (tile.query + row / heads) * args.query_heads + group * heads + row % heads;
         return row < rows ? static_cast<const uint16_t*>(args.q) + at * Dim : nullptr;
     });
+    int visible[kM][2], least = tile.most_visible;  // least: of the thread's rows
+    each_row([&](int m, int side) {
+        const int row = warp_row + 16 * m + 8 * side + lane / 4;
+        visible[m][side] = row < rows ? seen_keys(args.visible, tile.query + row / heads) : 0;
+        least = min(least, visible[m][side]);
+    });
     const LaneWords<Dim> keys(address_in_shared(shared.keys));
     const float scale = args.scale * kLog2E;
+    RunningLogSum running[kM][2];
     int slot = 0;
     for (int s = 0; s < stages; ++s) {
         wait_for_groups<kStages - 2>();
@@ -79,26 +92,30 @@ __global__ void __launch_bounds__(MassRows::kThreads, 1)
             float sum[kM][kStageKeys / 2];
             multiply_keys<T, Dim, kM, kStageKeys>(
                 sum, operand, keys, static_cast<uint32_t>(slot) * kStageKeys * Dim * 2);
-            const int in_round = s % kRoundStages, column = in_round * kStageKeys / BlockSize;
-            const bool continues = in_round * kStageKeys % BlockSize != 0;
+            const int key = s * kStageKeys, in_round = s % kRoundStages;
+            if (__any_sync(kAllLanes, least - key < kStageKeys))
+                each_row(
+                    [&](int m, int side) { mask_unseen(sum[m], side, visible[m][side] - key); });
+            const bool ends = (key + kStageKeys) % BlockSize == 0 || s == stages - 1;
 #pragma unroll
-            for (int m = 0; m < kM; ++m)
-#pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    const int row = warp_row + 16 * m + 8 * side + lane / 4;
-                    mask_unseen(sum[m], side, shared.visible[row] - s * kStageKeys);
-#pragma unroll
-                    for (int part = 0; part < kStageKeys / kColumns; ++part) {
-                        const float value = row_log_sum<kColumns>(sum[m], side, part, scale);
-                        if (lane % 4 != side) continue;
-                        float& to = shared.lse.at(row, column + part);
-                        to = continues ? log_sum(to, value) : value;
-                    }
-                }
+            for (int part = 0; part < kStageKeys / kColumns; ++part) {
+                each_row([&](int m, int side) {
+                    running[m][side].template add<kColumns>(sum[m], side, part, scale,
+                                                            key % BlockSize != 0);
+                });
+                if (!ends) continue;
+                float joined[kM][2];
+                each_row([&](int m, int side) { joined[m][side] = running[m][side].joined(); });
+                each_row([&](int m, int side) {
+                    if (lane % 4 == side)
+                        shared.lse.at(warp_row + 16 * m + 8 * side + lane / 4,
+                                      in_round * kStageKeys / BlockSize + part) = joined[m][side];
+                });
+            }
             if (in_round == kRoundStages - 1 || s == stages - 1)
-                store_log_sums<kWarpRows>(args, tile, shared.lse, warp_row,
-                                          (s - in_round) * kStageKeys / BlockSize,
-                                          column + kStageKeys / kColumns);
+                store_log_sums<kWarpRows>(
+                    args, tile, shared.lse, warp_row, (s - in_round) * kStageKeys / BlockSize,
+                    in_round * kStageKeys / BlockSize + kStageKeys / kColumns);
         }
         slot = slot + 1 == kStages ? 0 : slot + 1;
     }
