@@ -61,6 +61,18 @@ const Tiles& Layout::tiles(int64_t rows, TileOrder order) const {
     return tiles_.emplace(std::pair(rows, order), std::move(tiles)).first->second;
 }
 
+const PartsOfTiles& Layout::parts(int64_t rows, const TileCut& cut) const {
+    const auto known = parts_.find({rows, cut});
+    if (known != parts_.end()) return known->second;
+    const TileParts made =
+        cut_tiles(make_tiles(problem_, visible_host(), rows), problem_.queries(), cut);
+    return parts_
+        .emplace(std::pair(rows, cut),
+                 PartsOfTiles{upload_to_keep(stream_, made.parts),
+                              upload_to_keep(stream_, made.of_query), made.most, made.all})
+        .first->second;
+}
+
 const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {
     if (!key_blocks_) key_blocks_ = upload_to_keep(stream_, make_key_blocks(problem_));
     return *key_blocks_;

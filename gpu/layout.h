@@ -15,6 +15,7 @@
 #include "gpu/lru_cache.h"
 #include "gpu/query_tile.h"
 #include "gpu/runtime.h"
+#include "gpu/tile_parts.h"
 
 namespace msa::cuda {
 
@@ -26,6 +27,14 @@ enum class TileOrder : uint8_t {
 struct Tiles {
     std::vector<QueryTile> host;
     Tensor<QueryTile, 1> device;
+};
+
+/// TileParts on the device.
+struct PartsOfTiles {
+    Tensor<TilePart, 1> parts;
+    Tensor<QueryParts, 1> of_query;
+    int most;
+    int64_t all;
 };
 
 void sort_longest_first(std::vector<QueryTile>& tiles);
@@ -42,6 +51,8 @@ public:
     const KeyRange* visible() const { return visible_.data(); }  // on the device
     /// Tiles of at most `rows` queries, none across sequences. Cached by arguments.
     const Tiles& tiles(int64_t rows, TileOrder) const;
+    /// The parts of tiles of at most `rows` queries. Cached by arguments.
+    const PartsOfTiles& parts(int64_t rows, const TileCut&) const;
     /// The blocks of all sequences, in order. Cached.
     const Tensor<SequenceBlock, 1>& key_blocks() const;
     /// cu_seqlens_k. Cached.
@@ -52,6 +63,7 @@ private:
     std::shared_ptr<Stream> stream_;
     Tensor<KeyRange, 1> visible_;
     mutable std::map<std::pair<int64_t, TileOrder>, Tiles> tiles_;
+    mutable std::map<std::pair<int64_t, TileCut>, PartsOfTiles> parts_;
     mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
     mutable std::optional<Tensor<int64_t, 1>> key_starts_;
 };

@@ -23,6 +23,7 @@ const std::map<std::string, std::vector<int64_t>> kTokens{
     {"short", {18 << 10, 132 << 10}},
     {"pack", {192 << 10}},
     {"decode", {32 << 10, 128 << 10, 1 << 20}},
+    {"mixed", {1 << 20}},
     {"top-k", {128 << 10, 512 << 10}},
 };
 
@@ -66,6 +67,23 @@ public:
         const auto sequences = static_cast<size_t>(batch);
         add("decode", concat("decode ", batch, " x ", queries, " over ", count_text(tokens)),
             std::vector<int64_t>(sequences, queries), std::vector<int64_t>(sequences, tokens));
+    }
+
+    /// One query each behind a long sequence and 63 short ones; and a chunk of a prompt beside 32
+    /// such queries.
+    void mixed(int64_t tokens) {
+        const auto beside = [&](const std::string& first, int64_t queries, int64_t keys,
+                                size_t others, int64_t other_keys) {
+            std::vector<int64_t> all_queries(others + 1, 1), all_keys(others + 1, other_keys);
+            all_queries[0] = queries, all_keys[0] = keys;
+            add("mixed",
+                concat(first, count_text(keys), " beside ", others, " x ", count_text(other_keys)),
+                all_queries, all_keys);
+        };
+        const auto part = [&](int64_t of) { return std::max<int64_t>(1, tokens / of); };
+        beside("1 over ", 1, tokens, 63, part(128));
+        const int64_t chunk = std::min(kChunk, part(16));
+        beside(concat(count_text(chunk), " over "), chunk, part(8), 32, part(32));
     }
 
     /// The table of the paper (tab:topk_latency): one group, every query behind all blocks.
@@ -134,6 +152,7 @@ std::vector<Case> make_cases(const BenchOptions& o) {
                 for (int64_t batch : o.batches)
                     if (!o.tokens.empty() || batch * n <= kMostDecodeKeys)
                         for (int64_t queries : kDecodeQueries) make.decode(batch, queries, n);
+            if (kind == "mixed") make.mixed(n);
             if (kind == "top-k")
                 for (int64_t factor : {1, 2}) make.top_k(factor, n);
         }

@@ -30,6 +30,10 @@ const About kAbout{
         "- short: the last 171 and 347 queries; N 18K, 132K\n"
         "- pack: N tokens in 2, 16 and 206 sequences; N 192K\n"
         "- decode: --batch sequences, 1 and 8 queries each; N 32K, 128K, 1M, at most 8M in all\n"
+        "- mixed: one query each of N tokens and of 63 times N / 128; the last 16K queries, at "
+        "most "
+        "N / 16,\n"
+        "  of N / 8 beside one each of 32 times N / 32; N 1M\n"
         "- top-k: k of N / Bk and 2 k of 2 N / Bk scores for N queries, select_blocks alone; N "
         "128K, 512K\n\n"
         "With --input, every layer of that file is a case of its own (captured). Sequences, sizes, "
@@ -71,7 +75,8 @@ const std::vector<std::string> kStages{"select_blocks",
                                        "index_kl_grad",
                                        "layer",
                                        "layer_grad"};
-const std::vector<std::string> kCases{"square", "chunk", "short", "pack", "decode", "top-k"};
+const std::vector<std::string> kCases{"square", "chunk", "short", "pack",
+                                      "decode", "mixed", "top-k"};
 const std::vector<std::string> kSelections{"structured", "random"};
 const std::vector<std::string> kSupports{"selected", "full"};
 /// Those of the default, then one that is slow and runs where it is named alone.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Merges the lists that the splits of index_select made for a row.
+// Merges the lists that the parts of index_select made for a row.
 #pragma once
 
 #include "gpu/device/early.cuh"
@@ -53,17 +53,18 @@ __device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, i
         ids[lane] = newest < part.local ? part.visible - part.local + newest : -1;
 }
 
-/// Merges the lists of the splits. A thread block takes a row; a thread takes the head of a list,
-/// its best score; a warp reads 32 / Kept lists at a time. The best heads of the lanes bound the
-/// k-th best candidate from below, so most lists are never read, and few candidates are left to be
-/// ranked. If keys are divided among ranks (Exchanged), the best of each rank are exchanged first.
+/// Merges the lists of the parts. A thread block takes a row, which may have one part and be done;
+/// a thread takes the head of a list, its best score; a warp reads 32 / Kept lists at a time. The
+/// best heads of the lanes bound the k-th best candidate from below, so most lists are never read,
+/// and few candidates are left to be ranked. If keys are divided among ranks (Exchanged), the best
+/// of each rank are exchanged first.
 template <int Kept, bool Exchanged>
-__global__ void __launch_bounds__(kMostIndexSplits)
+__global__ void __launch_bounds__(kMostIndexParts)
     merge_splits(const __grid_constant__ IndexSelectArgs args,
                  const __grid_constant__ CandidateExchange exchange) {
-    __shared__ uint32_t heads[kMostIndexSplits];
-    __shared__ int lists[kMostIndexSplits];
-    __shared__ uint64_t found[kMostIndexSplits];  // at most 32 of each warp
+    __shared__ uint32_t heads[kMostIndexParts];
+    __shared__ int lists[kMostIndexParts];
+    __shared__ uint64_t found[kMostIndexParts];  // at most 32 of each warp
     __shared__ int list_count, found_count;
     __shared__ uint32_t least;  // the least score (ordered_key) that may stay
     __shared__ int staying[Kept];
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     launch_dependents();
     RowRule own(args.rule, seen_keys(args.visible, row / args.groups), args.block_size);
     const int kept = max(own.kept, 1);  // if none is kept, the list is not read
-    const SplitLists<Kept> from(args, row);
+    const auto query = static_cast<int>(blockIdx.x) / args.groups;
+    const PartLists<Kept> from(args, query, static_cast<int>(blockIdx.x) % args.groups);
     // Places in a row that several warps fill, in any order.
     auto append = [&](auto* to, int& count, bool wanted, auto value) {
         const uint32_t all = __ballot_sync(kAllLanes, wanted);
@@ -83,7 +85,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
     };
 
     wait_for_previous_kernel();
-    const uint32_t head = split < args.splits ? __ldcg(from.heads + split) : 0;
+    if (from.parts == 1) return;
+    const uint32_t head = split < from.parts ? __ldcg(from.heads + split) : 0;
     heads[split] = head;
     if (split < Kept) staying[split] = INT32_MAX;
     __syncthreads();
@@ -162,8 +165,8 @@ __global__ void __launch_bounds__(kMostIndexSplits)
 /// Threads of merge_splits: two per list, so that the lists that matter are read in fewer rounds.
 template <int Kept>
 int merge_threads(const IndexSelectArgs& args, const CandidateExchange* exchange) {
-    const int wanted = max(2 * args.splits, exchange != nullptr ? exchange->ranks * Kept : 0);
-    return min(kMostIndexSplits, static_cast<int>(ceil_div(wanted, kWarp)) * kWarp);
+    const int wanted = max(2 * args.most_parts, exchange != nullptr ? exchange->ranks * Kept : 0);
+    return min(kMostIndexParts, static_cast<int>(ceil_div(wanted, kWarp)) * kWarp);
 }
 
 }  // namespace

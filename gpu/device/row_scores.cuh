@@ -9,16 +9,21 @@
 
 namespace msa::cuda {
 
-/// The lists that the splits made for one row, and a copy of the score (ordered_key) of each list's
-/// first candidate.
+/// The lists that the parts made for one row, and a copy of the score (ordered_key) of each list's
+/// first candidate. Of one part there are none.
 template <int Kept>
-struct SplitLists {
+struct PartLists {
+    int parts;
     uint64_t* lists;
     uint32_t* heads;
-    __device__ SplitLists(const IndexSelectArgs& args, int64_t row)
-        : lists(args.partial + row * args.splits * (Kept + 1)),
-          heads(reinterpret_cast<uint32_t*>(lists + args.splits * Kept)) {}
-    __device__ uint64_t* list(int split) const { return lists + int64_t{split} * Kept; }
+    __device__ PartLists(const IndexSelectArgs& args, int64_t query, int group) {
+        const QueryParts of = args.of_query[query];
+        parts = of.parts;
+        const int64_t before = int64_t{of.before} * args.groups + group * parts;
+        lists = args.partial + before * (Kept + 1);
+        heads = reinterpret_cast<uint32_t*>(lists + parts * Kept);
+    }
+    __device__ uint64_t* list(int part) const { return lists + int64_t{part} * Kept; }
 };
 
 /// The arguments of scaled_score() for operands without scales.
@@ -73,11 +78,12 @@ __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& sc
 }
 
 /// Called by a warp: writes the lists of `count` places of a tile from `place` on, as ids or, if
-/// there are several splits, as lists of this split. Takes AtOnce places at a time; row_at(place)
+/// the tile has several parts, as lists of this part. Takes AtOnce places at a time; row_at(place)
 /// is a place's row of the tile.
 template <int Kept, int AtOnce, typename S, typename RowAt>
-__device__ void write_lists(const IndexSelectArgs& args, S& shared, const QueryTile& tile,
-                            int place, int count, RowAt row_at) {
+__device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePart& of, int place,
+                            int count, RowAt row_at) {
+    const QueryTile& tile = of.tile;
     const DeviceRule& rule = args.rule;
     const int lane = threadIdx.x % kWarp, rows = tile.queries * args.groups;
     for (const int end = place + count; place < end; place += AtOnce) {
@@ -87,19 +93,20 @@ __device__ void write_lists(const IndexSelectArgs& args, S& shared, const QueryT
         int32_t id[AtOnce]{}, *ids[AtOnce]{};
 #pragma unroll
         for (int n = 0; n < AtOnce && row_at(place + n) < rows; ++n) {
-            const int64_t out_row = tile.query * args.groups + row_at(place + n);
-            if (args.splits == 1) {
+            const int row = row_at(place + n);
+            const int64_t out_row = tile.query * args.groups + row;
+            if (of.parts == 1) {
                 ids[n] = args.ids + out_row * rule.top_k;
                 id[n] =
                     unsorted_id(list[n], rule.top_k, shared.limit[place + n] + rule.forced_local,
                                 rule.forced_first, rule.forced_local);
                 continue;
             }
-            const SplitLists<Kept> to(args, out_row);
-            if (lane < Kept) to.list(blockIdx.y)[lane] = list[n].key;
-            if (lane == 0) to.heads[blockIdx.y] = static_cast<uint32_t>(list[n].key >> 32);
+            const PartLists<Kept> to(args, tile.query + row / args.groups, row % args.groups);
+            if (lane < Kept) to.list(of.part)[lane] = list[n].key;
+            if (lane == 0) to.heads[of.part] = static_cast<uint32_t>(list[n].key >> 32);
         }
-        if (args.splits == 1) write_ids(id, rule.top_k, ids);
+        if (of.parts == 1) write_ids(id, rule.top_k, ids);
     }
 }
 

@@ -56,16 +56,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     constexpr int kMergeTiles = kWarp / kBlocksPerTile;
     constexpr int kAtOnce = kM == 1 ? 1 : 4;  // one a warp where there are few
 
-    const QueryTile tile = args.tiles[blockIdx.x];
+    const TilePart piece = args.parts[blockIdx.x];
+    const QueryTile& tile = piece.tile;
     const int rows = tile.queries * args.groups;
     const DeviceRule& rule = args.rule;
     const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
-    const auto split_start = [&](int split) {
-        return static_cast<int>(int64_t{all_tiles} * split / args.splits);
+    const auto part_start = [&](int n) {
+        return static_cast<int>(int64_t{all_tiles} * n / piece.parts);
     };
-    const int first_tile = split_start(static_cast<int>(blockIdx.y));
-    const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
+    const int first_tile = part_start(piece.part);
+    const int count = part_start(piece.part + 1) - first_tile;
     const int64_t first_key = tile.key + int64_t{first_tile} * kIndexTileKeys;
     const auto* const index_k = static_cast<const uint16_t*>(args.all_keys);
     const auto* const index_q =
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     wait_for_groups<0>();
 
     __syncwarp();
-    write_lists<Kept, kAtOnce>(args, shared, tile, warp_place, C::kWarpRows, row_at<C>);
+    write_lists<Kept, kAtOnce>(args, shared, piece, warp_place, C::kWarpRows, row_at<C>);
 }
 
 template <typename T, typename C, int Dim, int BlockSize, int Kept>
@@ -179,9 +180,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(S)));
     if (error != cudaSuccess) return error;
-    const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
+    const dim3 grid(static_cast<unsigned>(args.part_count));
     kernel<<<grid, C::kThreads, sizeof(S), stream>>>(args);
-    if (args.splits > 1)
+    if (args.most_parts > 1)
         merge_splits<Kept, false>
             <<<static_cast<unsigned>(args.queries * args.groups),
                static_cast<unsigned>(merge_threads<Kept>(args, nullptr)), 0, stream>>>(

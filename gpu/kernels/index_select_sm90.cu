@@ -9,8 +9,9 @@
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
-// With few queries (decode), tiles have 64 rows, and the keys are split over the chip. Each part
-// writes its list, and a second kernel, merge_splits, merges the lists of a row.
+// With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
+// long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
+// merge_splits, merges the lists of a row.
 //
 // The producer may start before the previous kernel has ended if no earlier work writes the keys
 // (IndexSelectArgs::keys_settled). It always waits for the queries.
@@ -67,16 +68,17 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
-    const QueryTile tile = args.tiles[blockIdx.x];
+    const TilePart piece = args.parts[blockIdx.x];
+    const QueryTile& tile = piece.tile;
     const int rows = tile.queries * args.groups;
     const DeviceRule& rule = args.rule;
     const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
-    const auto split_start = [&](int split) {
-        return static_cast<int>(int64_t{all_tiles} * split / args.splits);
+    const auto part_start = [&](int n) {
+        return static_cast<int>(int64_t{all_tiles} * n / piece.parts);
     };
-    const int first_tile = split_start(static_cast<int>(blockIdx.y));
-    const int count = split_start(static_cast<int>(blockIdx.y) + 1) - first_tile;
+    const int first_tile = part_start(piece.part);
+    const int count = part_start(piece.part + 1) - first_tile;
 
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half)
-        write_lists<Kept, kAtOnce>(args, shared, tile, warp_place + half * kHalfRows, 16,
+        write_lists<Kept, kAtOnce>(args, shared, piece, warp_place + half * kHalfRows, 16,
                                    row_at<Rows>);
 }
 
@@ -165,9 +167,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
     auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
     cudaError_t error = allow_shared<S>(kernel);
     if (error != cudaSuccess) return error;
-    const dim3 grid(static_cast<unsigned>(args.tile_count), static_cast<unsigned>(args.splits));
+    const dim3 grid(static_cast<unsigned>(args.part_count));
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
-    if (args.splits == 1 || error != cudaSuccess) return error;
+    if (args.most_parts == 1 || error != cudaSuccess) return error;
     const int threads = merge_threads<Kept>(args, exchange);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)

@@ -12,25 +12,25 @@
 #include "gpu/kernels/rank_exchange.h"
 #include "gpu/key_pages.h"
 #include "gpu/operand_scales.h"
-#include "gpu/query_tile.h"
+#include "gpu/tile_parts.h"
 
 namespace msa::cuda {
 
 constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
 constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
-constexpr int kMostIndexSplits = 512;
+constexpr int kMostIndexParts = 512;
 
 struct IndexSelectArgs {
-    const void* index_q;     // [Nq, Hkv, didx]
-    const void* all_keys;    // [Nk, didx], the same as index_k
-    int64_t keys;            // Nk
-    CUtensorMap index_k;     // on Hopper: boxes of 128 keys x 128 bytes; of pages of 64 half of it
-    KeyMap key_map;          // on Hopper
-    bool keys_settled;       // no earlier work in the stream writes index_k: it may be read early
-    int index_dim;           // 64 or 128
-    const QueryTile* tiles;  // the most work first
-    int tile_count;
+    const void* index_q;    // [Nq, Hkv, didx]
+    const void* all_keys;   // [Nk, didx], the same as index_k
+    int64_t keys;           // Nk
+    CUtensorMap index_k;    // on Hopper: boxes of 128 keys x 128 bytes; of pages of 64 half of it
+    KeyMap key_map;         // on Hopper
+    bool keys_settled;      // no earlier work in the stream writes index_k: it may be read early
+    int index_dim;          // 64 or 128
+    const TilePart* parts;  // of tiles, the most work first
+    int part_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv
     const KeyRange* visible;           // [Nq]
     int64_t queries;                   // Nq
@@ -39,13 +39,14 @@ struct IndexSelectArgs {
     float scale;                       // above 0
     DeviceScales q_scales, k_scales;   // of int8: of rows (query, group), and of all blocks
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
-    int splits;         // parts of the key axis, to fill the chip with few queries; <= 512
-    uint64_t* partial;  // [Nq, Hkv, splits * 33], where splits > 1
+    int most_parts;                    // of a tile; <= 512
+    const QueryParts* of_query;        // [Nq], where most_parts > 1
+    uint64_t* partial;  // [parts of all queries, Hkv, 33], of those with more than one
     int32_t* ids;       // [Nq, Hkv, k]
 };
 
 /// Operands of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t. With an exchange, a message
-/// has list_length(k) words, and `splits` must be above 1.
+/// has list_length(k) words, and every tile must have several parts.
 template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs&, cudaStream_t,
                                      const CandidateExchange* = nullptr);

@@ -13,15 +13,12 @@
 namespace msa::cuda {
 namespace {
 
-/// Enough thread blocks to fill the chip, of at least a few tiles of keys each and alike.
-int64_t key_splits(const Device& device, const Tiles& tiles, bool decode) {
-    constexpr int64_t kLeastTiles = 2048 / kIndexTileKeys;
-    const int64_t thread_blocks = (decode ? int64_t{2} : 1) * device.sms;
-    const int64_t wanted =
-        std::min<int64_t>(ceil_div(thread_blocks, tiles.device.size()), kMostIndexSplits);
-    const int64_t key_tiles = ceil_div(tiles.host.front().most_visible, kIndexTileKeys);
-    return std::max<int64_t>(
-        1, ceil_div(key_tiles, std::max(ceil_div(key_tiles, wanted), kLeastTiles)));
+/// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
+TileCut cut_of(const Device& device, bool decode, bool exchanged) {
+    return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
+            .least_keys = 2048,
+            .most_parts = kMostIndexParts,
+            .least_parts = exchanged ? 2 : 1};
 }
 
 }  // namespace
@@ -43,18 +40,17 @@ Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool al
 /// The part of the arguments that both kernels have.
 struct IndexPlan {
     bool decode;
-    const Tiles& tiles;
-    int64_t splits;
+    const PartsOfTiles& tiles;
     Tensor<int64_t, 1> partial;
 
-    IndexPlan(const Call& call, const View<int32_t, 3>& ids, int prefill_rows)
+    IndexPlan(const Call& call, int prefill_rows, bool exchanged = false)
         : decode(call.problem.batch.longest_queries() * call.problem.kv_heads <= kIndexDecodeRows),
           tiles(
-              call.layout->tiles((decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads,
-                                 TileOrder::longest_first)),
-          splits(key_splits(call.device, tiles, decode)),
-          partial(call.scratch<int64_t, 1>(
-              {splits > 1 ? ids.extent(0) * ids.extent(1) * splits * (kMostSelected + 1) : 0})) {}
+              call.layout->parts((decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads,
+                                 cut_of(call.device, decode, exchanged))),
+          partial(
+              call.scratch<int64_t, 1>({tiles.all * call.problem.kv_heads * (kMostSelected + 1)})) {
+    }
 
     IndexSelectArgs args(const Call& call, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids) {
@@ -64,8 +60,8 @@ struct IndexPlan {
         to.all_keys = in.index_k.data();
         to.keys = p.keys();
         to.index_dim = narrow(p.index_dim);
-        to.tiles = tiles.device.data();
-        to.tile_count = narrow(tiles.device.size());
+        to.parts = tiles.parts.data();
+        to.part_count = narrow(tiles.parts.size());
         to.decode = decode;
         to.visible = call.visible;
         to.queries = p.queries();
@@ -75,7 +71,8 @@ struct IndexPlan {
         to.q_scales = DeviceScales(in.scales.q);
         to.k_scales = DeviceScales(in.scales.k);
         to.rule = DeviceRule(rule);
-        to.splits = narrow(splits);
+        to.most_parts = tiles.most;
+        to.of_query = tiles.of_query.data();
         to.partial = reinterpret_cast<uint64_t*>(partial.data());
         to.ids = ids.data();
         return to;
@@ -125,7 +122,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
                        View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
-    IndexPlan plan(call, ids, index_rows_sm80(large, rule.top_k));
+    IndexPlan plan(call, index_rows_sm80(large, rule.top_k));
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm80<T>(args, large, call.stream());
@@ -141,12 +138,8 @@ void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexI
 void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
                                View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
-    const Problem& p = call.problem;
     const Element element = in.index_q.element();
-    IndexPlan plan(call, ids, kIndexPrefillRows);
-    if (exchange != nullptr && plan.splits == 1)
-        throw UnsupportedError(
-            concat("keys are ", p.keys(), ", too few to be divided among ranks on cuda"));
+    IndexPlan plan(call, kIndexPrefillRows, exchange != nullptr);
     IndexSelectArgs args = plan.args(call, rule, in, ids);
     args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
     args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));

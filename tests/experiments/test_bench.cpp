@@ -104,6 +104,7 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
                                           {"short", 2 * (1 + selected)},
                                           {"pack", 3 * (1 + selected)},
                                           {"decode", 2 * (1 + selected)},
+                                          {"mixed", 2 * (1 + selected)},
                                           {"top-k", 2}}));
 }
 

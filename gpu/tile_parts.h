@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// How index_select cuts the keys of its tiles, so that thread blocks have about equal work.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <vector>
+
+#include "gpu/query_tile.h"
+
+namespace msa::cuda {
+
+/// A part of the keys of a tile: one of `parts` about equal ones.
+struct TilePart {
+    QueryTile tile;
+    int32_t part, parts;
+};
+
+/// The parts of the keys of a query, and how many its earlier queries have together.
+struct QueryParts {
+    int32_t before, parts;
+};
+
+/// The parts of all tiles, the longest first, and those of each query where some tile has more than
+/// one.
+struct TileParts {
+    std::vector<TilePart> parts;
+    std::vector<QueryParts> of_query;  // [Nq]; empty: no tile is cut
+    int most = 1;                      // parts of a tile
+    int64_t all = 0;                   // of all queries, of those of more than one
+};
+
+/// What a cut depends on beside the tiles.
+struct TileCut {
+    int64_t thread_blocks;  // that the chip holds at once
+    int64_t least_keys;     // of a part
+    int64_t most_parts;     // of a tile
+    int64_t least_parts = 1;
+    auto operator<=>(const TileCut&) const = default;
+};
+
+/// A tile is cut in proportion to its keys into parts of an equal share of all tiles' keys. One of
+/// up to two shares stays whole: other tiles fill the chip meanwhile, and parts must be merged.
+TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const TileCut&);
+
+}  // namespace msa::cuda
