@@ -75,13 +75,14 @@ Tensor<float, 3> plain_heads(const Projection& p, View<const float, 2> x) {
 }
 
 Tensor<float, 3> forward(const Projection& p, View<const float, 2> x,
-                         std::span<const int64_t> positions) {
+                         std::span<const int64_t> positions, const ChangeProduct& change) {
     check_input(p, x, positions);
     Tensor<float, 3> out({x.extent(0), p.heads, p.form.index_dim});
 #pragma omp parallel for schedule(dynamic) num_threads(p.threads)
     for (int64_t tile = 0; tile < ceil_div(x.extent(0), kTileTokens); ++tile) {
         const auto [begin, end] = tile_range(tile, x.extent(0));
         Tensor<float, 3> heads = plain_heads(p, x.slice(begin, end - begin));
+        if (change) change(heads);
         if (p.norm) rms_norm(heads, p.norm, IndexForm::kNormEpsilon, 0);
         rotate(p.form, heads,
                positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(heads.extent(0))),
@@ -193,13 +194,15 @@ IndexWeights::IndexWeights(const IndexForm& form) : form_(form) {
 }
 
 Tensor<float, 3> index_queries(const IndexWeights& w, View<const float, 2> x,
-                               std::span<const int64_t> positions, int threads) {
-    return forward(queries_of(w, threads), x, positions);
+                               std::span<const int64_t> positions, int threads,
+                               const ChangeProduct& change) {
+    return forward(queries_of(w, threads), x, positions, change);
 }
 
 Tensor<float, 3> index_keys(const IndexWeights& w, View<const float, 2> x,
-                            std::span<const int64_t> positions, int threads) {
-    return forward(keys_of(w, threads), x, positions);
+                            std::span<const int64_t> positions, int threads,
+                            const ChangeProduct& change) {
+    return forward(keys_of(w, threads), x, positions, change);
 }
 
 Tensor<float, 3> index_head_weights(const IndexWeights& w, View<const float, 2> x, int threads) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -89,13 +90,19 @@ private:
     std::vector<float> values_;
 };
 
+/// Changes products [any n, heads, didx] in place, before norm and rotation: tiles of tokens, from
+/// several threads.
+using ChangeProduct = std::function<void(View<float, 3>)>;
+
 /// index_q [n, Hkv, didx] from hidden states x [n, d_model] (own inputs: [n, Hkv * model_dim]) of
 /// tokens at `positions` [n].
 Tensor<float, 3> index_queries(const IndexWeights&, View<const float, 2> x,
-                               std::span<const int64_t> positions, int threads = 0);
+                               std::span<const int64_t> positions, int threads = 0,
+                               const ChangeProduct& = {});
 /// index_k [n, 1, didx] likewise; own inputs: [n, Hkv, didx] from x [n, Hkv * key_dim].
 Tensor<float, 3> index_keys(const IndexWeights&, View<const float, 2> x,
-                            std::span<const int64_t> positions, int threads = 0);
+                            std::span<const int64_t> positions, int threads = 0,
+                            const ChangeProduct& = {});
 /// Head weights w [n, 1, heads]: w_h x, without norm or rotation.
 Tensor<float, 3> index_head_weights(const IndexWeights&, View<const float, 2> x, int threads = 0);
 

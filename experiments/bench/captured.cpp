@@ -3,11 +3,6 @@
 
 #include <string>
 
-#include "experiments/driver/options.h"
-#include "experiments/fit/indexer_file.h"
-#include "experiments/fit/options.h"
-#include "experiments/fit/state.h"
-
 namespace msa::experiments::bench {
 namespace {
 
@@ -24,7 +19,7 @@ Captured::Captured(const std::filesystem::path& input, const std::filesystem::pa
                    std::vector<int64_t> layers)
     : file_(input), indexer_(indexer), layers_(std::move(layers)) {
     if (!indexer_.empty()) {
-        read_indexer();
+        fitted_ = fit::read_branches(indexer_, file_, layers_);
     } else if (layers_.empty()) {
         for (const io::LayerInfo& info : file_.info().layers)
             if (info.has(Field::index_q)) layers_.push_back(info.layer);
@@ -46,34 +41,6 @@ Captured::Captured(const std::filesystem::path& input, const std::filesystem::pa
     }
 }
 
-void Captured::read_indexer() {
-    const io::ResultsReader results(indexer_);
-    const std::string name = indexer_.string();
-    const std::vector<std::string> fitted =
-        results.has("/fit") ? results.list("/fit") : std::vector<std::string>();
-    require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
-    if (layers_.empty())
-        for (const std::string& layer : fitted) layers_.push_back(std::stoll(layer));
-    for (int64_t layer : layers_) {
-        require(results.has(concat("/fit/", layer)), name, ": has no layer ", layer,
-                ", must be one of: ", join(fitted));
-        const io::LayerInfo& info = file_.layer(layer);
-        const std::string at = concat(file_.name(), ": /layers/", layer);
-        require(info.has(Field::x), at, " has no x, which the Index Branch of ", name, " projects");
-        const IndexWeights& weights =
-            weights_.emplace(layer, fit::read_weights(results, layer)).first->second;
-        const auto same = [&](const char* what, int64_t value, int64_t wanted) {
-            require(value == wanted, at, " has ", what, " ", value, ", ", name, " is for ", wanted);
-        };
-        require(weights.form().architecture == Architecture::msa, name, ": /fit/", layer,
-                " is an indexer of --architecture ", weights.form().traits().name,
-                ", must be of msa");
-        same("d_model", info.model_dim, weights.form().model_dim);
-        same("key-value heads", info.kv_heads, weights.form().groups);
-    }
-    fitted_to_ = recorded_options<fit::FitOptions>(results.run().options);
-}
-
 std::vector<std::filesystem::path> Captured::inputs() const {
     std::vector<std::filesystem::path> paths{file_.captures().front().path};
     if (!indexer_.empty()) paths.push_back(indexer_);
@@ -86,9 +53,9 @@ void Captured::take_sizes(analysis::LayerSizes& sizes) const {
     sizes.kv_heads = p.kv_heads;
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
-    if (!fitted_to_) return;
-    sizes.block_size = fitted_to_->block_size;
-    sizes.top_k = fitted_to_->rule.top_k;
+    if (indexer_.empty()) return;
+    sizes.block_size = fitted_.sizes.block_size;
+    sizes.top_k = fitted_.sizes.rule.top_k;
 }
 
 Problem Captured::problem(int64_t layer, int64_t block_size) const {
@@ -96,14 +63,14 @@ Problem Captured::problem(int64_t layer, int64_t block_size) const {
     Problem p = io::layer_problem(file_.info(), info, block_size);
     p.window.reset();  // what is timed is plain causal attention
     p.softcap.reset();
-    if (!weights_.empty()) p.index_dim = weights_.at(layer).form().index_dim;
+    if (!indexer_.empty()) p.index_dim = fitted_.weights.at(layer).form().index_dim;
     require_index(p.index_dim > 0, file_.captures().front().path, concat(" /layers/", layer));
     return p;
 }
 
 Tensor<float, 3> Captured::read(int64_t layer, Field field, QueryRange range) const {
-    if (!weights_.empty() && (field == Field::index_q || field == Field::index_k))
-        return fit::fitted_index(file_, layer, weights_.at(layer), field, range);
+    if (!indexer_.empty() && (field == Field::index_q || field == Field::index_k))
+        return fit::fitted_index(file_, layer, fitted_.weights.at(layer), field, range);
     return file_.read(layer, field, range);
 }
 

@@ -4,14 +4,11 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <optional>
 #include <vector>
 
 #include "analysis/stage_cost.h"
-#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
-#include "experiments/driver/run_options.h"
+#include "experiments/fit/indexer_file.h"
 
 namespace msa::experiments::bench {
 
@@ -36,13 +33,10 @@ public:
     Tensor<float, 3> read(int64_t layer, io::Field, QueryRange) const;
 
 private:
-    void read_indexer();
-
     io::ActivationsReader file_;
     std::filesystem::path indexer_;
     std::vector<int64_t> layers_;
-    std::map<int64_t, IndexWeights> weights_;  // by layer; empty: the file's own operands
-    std::optional<SizeOptions> fitted_to_;     // of the fit
+    fit::FittedBranches fitted_;  // none without an indexer: the file's own operands
 };
 
 }  // namespace msa::experiments::bench

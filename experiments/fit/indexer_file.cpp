@@ -84,7 +84,7 @@ void write_others(io::ActivationsWriter& to, const io::ActivationsReader& file,
 
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
                               const IndexWeights& weights, Field field, QueryRange range,
-                              int threads) {
+                              int threads, const ChangeProduct& change) {
     const std::span<const Field> made = fitted(weights.form().architecture).makes;
     MSA_CHECK(is_made(weights.form(), field));
     const Problem queries =
@@ -94,9 +94,38 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
     const Tensor<float, 3> rows = query_rows(file, layer, range, positions, weights.form());
     const View<const float, 2> inputs(rows.data(),
                                       {rows.extent(0), rows.extent(1) * rows.extent(2)});
-    if (field == made.front()) return index_queries(weights, inputs, positions, threads);
-    if (field == made[1]) return index_keys(weights, inputs, positions, threads);
+    if (field == made.front()) return index_queries(weights, inputs, positions, threads, change);
+    if (field == made[1]) return index_keys(weights, inputs, positions, threads, change);
     return index_head_weights(weights, inputs, threads);
+}
+
+FittedBranches read_branches(const std::filesystem::path& path, const io::ActivationsReader& file,
+                             std::vector<int64_t>& layers) {
+    const io::ResultsReader results(path);
+    const std::string name = path.string();
+    const std::vector<std::string> fitted =
+        results.has("/fit") ? results.list("/fit") : std::vector<std::string>();
+    require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
+    if (layers.empty())
+        for (const std::string& layer : fitted) layers.push_back(std::stoll(layer));
+    FittedBranches all{{}, recorded_options<FitOptions>(results.run().options)};
+    for (int64_t layer : layers) {
+        require(results.has(concat("/fit/", layer)), name, ": has no layer ", layer,
+                ", must be one of: ", join(fitted));
+        const io::LayerInfo& info = file.layer(layer);
+        const std::string at = concat(file.name(), ": /layers/", layer);
+        require(info.has(Field::x), at, " has no x, which the Index Branch of ", name, " projects");
+        const IndexForm form =
+            all.weights.emplace(layer, read_weights(results, layer)).first->second.form();
+        const auto same = [&](const char* what, int64_t value, int64_t wanted) {
+            require(value == wanted, at, " has ", what, " ", value, ", ", name, " is for ", wanted);
+        };
+        require(form.architecture == Architecture::msa, name, ": /fit/", layer,
+                " is an indexer of --architecture ", form.traits().name, ", must be of msa");
+        same("d_model", info.model_dim, form.model_dim);
+        same("key-value heads", info.kv_heads, form.groups);
+    }
+    return all;
 }
 
 void write_indexer_file(const std::filesystem::path& path, const io::ActivationsReader& file,

@@ -15,15 +15,23 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Rows without numbers, as the options of the run say.
-std::vector<Row> rows_asked(const PrecisionOptions& o) {
+std::vector<Row> rows_asked(const PrecisionOptions& o, const std::vector<Projection>& all) {
     std::vector<Row> rows;
-    for (const Precision& precision : precisions(o.formats, o.scales, o.rotations)) {
+    for (const Projection& one : all) {
         Row row;
-        row.precision = precision;
-        row.asked = std::ranges::find(o.formats, to_string(precision.format)) != o.formats.end();
+        row.precision = one.precision;
+        row.rounded_product = one.rounded_product;
+        row.asked =
+            std::ranges::find(o.formats, to_string(one.precision.format)) != o.formats.end();
         rows.push_back(std::move(row));
     }
     return rows;
+}
+std::vector<Row> rows_asked(const PrecisionOptions& o) {
+    std::vector<Projection> all;
+    for (const Precision& precision : precisions(o.formats, o.scales, o.rotations))
+        all.push_back({precision});
+    return rows_asked(o, all);
 }
 
 /// What every layer says of the part's rows beside the measures.
@@ -46,8 +54,11 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
 
 void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
     const measure::LayerNumbers of(results, layer);
+    const auto sums = [&](size_t s, const char* ids) {  // full precision is common to both parts
+        return concat(s == 0 ? "index" : part.name, "/", s, "/", ids);
+    };
     const auto recall = [&](size_t s, const char* ids, const char* column) {
-        return of.recall(concat("index/", s, "/", ids), column);
+        return of.recall(sums(s, ids), column);
     };
     const measure::Numbers full_mass = recall(0, "recall", "mass_kept"),
                            full_recall = recall(0, "recall", "block_recall");
@@ -57,7 +68,7 @@ void add_index(const io::ResultsReader& results, const std::string& layer, Part&
                                blocks = recall(s, "recall", "block_recall");
         for (const measure::Numbers& measure :
              {recall(s, "precision_recall", "block_recall"), blocks, mass, mass / full_mass,
-              blocks / full_recall, of.error(concat("index/", s, "/output_error"))})
+              blocks / full_recall, of.error(sums(s, "output_error"))})
             kept[s].add(measure);
     }
     read_layer(results, layer, part, std::move(kept));
@@ -114,6 +125,10 @@ void recommend(Part& part) {
 
 }  // namespace
 
+std::string Row::name() const {
+    return concat(to_string(precision), rounded_product ? ", rounded product" : "");
+}
+
 size_t Part::worst_measure(const Row& row) const {
     return *std::min_element(targeted.begin(), targeted.end(), [&](size_t a, size_t b) {
         return margin(*this, row, a, false) < margin(*this, row, b, false);
@@ -161,6 +176,11 @@ Findings make_findings(const io::ResultsReader& results) {
                       .at_least = false,
                       .targeted = {0},
                       .recommended = {}};
+    Part weights = index;
+    weights.name = "projections";
+    weights.words = "index projections";
+    weights.of_weights = true;
+    weights.rows = rows_asked(o, projections(o.formats));
     const std::vector<std::string> layers = results.list("/precision");
     // Sparse attention has an error where every layer has ids.
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
@@ -175,6 +195,8 @@ Findings make_findings(const io::ResultsReader& results) {
         add_cache(results, layer, sparse, findings.cache);
         if (results.has("/precision/" + layer + "/index")) {
             add_index(results, layer, index);
+            if (results.has("/precision/" + layer + "/projections"))
+                add_index(results, layer, weights);
             sinks.push_back(measure::sink_row(results, layer, "index/0", "index"));
         }
         const measure::DrawnBlocks drawn(results, "/query_blocks/" + layer);
@@ -187,6 +209,10 @@ Findings make_findings(const io::ResultsReader& results) {
     if (!index.layers.empty()) {
         recommend(index);
         findings.index = std::move(index);
+    }
+    if (!weights.layers.empty()) {
+        recommend(weights);
+        findings.projections = std::move(weights);
     }
     return findings;
 }

@@ -20,18 +20,23 @@ using measure::Kept;  // in the order of a Part's measures
 /// One precision on the layers of its part.
 struct Row {
     Precision precision;
-    bool asked = true;  // false: full precision, where --formats leaves f32 out
-    double bits = 0;    // per token of one layer, mean over the layers
+    bool rounded_product = false;  // of projections
+    bool asked = true;             // false: full precision, where --formats leaves f32 out
+    double bits = 0;               // per token of one layer, mean over the layers
     double bits_per_value = 0;
     std::string computed_in;   // "f32"
     std::vector<Kept> layers;  // in the order of the part's
     Kept mean;                 // over the layers
     bool reaches = false;      // the worse end of the mean's interval reaches the target
+
+    /// "f16, rounded product"
+    std::string name() const;
 };
 
-/// The index operands, or the KV cache.
+/// The index operands, the index projections, or the KV cache.
 struct Part {
     std::string name, words;            // "index", "index operands"
+    bool of_weights = false;            // bits are those of a weight
     std::vector<std::string> measures;  // names in files
     std::vector<int64_t> layers;
     std::vector<Row> rows;  // full precision first
@@ -53,7 +58,8 @@ struct Part {
 struct Findings {
     PrecisionOptions asked;
     uint64_t seed = 0;
-    std::optional<Part> index;  // of the layers with an Index Branch
+    std::optional<Part> index;        // of the layers with an Index Branch
+    std::optional<Part> projections;  // with --indexer; row 0 is that of the operands
     Part cache;
     // At full precision, see driver/sink_note.h.
     nlohmann::ordered_json dropped_sinks = nlohmann::ordered_json::array();
@@ -66,9 +72,10 @@ Findings make_findings(const io::ResultsReader&);
 std::string precision_definitions();
 
 /// summary.json: {"format", "program", "options", "definitions", "target", "seed", "draws",
-/// "queries", "blocks_of_queries", "sequences", "index", "cache"}. A part is {"layers", "measures",
-/// "rows": [...], "recommended", "nearest"}, the last two numbers of rows; "index" is null where no
-/// layer has an Index Branch. An estimate is {"value", "low", "high"}.
+/// "queries", "blocks_of_queries", "sequences", "index", "projections", "cache"}. A part is
+/// {"layers", "measures", "rows": [...], "recommended", "nearest"}, the last two numbers of rows;
+/// "index" is null where no layer has an Index Branch, "projections" without --indexer or formats
+/// for it. An estimate is {"value", "low", "high"}.
 std::string precision_summary(const Findings&, const io::RunRecord&);
 
 /// The page: a table per part, notes, and the recommendation at the end.

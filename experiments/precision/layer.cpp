@@ -6,7 +6,9 @@
 
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
+#include "experiments/driver/operands.h"
 #include "experiments/driver/program.h"
+#include "experiments/fit/indexer_file.h"
 #include "experiments/measure/measure.h"
 
 namespace msa::experiments::precision {
@@ -20,6 +22,26 @@ Tensor<float, 3> stored(const Precision& precision, View<const float, 3> values)
     Tensor<float, 3> copy = copy_of(values);
     store_as(precision, copy);
     return copy;
+}
+
+/// index_q [n, Hkv, didx] of the measured queries, and index_k [Nk, 1, didx], on the host.
+struct IndexOperands {
+    Tensor<float, 3> q, k;
+};
+
+/// Those that the weights make of x. The norm's weights stay as they are.
+IndexOperands project(const io::ActivationsReader& file, int64_t layer, IndexWeights weights,
+                      std::span<const int64_t> tokens, const Projection& as, int threads) {
+    for (View<float, 2> w : {weights.w_q(), weights.w_k()})
+        store_as(as.precision, View<float, 3>(w.data(), {w.extent(0), 1, w.extent(1)}));
+    ChangeProduct change;
+    if (as.rounded_product)
+        change = [&](View<float, 3> product) { store_as(as.precision, product); };
+    const auto all = [&](io::Field field) {
+        return fit::fitted_index(file, layer, weights, field, {0, file.info().tokens()}, threads,
+                                 change);
+    };
+    return {gather_rows(all(io::Field::index_q).view(), tokens), all(io::Field::index_k)};
 }
 
 /// Attention of some queries over a cache, on the host.
@@ -163,34 +185,51 @@ Tensor<int32_t, 3> select_ids(Backend& backend, const Problem& p, const Selectio
 
 void precision_layer(const PrecisionOptions& o, std::span<const Precision> precisions,
                      const io::ActivationsReader& file, const io::LayerInfo& layer,
-                     const Worker& worker, io::UnitWriter& to) {
+                     const IndexWeights* weights, const Worker& worker, io::UnitWriter& to) {
     const measure::LayerQueries queries =
         measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), layer);
     const measure::LayerData data(file, layer, float_elements(layer, {}));
-    const Problem whole = data.problem(o.block_size);
-    const bool has_index = layer.has(io::Field::index_q);
+    Problem whole = data.problem(o.block_size);
+    if (weights != nullptr) whole.index_dim = weights->form().index_dim;
+    const bool has_index = whole.index_dim > 0;
     Backend& backend = worker.backend;
     measure::Task task = measure::task_of(o, o, o.seed, data, queries, backend);
-    const Tensor<float, 3> index_q = data.index_q(queries.tokens);
+    // In f32 first, or of the file.
+    std::vector<Projection> projected;
+    std::vector<IndexOperands> operands;
+    if (weights != nullptr) {
+        projected = projections(o.formats);
+        for (const Projection& as : projected)
+            operands.push_back(
+                project(file, layer.layer, *weights, queries.tokens, as, worker.threads));
+    } else if (has_index) {
+        operands.push_back({data.index_q(queries.tokens), copy_of(host_view(data.index_k))});
+    }
+    const auto choose = [&](std::string key, const IndexOperands& index,
+                            const Precision& precision) {
+        task.choices.push_back(
+            {.key = std::move(key),
+             .block_size = o.block_size,
+             .rule = o.rule,
+             .used = o.rule,
+             .ids = [&](const measure::ChunkView& of, QueryRange range) {
+                 Problem p = of.problem;
+                 p.index_dim = whole.index_dim;
+                 const Tensor<float, 3> q = stored(precision, host_view(index.q)),
+                                        k = stored(precision, host_view(index.k));
+                 return fetch(
+                     backend,
+                     select_ids(backend, p, o.rule, q.view().slice(range.begin, p.queries()),
+                                k.view(), select_element(backend, p, precision, o.rule.top_k)));
+             }});
+    };
     if (has_index) {
         task.beside = 0;
         task.beside_name = "precision_recall";
         for (size_t s = 0; s < precisions.size(); ++s)
-            task.choices.push_back(
-                {.key = concat("index/", s),
-                 .block_size = o.block_size,
-                 .rule = o.rule,
-                 .used = o.rule,
-                 .ids = [&, s](const measure::ChunkView& of, QueryRange range) {
-                     const Problem& p = of.problem;
-                     const Tensor<float, 3> q = stored(precisions[s], host_view(index_q)),
-                                            k = stored(precisions[s], host_view(data.index_k));
-                     return fetch(
-                         backend,
-                         select_ids(backend, p, o.rule, q.view().slice(range.begin, p.queries()),
-                                    k.view(),
-                                    select_element(backend, p, precisions[s], o.rule.top_k)));
-                 }});
+            choose(concat("index/", s), operands.front(), precisions[s]);
+        for (size_t s = 1; s < projected.size(); ++s)
+            choose(concat("projections/", s), operands[s], precisions.front());
     }
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};
     Caches caches(o, precisions, data, backend, tally.sums);
@@ -206,6 +245,13 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
             precisions, group + "/index", whole.keys(), 1, 1, whole.index_dim,
             [&](const Precision& of) { return select_element(backend, whole, of, o.rule.top_k); },
             to);
+    if (projected.size() > 1) {
+        std::vector<Precision> of_weights;
+        for (const Projection& as : projected) of_weights.push_back(as.precision);
+        write_bits(
+            of_weights, group + "/projections", whole.keys(), 1, 1, 1,
+            [](const Precision&) { return Element::f32; }, to);
+    }
     write_bits(
         precisions, group + "/cache", whole.keys(), 2, whole.kv_heads, whole.head_dim,
         [&](const Precision& of) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/backend.h"
+#include "core/indexer/index_branch.h"
 #include "core/io/activations.h"
 #include "core/number/quantize.h"
 #include "experiments/driver/run.h"
@@ -27,10 +28,11 @@ Tensor<int32_t, 3> select_ids(Backend&, const Problem&, const SelectionRule&,
                               Element element);
 
 /// Measures `layer` with each of `precisions`, the first of which is full precision, and writes
-/// /layers/<l>, /queries/<l> and /precision/<l>. Without an Index Branch, measures only the KV
-/// cache with dense attention. Throws Interrupted if a stop is requested.
+/// /layers/<l>, /queries/<l> and /precision/<l>. Where there are `weights`, the index operands are
+/// x projected by them, which is measured with each of projections() too. Without an Index Branch,
+/// measures only the KV cache with dense attention. Throws Interrupted if a stop is requested.
 void precision_layer(const PrecisionOptions&, std::span<const Precision> precisions,
-                     const io::ActivationsReader&, const io::LayerInfo& layer, const Worker&,
-                     io::UnitWriter&);
+                     const io::ActivationsReader&, const io::LayerInfo& layer,
+                     const IndexWeights* weights, const Worker&, io::UnitWriter&);
 
 }  // namespace msa::experiments::precision

@@ -14,7 +14,9 @@ const About kAbout{
     .usage = "FILE... --out DIR [--keep SHARE] [--error E] [options]",
     .examples = {"msa-precision data/sample.h5 --out results/precision --block-size 32 --top-k 8",
                  "msa-precision data/sample.h5 --out results/precision-4bit --block-size 32 "
-                 "--top-k 8 --formats int4,fp4 --scales block --error 0.3"},
+                 "--top-k 8 --formats int4,fp4 --scales block --error 0.3",
+                 "msa-precision data/sample.h5 --out results/projections --indexer "
+                 "results/fit/results.h5 --formats bf16,f16"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /precision; see data/FORMAT.md),\n"
         "DIR/summary.json and DIR/precision.txt (what is printed). If no format reaches a\n"
@@ -60,20 +62,25 @@ OptionTable option_table(PrecisionOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
     table.real("keep", "SHARE", o.keep,
-               "target of the index operands: the share of full precision's attention mass, and of "
-               "its recall of the oracle's blocks, that the format's ids keep",
+               "target of the index operands and projections: the share of full precision's "
+               "attention mass, and of its recall of the oracle's blocks, that the format's ids "
+               "keep",
                {"above 0 and at most 1", [](double value) { return value > 0 && value <= 1; }});
     table.real(
         "error", "E", o.error,
         "target of the KV cache: at most this relative output error of attention",
         {"at least 0 and finite", [](double value) { return value >= 0 && std::isfinite(value); }});
+    table.path("indexer", "FILE", o.indexer,
+               "results.h5 of msa-fit-indexer: its Index Branch projects x to index_q and index_k, "
+               "and also with weights in each format that needs no scale, with the product in f32 "
+               "and rounded to the format; default: the operands of the file");
     add_names(table, "formats", o.formats, format_names(), "number formats");
     add_names(table, "scales", o.scales, unit_names(),
               concat("values that share a scale in e4m3, e5m2, int8 and int4 (block: ", kScaleBlock,
                      " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
     add_names(table, "rotations", o.rotations, rotation_names(),
               "rotation of the channels of each head, before they are stored");
-    table.numbers("layers", "L,...", o.layers, "layers; default: all of the file");
+    table.numbers("layers", "L,...", o.layers, "layers; default: all of the file, or of --indexer");
     add_sizes(table, o);
     add_all_rows(table, o);
     add_queries(table, o);
@@ -110,6 +117,17 @@ std::vector<Precision> precisions(const std::vector<std::string>& formats,
         }
         require(all.size() > before, "--scales leaves out every scale of ", name,
                 ", which needs one");
+    }
+    return all;
+}
+
+std::vector<Projection> projections(const std::vector<std::string>& formats) {
+    std::vector<Projection> all{{}};
+    for (const std::string& name : formats) {
+        const auto format = static_cast<NumberFormat>(choice("formats", name, format_names()));
+        if (format == NumberFormat::float32 || scale_units(format).front() != ScaleUnit::none)
+            continue;
+        for (bool rounded : {false, true}) all.push_back({{.format = format}, rounded});
     }
     return all;
 }

@@ -2,6 +2,7 @@
 // The options of msa-precision, checked as far as possible without the file.
 #pragma once
 
+#include <filesystem>
 #include <iosfwd>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@ struct PrecisionOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions
 
     // The targets.
     double keep = 0.99, error = 0.01;
+    std::filesystem::path indexer;  // results.h5 of a fit; empty: the file's own index operands
     // Names, as in a run's record; after parsing never empty.
     std::vector<std::string> formats, scales, rotations;
 };
@@ -37,5 +39,15 @@ std::optional<PrecisionOptions> parse_precision_options(std::span<const std::str
 std::vector<Precision> precisions(const std::vector<std::string>& formats,
                                   const std::vector<std::string>& scales,
                                   const std::vector<std::string>& rotations);
+
+/// How the Index Branch projects: with weights of a precision, and a product in f32 or rounded to
+/// the same.
+struct Projection {
+    Precision precision;
+    bool rounded_product = false;
+};
+/// The projections to measure: in f32, then each of the formats that needs no scale, with a product
+/// in f32 and with a rounded one.
+std::vector<Projection> projections(const std::vector<std::string>& formats);
 
 }  // namespace msa::experiments::precision

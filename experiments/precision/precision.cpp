@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <ostream>
+#include <utility>
 
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/fit/indexer_file.h"
 #include "experiments/measure/queries.h"
 #include "experiments/precision/findings.h"
 #include "experiments/precision/layer.h"
@@ -41,10 +44,19 @@ void resolve_rotations(PrecisionOptions& o, bool asked, const io::ActivationsRea
     }
 }
 
-/// Fills in what depends on the file, and checks the options against it.
-void resolve(PrecisionOptions& o, std::span<const std::string> args,
-             const io::ActivationsReader& file, std::ostream& err) {
-    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+/// Fills in what depends on the file, and checks the options against it. Gives the Index Branches
+/// of --indexer, by layer.
+std::map<int64_t, IndexWeights> resolve(PrecisionOptions& o, std::span<const std::string> args,
+                                        const io::ActivationsReader& file, std::ostream& err) {
+    fit::FittedBranches fitted;
+    if (!o.indexer.empty()) fitted = fit::read_branches(o.indexer, file, o.layers);
+    std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    for (io::LayerInfo& layer : layers) {
+        if (o.indexer.empty()) break;
+        layer.index_dim = fitted.weights.at(layer.layer).form().index_dim;
+        layer.own_block_size = fitted.sizes.block_size;
+        layer.own_top_k = fitted.sizes.rule.top_k;
+    }
     std::vector<int64_t> without;
     for (const io::LayerInfo& layer : layers)
         if (!layer.has(io::Field::index_q)) without.push_back(layer.layer);
@@ -55,6 +67,7 @@ void resolve(PrecisionOptions& o, std::span<const std::string> args,
     resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     for (const io::LayerInfo& layer : layers)  // throws where there are too few
         measure::counted_queries(o, o, o.all_rows, o.seed, file.info(), layer);
+    return std::move(fitted.weights);
 }
 
 void record_types(const PrecisionOptions& o, const io::ActivationsReader& file,
@@ -67,7 +80,10 @@ void record_types(const PrecisionOptions& o, const io::ActivationsReader& file,
         has_index |= layer.has(io::Field::index_q);
     }
     record_elements(elements, record);
-    if (!has_index) record.index_element.clear();
+    if (!o.indexer.empty())
+        record.index_element = to_string(Element::f32);
+    else if (!has_index)
+        record.index_element.clear();
 }
 
 }  // namespace
@@ -77,19 +93,24 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!parsed) return 0;
     PrecisionOptions& o = *parsed;
     const io::ActivationsReader file(o.files);
-    resolve(o, args, file, err);
+    const std::map<int64_t, IndexWeights> weights = resolve(o, args, file, err);
     const std::vector<Precision> all = precisions(o.formats, o.scales, o.rotations);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
 
-    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "precision.txt"}, err);
+    std::vector<std::filesystem::path> inputs = inputs_of(o, o);
+    if (!o.indexer.empty()) inputs.push_back(o.indexer);
+    UnitRun job(kProgram.name, args, o, inputs, {"summary.json", "precision.txt"}, err);
     job.describe(option_table(o), precision_definitions(), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
     return job.run(
         layer_units(file, o.layers,
                     [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-                        precision_layer(o, all, file, layer, worker, to);
+                        const auto branch = weights.find(layer.layer);
+                        precision_layer(o, all, file, layer,
+                                        branch == weights.end() ? nullptr : &branch->second, worker,
+                                        to);
                     }),
         o, *backend, complete, out);
 }

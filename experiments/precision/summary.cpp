@@ -37,16 +37,28 @@ struct Heading {
 Rows rows_of(const Part& part, const std::vector<Heading>& headings = {}) {
     using Of = const Row&;
     std::vector<ColumnOf<Row>> columns{
-        {{"name"}, [](Of row) { return to_string(row.precision); }},
-        {{"format", "format"}, [](Of row) { return to_string(row.precision.format); }},
-        {{"scale", "scale"}, [](Of row) { return to_string(row.precision.unit); }},
-        {{"rotated"}, [](Of row) { return row.precision.rotated; }},
-        {{"", "rotation"},
-         [](Of row) { return std::string(row.precision.rotated ? kHadamard : "none"); }},
-        {{"asked"}, &Row::asked},
-        {{"bits_per_token", "bits\nper\ntoken", {.decimals = -6}}, &Row::bits},
-        {{"bits_per_value"}, &Row::bits_per_value},
-        {{"computed_in"}, &Row::computed_in}};
+        {{"name"}, &Row::name},
+        {{"format", "format"}, [](Of row) { return to_string(row.precision.format); }}};
+    const auto add = [&](std::vector<ColumnOf<Row>> more) {
+        columns.insert(columns.end(), more.begin(), more.end());
+    };
+    if (part.of_weights)
+        add({{{"product", "product"},
+              [](Of row) {
+                  return to_string(row.rounded_product ? row.precision.format
+                                                       : NumberFormat::float32);
+              }},
+             {{"asked"}, &Row::asked},
+             {{"bits_per_weight", "bits\nper\nweight", {.decimals = -6}}, &Row::bits}});
+    else
+        add({{{"scale", "scale"}, [](Of row) { return to_string(row.precision.unit); }},
+             {{"rotated"}, [](Of row) { return row.precision.rotated; }},
+             {{"", "rotation"},
+              [](Of row) { return std::string(row.precision.rotated ? kHadamard : "none"); }},
+             {{"asked"}, &Row::asked},
+             {{"bits_per_token", "bits\nper\ntoken", {.decimals = -6}}, &Row::bits},
+             {{"bits_per_value"}, &Row::bits_per_value}});
+    add({{{"computed_in"}, &Row::computed_in}});
     const auto mean = [](size_t m) { return [m](Of row) { return row.mean.measures[m]; }; };
     for (size_t m = 0; m < part.measures.size(); ++m)
         columns.push_back({{part.measures[m]}, mean(m)});
@@ -97,13 +109,15 @@ std::string reached_text(const Part& part, const Row& row) {
 void print_recommended(const Part& part, std::ostream& out) {
     out << "  " << part.words << ", " << part.target_text() << ":\n      ";
     if (!part.recommended) {
-        out << "no format; the nearest is " << to_string(part.rows[part.nearest].precision) << '\n';
+        out << "no format; the nearest is " << part.rows[part.nearest].name() << '\n';
         return;
     }
     const Row& row = part.rows[*part.recommended];
-    out << to_string(row.precision) << ", " << number_text(row.bits, 6) << " bits per token ("
-        << fixed_text(row.bits_per_value, 2) << " per value)\n      " << reached_text(part, row)
-        << '\n';
+    out << row.name() << ", " << number_text(row.bits, 6)
+        << (part.of_weights
+                ? " bits per weight"
+                : concat(" bits per token (", fixed_text(row.bits_per_value, 2), " per value)"))
+        << "\n      " << reached_text(part, row) << '\n';
 }
 
 /// "e4m3, f16"; formats whose values are there in f32 alone.
@@ -160,21 +174,30 @@ std::string precision_definitions() {
         "the row asked for with the fewest bits that reaches, and of these the best";
     definitions["nearest"] = "the row asked for whose worst targeted measure is best";
     definitions["computed_in"] = "the type in which the backend's kernel had these values";
-    definitions["full precision"] = "the values of the file, computed in f32";
+    definitions["full precision"] =
+        "the values of the file, computed in f32; with --indexer, index operands are x projected "
+        "in f32";
+    definitions["projections"] =
+        "w_q and w_k in the format, without a scale; products of the unchanged x with them, summed "
+        "in f32; then norm and RoPE in f32. The operands that come out are not rounded";
+    definitions["product"] =
+        "what a product of the projections is rounded to before norm and RoPE; f32: it is not";
+    definitions["bits_per_weight"] = "bits of a value of w_q and w_k";
     return definitions.dump();
 }
 
 std::string precision_summary(const Findings& findings, const io::RunRecord& run) {
     ordered_json json = begin_summary("msa-precision-summary", run);
-    json.update(
-        ordered_json{{"target", {{"keep", findings.asked.keep}, {"error", findings.asked.error}}},
-                     {"seed", findings.seed},
-                     {"draws", kDraws},
-                     {"queries", findings.queries},
-                     {"blocks_of_queries", findings.blocks},
-                     {"sequences", findings.sequences},
-                     {"index", findings.index ? json_of(*findings.index) : ordered_json()},
-                     {"cache", json_of(findings.cache)}});
+    json.update(ordered_json{
+        {"target", {{"keep", findings.asked.keep}, {"error", findings.asked.error}}},
+        {"seed", findings.seed},
+        {"draws", kDraws},
+        {"queries", findings.queries},
+        {"blocks_of_queries", findings.blocks},
+        {"sequences", findings.sequences},
+        {"index", findings.index ? json_of(*findings.index) : ordered_json()},
+        {"projections", findings.projections ? json_of(*findings.projections) : ordered_json()},
+        {"cache", json_of(findings.cache)}});
     json["dropped_sinks"] = findings.dropped_sinks;
     return json.dump(2) + "\n";
 }
@@ -185,16 +208,22 @@ std::string nearest_text(const Findings& findings) {
         if (part.recommended) return;
         const Row& row = part.rows[part.nearest];
         all += concat(all.empty() ? "" : "; ", part.words, ", target ", part.target_text(),
-                      ": no format asked for reaches it; the nearest is ", to_string(row.precision),
-                      ", with ", reached_text(part, row));
+                      ": no format asked for reaches it; the nearest is ", row.name(), ", with ",
+                      reached_text(part, row));
     };
     if (findings.index) add(*findings.index);
+    if (findings.projections) add(*findings.projections);
     add(findings.cache);
     return all;
 }
 
 void print_findings(const Findings& findings, const io::RunRecord& run, std::ostream& out) {
     const auto o = recorded_options<PrecisionOptions>(run.options);
+    const std::vector<Heading> of_ids{
+        {"precision_recall", "recall\nof f32\nids", Shown::value},
+        {"recall_share", "recall of\noracle / f32\n(at least)", Shown::low},
+        {"mass_share", "mass kept / f32\n(at least)", Shown::low},
+        {"output_error", "output\nerror", Shown::value}};
     out << "Bk " << o.block_size << ", k " << o.rule.top_k << "; mean over "
         << layers_text(findings.cache.layers) << "\n\n";
     if (findings.index) {
@@ -202,12 +231,11 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
         if (findings.index->layers != findings.cache.layers)
             out << "; " << layers_text(findings.index->layers);
         out << "\n\n";
-        print_part(*findings.index,
-                   {{"precision_recall", "recall\nof f32\nids", Shown::value},
-                    {"recall_share", "recall of\noracle / f32\n(at least)", Shown::low},
-                    {"mass_share", "mass kept / f32\n(at least)", Shown::low},
-                    {"output_error", "output\nerror", Shown::value}},
-                   out);
+        print_part(*findings.index, of_ids, out);
+    }
+    if (findings.projections) {
+        out << "index projections: w_q and w_k in the format, products in f32 or rounded to it\n\n";
+        print_part(*findings.projections, of_ids, out);
     }
     out << "KV cache: K and V in the format\n\n";
     print_part(findings.cache,
@@ -232,6 +260,7 @@ void print_findings(const Findings& findings, const io::RunRecord& run, std::ost
     print_captures(run, out);
     out << "\ncheapest within the target, mean over the layers:\n";
     if (findings.index) print_recommended(*findings.index, out);
+    if (findings.projections) print_recommended(*findings.projections, out);
     print_recommended(findings.cache, out);
 }
 
