@@ -90,6 +90,15 @@ void add_cache(const io::ResultsReader& results, const std::string& layer, bool 
     read_layer(results, layer, part, std::move(kept));
 }
 
+/// The index projections, without layers: measured as the index operands are.
+Part projections_beside(Part index, const PrecisionOptions& o) {
+    index.name = "projections";
+    index.words = "index projections";
+    index.of_weights = true;
+    index.rows = rows_asked(o, projections(o.formats));
+    return index;
+}
+
 /// How far the mean of a row is on the right side of the bound; NaN where it is.
 double margin(const Part& part, const Row& row, size_t measure, bool far_end) {
     const analysis::Estimate& of = row.mean.measures[measure];
@@ -176,11 +185,7 @@ Findings make_findings(const io::ResultsReader& results) {
                       .at_least = false,
                       .targeted = {0},
                       .recommended = {}};
-    Part weights = index;
-    weights.name = "projections";
-    weights.words = "index projections";
-    weights.of_weights = true;
-    weights.rows = rows_asked(o, projections(o.formats));
+    Part weights = projections_beside(index, o);
     const std::vector<std::string> layers = results.list("/precision");
     // Sparse attention has an error where every layer has ids.
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {

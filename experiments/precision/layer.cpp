@@ -183,6 +183,29 @@ Tensor<int32_t, 3> select_ids(Backend& backend, const Problem& p, const Selectio
     return ids;
 }
 
+namespace {
+
+/// The choice by operands that are stored so. The arguments must outlive it.
+measure::Choice choice_by(std::string key, const IndexOperands& index, const Precision& precision,
+                          const PrecisionOptions& o, Backend& backend) {
+    return {.key = std::move(key),
+            .block_size = o.block_size,
+            .rule = o.rule,
+            .used = o.rule,
+            .ids = [&](const measure::ChunkView& of, QueryRange range) {
+                Problem p = of.problem;
+                p.index_dim = index.k.extent(2);
+                const Tensor<float, 3> q = stored(precision, host_view(index.q)),
+                                       k = stored(precision, host_view(index.k));
+                return fetch(
+                    backend,
+                    select_ids(backend, p, o.rule, q.view().slice(range.begin, p.queries()),
+                               k.view(), select_element(backend, p, precision, o.rule.top_k)));
+            }};
+}
+
+}  // namespace
+
 void precision_layer(const PrecisionOptions& o, std::span<const Precision> precisions,
                      const io::ActivationsReader& file, const io::LayerInfo& layer,
                      const IndexWeights* weights, const Worker& worker, io::UnitWriter& to) {
@@ -194,9 +217,8 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     const bool has_index = whole.index_dim > 0;
     Backend& backend = worker.backend;
     measure::Task task = measure::task_of(o, o, o.seed, data, queries, backend);
-    // In f32 first, or of the file.
     std::vector<Projection> projected;
-    std::vector<IndexOperands> operands;
+    std::vector<IndexOperands> operands;  // as projected; or of the file
     if (weights != nullptr) {
         projected = projections(o.formats);
         for (const Projection& as : projected)
@@ -205,31 +227,15 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     } else if (has_index) {
         operands.push_back({data.index_q(queries.tokens), copy_of(host_view(data.index_k))});
     }
-    const auto choose = [&](std::string key, const IndexOperands& index,
-                            const Precision& precision) {
-        task.choices.push_back(
-            {.key = std::move(key),
-             .block_size = o.block_size,
-             .rule = o.rule,
-             .used = o.rule,
-             .ids = [&](const measure::ChunkView& of, QueryRange range) {
-                 Problem p = of.problem;
-                 p.index_dim = whole.index_dim;
-                 const Tensor<float, 3> q = stored(precision, host_view(index.q)),
-                                        k = stored(precision, host_view(index.k));
-                 return fetch(
-                     backend,
-                     select_ids(backend, p, o.rule, q.view().slice(range.begin, p.queries()),
-                                k.view(), select_element(backend, p, precision, o.rule.top_k)));
-             }});
-    };
     if (has_index) {
         task.beside = 0;
         task.beside_name = "precision_recall";
         for (size_t s = 0; s < precisions.size(); ++s)
-            choose(concat("index/", s), operands.front(), precisions[s]);
+            task.choices.push_back(
+                choice_by(concat("index/", s), operands.front(), precisions[s], o, backend));
         for (size_t s = 1; s < projected.size(); ++s)
-            choose(concat("projections/", s), operands[s], precisions.front());
+            task.choices.push_back(
+                choice_by(concat("projections/", s), operands[s], precisions.front(), o, backend));
     }
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};
     Caches caches(o, precisions, data, backend, tally.sums);
