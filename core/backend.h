@@ -48,7 +48,7 @@ struct AttentionSaved {
     In<3> out;                 // [Nq, Hq, dh] of the forward pass
     View<const float, 2> lse;  // [Nq, Hq] of the forward pass
     In<3> d_out;               // [Nq, Hq, dh]
-    bool whole = true;  // false: out and lse cover other keys, too; gives the part of these keys
+    bool partial = false;      // true: out and lse cover other keys, too; gives these keys' part
 };
 
 /// The request that supports() takes for a call of sparse_attention_grad.

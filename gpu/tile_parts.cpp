@@ -2,19 +2,23 @@
 #include "gpu/tile_parts.h"
 
 #include <algorithm>
+#include <functional>
+#include <queue>
+#include <utility>
 
 #include "core/problem.h"
 
 namespace msa::cuda {
+namespace {
 
-TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const TileCut& cut) {
-    int64_t keys = 0;
-    for (const QueryTile& tile : tiles) keys += tile.most_visible;
-    const int64_t share = std::max(ceil_div(keys, cut.thread_blocks), cut.least_keys);
+/// Parts of at most `whole` shares of `share` keys each, 1 < whole <= 2; the longest first.
+TileParts cut_by(const std::vector<QueryTile>& tiles, const TileCut& cut, int64_t share,
+                 double whole) {
     TileParts made;
     for (const QueryTile& tile : tiles) {
-        int64_t parts = tile.most_visible > 2 * share ? tile.most_visible / share : 1;
-        parts = std::clamp(parts, cut.least_parts, cut.most_parts);
+        const double shares = static_cast<double>(tile.most_visible) / static_cast<double>(share);
+        const int64_t parts =
+            std::clamp(static_cast<int64_t>(shares + 2 - whole), cut.least_parts, cut.most_parts);
         made.most = std::max(made.most, static_cast<int>(parts));
         for (int64_t part = 0; part < parts; ++part)
             made.parts.push_back({tile, static_cast<int32_t>(part), static_cast<int32_t>(parts)});
@@ -23,6 +27,35 @@ TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const 
         made.parts.begin(), made.parts.end(), [](const TilePart& a, const TilePart& b) {
             return int64_t{a.tile.most_visible} * b.parts > int64_t{b.tile.most_visible} * a.parts;
         });
+    return made;
+}
+
+/// Keys of the thread block that ends last, where each takes the next part when it is done.
+int64_t longest_work(const TileParts& made, int64_t thread_blocks) {
+    std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> ends;
+    for (const TilePart& part : made.parts) {
+        int64_t begin = 0;
+        if (std::ssize(ends) == thread_blocks) {
+            begin = ends.top();
+            ends.pop();
+        }
+        ends.push(begin + ceil_div(part.tile.most_visible, part.parts));
+    }
+    int64_t last = 0;
+    for (; !ends.empty(); ends.pop()) last = ends.top();
+    return last;
+}
+
+}  // namespace
+
+TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const TileCut& cut) {
+    int64_t keys = 0;
+    for (const QueryTile& tile : tiles) keys += tile.most_visible;
+    const int64_t share = std::max(ceil_div(keys, cut.thread_blocks), cut.least_keys);
+    TileParts made = cut_by(tiles, cut, share, 2);
+    TileParts finer = cut_by(tiles, cut, share, 1.125);
+    if (8 * longest_work(finer, cut.thread_blocks) < 7 * longest_work(made, cut.thread_blocks))
+        made = std::move(finer);
     if (made.most == 1) return made;
     made.of_query.resize(static_cast<size_t>(queries));
     for (const TilePart& part : made.parts)

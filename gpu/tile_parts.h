@@ -39,8 +39,9 @@ struct TileCut {
     auto operator<=>(const TileCut&) const = default;
 };
 
-/// A tile is cut in proportion to its keys into parts of an equal share of all tiles' keys. One of
-/// up to two shares stays whole: other tiles fill the chip meanwhile, and parts must be merged.
+/// A tile is cut in proportion to its keys, by the share of all tiles' keys that a thread block
+/// has. A tile of up to two shares stays whole, because parts must be merged, unless parts of at
+/// most 9/8 shares end an eighth earlier, as those of a square of few tiles do.
 TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const TileCut&);
 
 }  // namespace msa::cuda

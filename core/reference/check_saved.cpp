@@ -43,7 +43,7 @@ struct Rows {
     View<const float, 3> out;
     View<const float, 2> lse;
     Element operands, stored;  // of q, k, v and of out
-    bool whole;
+    bool partial;
 };
 
 double norm(View<const float, 1> row) { return std::sqrt(dot(row, row)); }
@@ -84,7 +84,7 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
     const auto keys = std::min(static_cast<double>(weights.size()), kMostTerms);
     const double logit = logit_bound(p.softmax_scale(), norm(rows.q[i][h]), k_norm, p.head_dim);
     const double of_lse = lse_bound(logit, keys, std::fabs(lse));
-    if (!rows.whole) {
+    if (rows.partial) {
         const auto got = double{rows.lse(i, h)};
         require(!(got < lse - of_lse), "saved lse[", i, ", ", h, "] is ", got,
                 ", must be at least ", lse, " within ", of_lse, ": it is of fewer keys");
@@ -110,9 +110,17 @@ void require_right(const Rows& rows, int64_t i, int64_t h, const std::vector<int
 void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,
                  const AttentionSaved& saved) {
     const Floats q(in.q), k(in.k), v(in.v), out(saved.out);
-    const Rows rows{p,          q.view,   k.view,    v.view,         in.sinks,
-                    ids,        out.view, saved.lse, in.q.element(), saved.out.element(),
-                    saved.whole};
+    const Rows rows{p,
+                    q.view,
+                    k.view,
+                    v.view,
+                    in.sinks,
+                    ids,
+                    out.view,
+                    saved.lse,
+                    in.q.element(),
+                    saved.out.element(),
+                    saved.partial};
     const std::vector<KeyRange>& visible = visible_keys(p);
     for (int64_t i = 0; i < p.queries(); ++i)
         for (int64_t r = 0; r < p.kv_heads; ++r) {
@@ -121,7 +129,7 @@ void check_saved(const Problem& p, const AttentionInput& in, View<const int32_t,
             for (int64_t h = r * p.group_size(); h < (r + 1) * p.group_size(); ++h)
                 if (sees)
                     require_plausible(rows, i, h);
-                else if (saved.whole)
+                else if (!saved.partial)
                     require_empty(rows, i, h);
         }
     const int64_t last = p.queries() * p.query_heads - 1;

@@ -2,7 +2,7 @@
 // Checks on the host, before a gradient is computed, that the saved results of a forward pass
 // belong to its input.
 //
-// The saved results may cover more keys than the input (AttentionSaved::whole is false), as when
+// The saved results may cover more keys than the input (AttentionSaved::partial), as when
 // FlashAttention merges parts. Then p is the probability among all keys, and the gradients of the
 // parts add up if exactly one part has the sinks.
 #pragma once
@@ -17,7 +17,7 @@ namespace msa::reference {
 ///   - kCheckedRows rows, the first, the last and others evenly between, have the lse and out that
 ///     the equations give in double, within the bounds of a forward pass in float
 ///     (core/tolerance.h); of these, rows with a value that is not finite are passed over.
-/// If saved.whole is false, a row that sees no key may have any values, and the lse of a compared
+/// If saved.partial is true, a row that sees no key may have any values, and the lse of a compared
 /// row must not be below the equations' value minus its bound. Other rows are not checked. ids
 /// [Nq, Hkv, k] are those of sparse_attention and satisfy check_selection; absent: dense_attention.
 /// All arguments are in host memory.

@@ -90,8 +90,7 @@ void WindowAttention::forward(Ops& ops, const Problem& p, const AttentionInput& 
 
 void WindowAttention::backward(Ops& ops, const Problem& p, const AttentionInput& in,
                                const AttentionSaved& saved, const AttentionGradient& to) {
-    ops.backend().sparse_attention_grad(p, in, ids_, {saved.out, saved.lse, saved.d_out, false},
-                                        to);
+    ops.backend().sparse_attention_grad(p, in, ids_, {saved.out, saved.lse, saved.d_out, true}, to);
     if (rest_.queries() == 0) return;
     gather(ops, in);
     ops.gather_rows(saved.out, query_rows_, out_);
@@ -99,7 +98,7 @@ void WindowAttention::backward(Ops& ops, const Problem& p, const AttentionInput&
     const View<const float, 3> lse(saved.lse.data(), {p.queries(), p.query_heads, 1},
                                    saved.lse.space());
     ops.gather_rows(lse, query_rows_, per_head(lse_));
-    ops.backend().dense_attention_grad(rest(p), {q_, k_, v_}, {out_, lse_, d_out_, false},
+    ops.backend().dense_attention_grad(rest(p), {q_, k_, v_}, {out_, lse_, d_out_, true},
                                        {d_q_, d_k_, d_v_});
     ops.add_rows(d_q_, query_rows_, to.d_q);
     ops.add_rows(d_k_, key_rows_, to.d_k);

@@ -7,8 +7,7 @@
 //   2. the tokens of block c = b - k + 1 after offset r, if c > 0. In reversed order, from the last
 //      token of c to its second, these are the first Bk - 1 - r keys. So this is causal attention
 //      of short sequences, one per block, whose queries are those of b, reversed too.
-// The two are merged by their lse. In the backward pass each is a part (AttentionSaved::whole is
-// false).
+// The two are merged by their lse. In the backward pass each is a part (AttentionSaved::partial).
 #pragma once
 
 #include "core/train/buffer.h"

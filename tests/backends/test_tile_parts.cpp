@@ -14,13 +14,14 @@ namespace {
 constexpr int kSms = 132;
 
 /// Tiles of one query each, over so many keys.
-cuda::TileParts cut(const std::vector<int64_t>& keys, int64_t least_parts = 1) {
+cuda::TileParts cut(const std::vector<int64_t>& keys, int64_t least_parts = 1,
+                    int64_t thread_blocks = 2 * kSms) {
     std::vector<cuda::QueryTile> tiles;
     for (int64_t n : keys)
         tiles.push_back({std::ssize(tiles), 0, 1, static_cast<int32_t>(n), 0,
                          static_cast<int32_t>(std::ssize(tiles))});
     return cuda::cut_tiles(tiles, std::ssize(tiles),
-                           {.thread_blocks = 2 * kSms,
+                           {.thread_blocks = thread_blocks,
                             .least_keys = 2048,
                             .most_parts = 512,
                             .least_parts = least_parts});
@@ -57,6 +58,20 @@ TEST(TileParts, ALongSequenceHasThemInProportion) {
     EXPECT_EQ(made.of_query[6].before, 176);
     EXPECT_EQ(made.parts.front().parts, 1);  // the longest first
     EXPECT_EQ(made.parts.back().parts, 176);
+}
+
+/// Of 128 tiles of 64 queries, the last ones would keep their processors twice as long as the mean.
+TEST(TileParts, ASquareOfFewTilesIsCutWhereTilesAreLong) {
+    const auto square = [](int64_t tiles) {
+        std::vector<int64_t> keys;
+        for (int64_t n = 1; n <= tiles; ++n) keys.push_back(64 * n);
+        return cut(keys, 1, kSms);
+    };
+    const cuda::TileParts made = square(128);
+    EXPECT_EQ(made.most, 2);
+    for (const cuda::TilePart& part : made.parts)
+        EXPECT_EQ(part.parts, part.tile.most_visible > 4500 ? 2 : 1) << part.tile.most_visible;
+    EXPECT_EQ(square(512).most, 1);
 }
 
 /// One long sequence among short ones, which selects what it selects alone.

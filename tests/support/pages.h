@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Keys in the pages of a pool that is NaN wherever there is no token.
+// Keys in the pages of a pool that is NaN, or another value, wherever there is no token.
 #pragma once
 
 #include <algorithm>
@@ -38,14 +38,15 @@ inline Tensor<int32_t, 2> make_table(const Problem& p, int64_t page_size, int64_
     return table;
 }
 
-/// Keys [Nk, heads, width] in a pool that is NaN everywhere else. `here`: the table in the
+/// Keys [Nk, heads, width] in a pool that is `unused` everywhere else. `here`: the table in the
 /// backend's space.
 template <int Rank>
 class InPages {
 public:
     InPages(Backend& backend, Element element, const Problem& p, View<const float, Rank> keys,
             View<const int32_t, 2> table, View<const int32_t, 2> here, int64_t page_size,
-            Pool how = Pool::apart, int64_t half = 0, int64_t pages = kPages)
+            Pool how = Pool::apart, int64_t half = 0, int64_t pages = kPages,
+            float unused = std::numeric_limits<float>::quiet_NaN())
         : shape_{}, table_(here) {
         const int64_t heads = Rank == 3 ? keys.extent(1) : 1, width = keys.extent(Rank - 1);
         const int64_t token = heads * width * (how == Pool::by_row ? 2 : 1);
@@ -55,7 +56,7 @@ public:
                               : how == Pool::by_page ? half * page / 2
                                                      : half * width;
         Tensor<float, 1> host({pages * page});
-        std::fill_n(host.data(), host.size(), std::numeric_limits<float>::quiet_NaN());
+        std::fill_n(host.data(), host.size(), unused);
         const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
         for (int64_t s = 0; s < p.sequences(); ++s)
             for (int64_t j = 0, t = starts[static_cast<size_t>(s)];

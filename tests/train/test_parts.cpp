@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Gradients of attention in parts (AttentionSaved::whole), which a window is made of.
+// Gradients of attention in parts (AttentionSaved::partial), which a window is made of.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,14 +32,14 @@ protected:
             v{Shape<3>{kTokens, 2, 16}};
     };
     /// Over the visible blocks from `first` to before `end`.
-    Gradient gradient(int64_t first, int64_t end, bool whole) {
+    Gradient gradient(int64_t first, int64_t end, bool partial) {
         Tensor<int32_t, 3> ids({kTokens, 2, end - first});
         for (int64_t i = 0; i < kTokens; ++i)
             for (int64_t r = 0; r < 2; ++r)
                 for (int64_t b = first; b < end; ++b)
                     ids(i, r, b - first) = b * kBlock <= i ? static_cast<int32_t>(b) : kNoBlock;
         Gradient to;
-        backend_->sparse_attention_grad(p_, {q_, k_, v_}, ids, {out_, lse_, d_out_, whole},
+        backend_->sparse_attention_grad(p_, {q_, k_, v_}, ids, {out_, lse_, d_out_, partial},
                                         {to.q, to.k, to.v});
         return to;
     }
@@ -49,8 +49,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, Parts, testing::Values("reference", "cpu"));
 
 TEST_P(Parts, TheirGradientsAddUp) {
     backend_->dense_attention(p_, {q_, k_, v_}, {out_, lse_});
-    const Gradient whole = gradient(0, 5, true), a = gradient(0, 2, false),
-                   b = gradient(2, 5, false);
+    const Gradient whole = gradient(0, 5, false), a = gradient(0, 2, true),
+                   b = gradient(2, 5, true);
     const auto expect_sum = [](const auto& all, const auto& one, const auto& other) {
         for (int64_t i = 0; i < all.size(); ++i)
             ASSERT_NEAR(all.data()[i], one.data()[i] + other.data()[i], 2e-5) << i;
@@ -62,10 +62,10 @@ TEST_P(Parts, TheirGradientsAddUp) {
 
 TEST_P(Parts, AreOfNoFewerKeys) {
     backend_->dense_attention(p_, {q_, k_, v_}, {out_, lse_});
-    EXPECT_THROW(gradient(0, 2, true), InputError);  // a part that does not say so
+    EXPECT_THROW(gradient(0, 2, false), InputError);  // a part that does not say so
     lse_(kTokens - 1, 3) -= 10;
     try {
-        gradient(0, 5, false);
+        gradient(0, 5, true);
         FAIL();
     } catch (const InputError& error) {
         EXPECT_NE(std::string(error.what()).find("it is of fewer keys"), std::string::npos);
