@@ -194,8 +194,9 @@ def sharing(reached: bool = True) -> dict:
             "each": front[1] if reached else None, "mean": front[1] if reached else None}
 
 
-def precision(reached: bool = True, index: bool = True) -> dict:
-    """Full precision, int8 and rotated int4; int8 is enough."""
+def precision(reached: bool = True, index: bool = True, projections: bool = False) -> dict:
+    """Full precision, int8 and rotated int4; int8 is enough. Of projections, f32 and bf16, each
+    with its product in f32, and bf16 with it rounded."""
     def estimate(value):
         return {"value": value, "low": value - 0.001, "high": value + 0.001}
 
@@ -211,6 +212,17 @@ def precision(reached: bool = True, index: bool = True) -> dict:
         return {"layers": [3, 4], "measures": list(measures), "rows": rows,
                 "recommended": 1 if reached else None, "nearest": 0}
 
+    def projected(losses):
+        rows = [{"name": name, "format": name.split(",")[0], "product": product, "asked": True,
+                 "bits_per_weight": bits, "computed_in": "f32", "mass_share": estimate(1 - loss),
+                 "recall_share": estimate(1 - loss), "worst_layer": loss, "reaches": True,
+                 "layers": []}
+                for (name, product, bits), loss in zip(
+                    (("f32", "f32", 32.0), ("bf16", "f32", 16.0),
+                     ("bf16, rounded product", "bf16", 16.0)), losses)]
+        return {"layers": [3, 4], "measures": ["mass_share", "recall_share"], "rows": rows,
+                "recommended": 1, "nearest": 1}
+
     kept = {name: lambda loss: 1 - loss for name in ("precision_recall", "block_recall", "mass_kept",
                                                      "mass_share")}
     return {"format": "msa-precision-summary", "program": "msa-precision", "options": {},
@@ -218,6 +230,7 @@ def precision(reached: bool = True, index: bool = True) -> dict:
             "target": {"keep": 0.99, "error": 0.01},
             "index": part({**kept, "recall_share": lambda loss: 1 - 2 * loss,
                            "output_error": lambda loss: loss}, (0, 0.002, 0.1)) if index else None,
+            "projections": projected((0, 0.001, 0.02)) if projections else None,
             "cache": part({"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
                            "sparse_error": lambda loss: loss / 2}, (0, 0.005, 0.2))}
 

@@ -45,6 +45,15 @@ def test_every_format_is_drawn_with_its_worse_loss(tmp_path):
         assert dotted.get_ydata()[0] == pytest.approx(height)
 
 
+def test_projections_are_drawn_between_and_hollow_where_their_product_is_rounded(tmp_path):
+    figure, table = loss_by_bits(read_precision(write(tmp_path, make_cost.precision(projections=True))))
+    _, middle, _ = figure.axes
+    assert points(middle) == {"f32": (32, 1e-5, False), "bf16": (16, pytest.approx(0.001), False),
+                              "bf16, rounded product": (16, pytest.approx(0.02), True)}
+    assert rings(middle) == [(16, pytest.approx(0.001))]
+    assert list(table.where(part="index projections")["product"]) == ["f32", "f32", "bf16"]
+
+
 def test_the_ring_is_the_recommended_format(tmp_path):
     figure, table = loss_by_bits(read_precision(write(tmp_path, make_cost.precision())))
     above, below = figure.axes

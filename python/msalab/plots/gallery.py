@@ -359,8 +359,12 @@ def precision_section(precisions: Precisions) -> Section:
          "Above, what the Index Branch loses with its operands in the format: of the attention mass "
          "that full precision keeps or of its recall of the oracle's blocks, whichever is more. "
          "Below, the relative error of attention with K and V in the format, dense or sparse, "
-         "whichever is more. Losses below 0.00001 are drawn there.",
-         "Hollow points have their channels rotated by a Hadamard matrix before they are stored. "
+         "whichever is more. Losses below 0.00001 are drawn there."
+         + (" Between them, what the Index Branch loses with the weights of its projections in the "
+            "format; hollow points have the product rounded to it as well."
+            if "index projections" in set(precisions.drawn["part"]) else ""),
+         "Hollow points of operands and of the cache have their channels rotated by a Hadamard "
+         "matrix before they are stored. "
          "The dotted lines are the targets, and a ring marks the format with the fewest bits whose "
          "interval reaches it."),
         lambda *_: iter([Picture("precision", *loss_by_bits(precisions))]), precisions.rows,

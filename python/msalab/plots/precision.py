@@ -13,9 +13,10 @@ from .cost import read_json
 from .results import ResultsError
 from .table import Table
 
-PARTS = {"index": "index operands", "cache": "KV cache"}
+PARTS = {"index": "index operands", "projections": "index projections", "cache": "KV cache"}
 # What the target is of, the larger loss of the two: 1 - a share, or an error.
-_LOSSES = {"index": ("mass_share", "recall_share"), "cache": ("dense_error", "sparse_error")}
+_SHARES = ("mass_share", "recall_share")
+_LOSSES = {"index": _SHARES, "projections": _SHARES, "cache": ("dense_error", "sparse_error")}
 _MEASURES = ("precision_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
              "output_error", "dense_error", "sparse_error")
 _ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in ("", "_low", "_high"))
@@ -46,7 +47,7 @@ def _loss(part: str, of: dict) -> list[float]:
     for name in _LOSSES[part]:
         if name in of:
             value, low, high = (_number(of[name][end]) for end in ("value", "low", "high"))
-            losses.append([1 - value, 1 - high, 1 - low] if part == "index"
+            losses.append([1 - value, 1 - high, 1 - low] if name in _SHARES
                           else [value, low, high])
     return max(losses, key=lambda loss: loss[0])
 
@@ -64,19 +65,21 @@ def read_precision(path) -> Precisions:
         if chosen is not None:
             recommended[part] = str(found["rows"][int(chosen)]["name"])
         for place, row in enumerate(found["rows"]):
-            first = [PARTS[part], str(row["name"]), str(row["format"]), str(row["scale"]),
-                     bool(row["rotated"]), float(row["bits_per_token"]),
-                     float(row["bits_per_value"])]
+            first = [PARTS[part], str(row["name"]), str(row["format"]),
+                     str(row.get("scale", "none")), bool(row.get("rotated", False)),
+                     str(row.get("product", "")), float(row.get("bits_per_token", math.nan)),
+                     float(row.get("bits_per_weight", row.get("bits_per_value", math.nan)))]
             rows.append([*first, *_estimates(row), _number(row["worst_layer"]),
                          bool(row["reaches"]), place == chosen])
             drawn.append([*first, *_loss(part, row), place == chosen])
-    columns = ("part", "precision", "format", "scale", "rotated", "bits_per_token",
+    columns = ("part", "precision", "format", "scale", "rotated", "product", "bits_per_token",
                "bits_per_value")
     target = summary["target"]
     return Precisions(
         Table.from_rows((*columns, *_ESTIMATES, "worst_layer", "reaches", "recommended"), rows),
         Table.from_rows((*columns, "loss", "loss_low", "loss_high", "recommended"), drawn),
-        {"index": 1 - float(target["keep"]), "cache": float(target["error"])}, recommended,
+        {part: float(target["error"]) if part == "cache" else 1 - float(target["keep"])
+         for part in PARTS}, recommended,
         {name: str(text) for name, text in summary["definitions"].items()})
 
 
@@ -88,11 +91,12 @@ def _draw_part(axes, of: Table, formats: list[str], target: float):
             continue
         look = style.series_style(formats.index(of["format"][row]))
         bits, height = of["bits_per_value"][row], max(loss, _FLOOR)
+        hollow = of["rotated"][row] or of["product"][row] not in ("", "f32")
         ends = [max(0.0, height - max(of["loss_low"][row], _FLOOR)),
                 max(0.0, max(of["loss_high"][row], _FLOOR) - height)]
         bars = axes.errorbar(bits, height, [[ends[0]], [ends[1]]], linestyle="", capsize=2,
                              elinewidth=1, zorder=2, **look,
-                             markerfacecolor="none" if of["rotated"][row] else look["color"])
+                             markerfacecolor="none" if hollow else look["color"])
         style.name_on_hover(bars.lines[0], str(of["precision"][row]))
         if of["recommended"][row]:
             axes.plot(bits, height, linestyle="", marker="o", markersize=13,
@@ -109,18 +113,18 @@ def _draw_part(axes, of: Table, formats: list[str], target: float):
 
 @style.styled
 def loss_by_bits(precisions: Precisions):
-    """Loss of each format against its bits per value, scales included: of the index operands, the
-    larger of what is lost of mass and of recall; of the KV cache, the larger error of dense and
-    sparse attention. Hollow: rotated. Ringed: recommended. Dotted: the target."""
+    """Loss of each format against its bits per value, scales included: of the index operands and
+    of the weights of their projections, the larger of what is lost of mass and of recall; of the KV
+    cache, the larger error of dense and sparse attention. Hollow: rotated; of projections, with
+    their product rounded too. Ringed: recommended. Dotted: the target."""
     drawn = precisions.drawn
     parts = [part for part, words in PARTS.items() if words in set(drawn["part"])]
     formats = list(dict.fromkeys(drawn["format"].tolist()))
     figure = style.new_figure(3.2 * len(parts) + 0.8)
     panels = np.atleast_1d(figure.subplots(len(parts), sharex=True))
-    labels = {"index": "lost of mass or recall", "cache": "output error"}
     for axes, part in zip(panels, parts):
         _draw_part(axes, drawn.where(part=PARTS[part]), formats, precisions.targets[part])
-        axes.set(ylabel=labels[part])
+        axes.set(ylabel="output error" if part == "cache" else "lost of mass or recall")
         axes.set_title(f"{PARTS[part]}: {precisions.recommended.get(part, 'no format')}",
                        loc="left", fontsize=8)
     panels[-1].set(xlabel="bits per value, scales included")
