@@ -36,7 +36,7 @@ struct TileCut {
     int64_t least_keys;     // of a part
     int64_t most_parts;     // of a tile
     int64_t least_parts = 1;
-    auto operator<=>(const TileCut&) const = default;
+    auto operator<=>(const TileCut&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// A tile is cut in proportion to its keys, by the share of all tiles' keys that a thread block

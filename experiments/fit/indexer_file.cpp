@@ -108,7 +108,8 @@ FittedBranches read_branches(const std::filesystem::path& path, const io::Activa
     require(!fitted.empty(), name, ": has no /fit, must be the results.h5 of msa-fit-indexer");
     if (layers.empty())
         for (const std::string& layer : fitted) layers.push_back(std::stoll(layer));
-    FittedBranches all{{}, recorded_options<FitOptions>(results.run().options)};
+    const auto of_fit = recorded_options<FitOptions>(results.run().options);
+    FittedBranches all{{}, static_cast<const SizeOptions&>(of_fit)};
     for (int64_t layer : layers) {
         require(results.has(concat("/fit/", layer)), name, ": has no layer ", layer,
                 ", must be one of: ", join(fitted));

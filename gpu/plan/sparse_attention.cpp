@@ -296,7 +296,7 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
     if (p.window || p.softcap) return not_plain(p);
     const bool e4m3 = request.element == Element::e4m3;
     if (request.page_size > 0 && (e4m3 || !device.is_hopper())) return in_pages();
-    if (const Support pages = takes_page_size(request.page_size); !pages.yes) return pages;
+    if (Support pages = takes_page_size(request.page_size); !pages.yes) return pages;
     if (e4m3 && !multiplies_e4m3(device)) return compiled_before_e4m3(device);
     if (!is_half(request.element) && !e4m3)
         return not_element(request.element, "bf16, f16 or e4m3");
