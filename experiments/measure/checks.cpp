@@ -19,7 +19,7 @@ namespace {
 /// weights to the operands' element and itself to the element of outputs, which is no coarser than
 /// bfloat16; kernels sum in float.
 constexpr double output_rounding(Element operands) {
-    constexpr double kSums = 1e-3;
+    constexpr double kSums = 1e-3;  // 2^14 roundings of 2^-24; those of more keys do not all add up
     const double weights = storage_roundoff(operands);
     return kSums + 2 * (weights + std::min(weights, storage_roundoff(Element::bf16)));
 }
