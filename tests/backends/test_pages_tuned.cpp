@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Keys in the pages of a cache at the sizes of the tuned kernels, which give what they give for the
-// same keys packed, bit for bit.
+// same keys packed, bit for bit where unused rows are finite.
 #include <algorithm>
 #include <array>
 #include <cmath>
