@@ -161,7 +161,8 @@ def test_apply_rope_makes_the_queries_of_transformers(tmp_path):
     assert (layer.q_state, layer.k_state, layer.rotary_dim) == ("post_rope", "post_rope", 16)
     largest = max(np.abs(values).max() for values in expected.values())
     for name, values in expected.items():
-        np.testing.assert_allclose(getattr(layer, name), values, rtol=0,
+        kept = getattr(layer, name)[-len(values):]  # of q the golden has the last rows alone
+        np.testing.assert_allclose(kept, values, rtol=0,
                                    atol=1e-5 + largest * len(x) * 2.0 ** -23)
 
 

@@ -38,4 +38,4 @@ def write(path: str, config: dict, inputs: dict, expected: dict) -> None:
                 if value.is_floating_point() and not name.endswith("/kl"):
                     value = value.float()
                 file.create_dataset(f"{group}/{name}", data=value.numpy(), compression=9,
-                                    shuffle=True)
+                                    shuffle=True, chunks=tuple(value.shape))

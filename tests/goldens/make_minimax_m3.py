@@ -4,12 +4,14 @@
 
 Input: a file with layers/<l>/{x,q,k,v,index_q,index_k,weights/,expected/} and the attribute
 `config`, written by transformers (eager, float32, random weights). Kept: one layer, the first
-TOKENS keys, of the queries the rows from FIRST on (attention is causal, so a prefix is exact), and
-hidden states with weights when --weights is given.
-usage: make_minimax_m3.py INPUT.h5 OUTPUT.h5 --tokens N [--first-query M] [--weights]
+TOKENS keys, of the queries the rows from FIRST on (attention is causal, so a prefix is exact), the
+first G groups (a group never reads another one), and hidden states with weights when --weights is
+given.
+usage: make_minimax_m3.py INPUT.h5 OUTPUT.h5 --tokens N [--first-query M] [--groups G | --weights]
 """
 
 import argparse
+import json
 
 import h5py
 
@@ -21,12 +23,19 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--first-query", type=int, default=0)
-    parser.add_argument("--weights", action="store_true")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--groups", type=int)
+    choice.add_argument("--weights", action="store_true")
     options = parser.parse_args()
     keys, queries = slice(0, options.tokens), slice(options.first_query, options.tokens)
-    with h5py.File(options.input) as source, h5py.File(options.output, "w") as target:
+    with h5py.File(options.input) as source, \
+            h5py.File(options.output, "w", libver=("v110", "v110")) as target:
         target.attrs["source"] = source.attrs["source"]
-        target.attrs["config"] = source.attrs["config"]
+        config = json.loads(source.attrs["config"])
+        heads = config["num_query_heads"] // config["num_kv_heads"]
+        groups = options.groups or config["num_kv_heads"]
+        config |= {"num_query_heads": groups * heads, "num_kv_heads": groups}
+        target.attrs["config"] = json.dumps(config)
         target.attrs["first_query"] = options.first_query
         layer = source["layers/0"]
 
@@ -34,12 +43,13 @@ def main() -> None:
             target.create_dataset(name, data=values, shuffle=True, compression=9,
                                   chunks=values.shape)
 
-        for name in ("k", "v", "index_k"):
-            keep(name, layer[name][keys])
-        for name in ("q", "index_q"):
-            keep(name, layer[name][queries])
-        for name in ("selected_blocks", "attn_out"):
-            keep(f"expected/{name}", layer[f"expected/{name}"][queries])
+        keep("index_k", layer["index_k"][keys])
+        for name in ("k", "v"):
+            keep(name, layer[name][keys, :groups])
+        for name, count in (("q", groups * heads), ("index_q", groups),
+                            ("expected/selected_blocks", groups),
+                            ("expected/attn_out", groups * heads)):
+            keep(name, layer[name][queries, :count])
         if options.weights:
             keep("x", layer["x"][keys])
             for name, values in layer["weights"].items():

@@ -8,7 +8,8 @@ every parameter at the first step.
 /tokens            [steps, tokens], two sequences each; /cu_seqlens
 /arms/<arm>        losses [steps], kl [steps, layers], norms [steps]; attribute config of / has, in
                    JSON, the configuration of every arm
-/arms/<arm>/<name> the gradient of that parameter at the first step
+/arms/<arm>/<name> the gradient of that parameter at the first step; a link where another arm has the
+                   same bits
 
 usage: make_train.py OUTPUT.h5     (needs torch, numpy, h5py)
 """
@@ -201,7 +202,17 @@ def loss_of(values, tokens, arm, sparse):
     return lm / count, torch.stack([torch.as_tensor(k, dtype=torch.float64) for k in kls])
 
 
-def train(arm, start, tokens, group):
+def write_or_link(group, name, value, written):
+    """Links `name` to the dataset of the same bits that another arm has written, if there is one."""
+    key = name, value.tobytes()
+    if key in written:
+        group[name] = written[key]
+    else:
+        group.create_dataset(name, data=value)
+        written[key] = group[name]
+
+
+def train(arm, start, tokens, group, written):
     values = {name: torch.nn.Parameter(torch.from_numpy(value).double())
               for name, value in start.items() if used(name, arm)}
     decays = [p for p in values.values() if p.ndim == 2]
@@ -216,7 +227,7 @@ def train(arm, start, tokens, group):
         (lm + arm["kl_weight"] * kl.sum()).backward()
         if step == 0:
             for name, value in values.items():
-                group[name] = value.grad.float().numpy()
+                write_or_link(group, name, value.grad.float().numpy(), written)
         norms.append(torch.nn.utils.clip_grad_norm_(values.values(), CLIP).item())
         losses.append(lm.item())
         kls.append(kl.detach().numpy())
@@ -233,18 +244,18 @@ def main(path):
         start[name] = (1 + 0.1 * drawn if deviation is None else deviation * drawn
                        ).astype(np.float32)
     tokens = generator.integers(0, S.vocabulary, (STEPS, CU[-1])).astype(np.int32)
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
         file.attrs["made_by"] = f"make_train.py, PyTorch {torch.__version__.split('+')[0]}"
         file["cu_seqlens"], file["tokens"] = np.array(CU, np.int64), tokens
         for name, value in start.items():
             file["start/" + name] = value
-        configs = {}
+        configs, written = {}, {}
         for name, change in ARMS.items():
             arm = PLAIN | change
             group = file.create_group("arms/" + name)
             config = SIZES | arm | {"rate": RATE, "clip": CLIP, "decay": DECAY}
             configs[name] = config
-            train(arm, start, tokens, group)
+            train(arm, start, tokens, group, written)
             print(name, group["losses"][0], group["losses"][-1], group["kl"][-1])
         file.attrs["config"] = json.dumps(configs)
 
