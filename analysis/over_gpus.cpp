@@ -58,8 +58,9 @@ Problem problem_of(const LayerSizes& s) {
 LayerSizes prefix_of(LayerSizes s, int64_t tokens) {
     s.tokens = tokens;
     s.top_k = std::min(s.top_k, tokens / s.block_size);
-    if (s.tile_union)
-        s.tile_union = std::clamp(*s.tile_union, real(s.top_k), real(s.top_k * s.tile_queries()));
+    if (s.given_union_blocks)
+        s.given_union_blocks =
+            std::clamp(*s.given_union_blocks, real(s.top_k), real(s.top_k * s.tile_queries()));
     return s;
 }
 

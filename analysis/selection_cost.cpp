@@ -316,8 +316,9 @@ SelectionCost selection_cost(const Problem& p, View<const int32_t, 3> ids, Eleme
         order("union", tiled), order("kv_outer", by_block), order("automatic", mixed)};
     cost.paper_orders = paper_orders(unit, cost, real(mma_tiles), element, on);
     const double other = std::min(cost.orders[0].seconds, cost.orders[2].seconds);
-    cost.break_even_union = other * on.peak(element) /
-                            (real(tiled.unions.tiles) * unit.tile_rows * unit.block_row_flops);
+    cost.break_even_union_blocks =
+        other * on.peak(element) /
+        (real(tiled.unions.tiles) * unit.tile_rows * unit.block_row_flops);
     return cost;
 }
 

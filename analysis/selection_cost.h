@@ -33,7 +33,7 @@ struct TileReads {
     int64_t tiles = 0;   // over all groups
     int64_t reads = 0;   // blocks read: sum of the tiles' union sizes
     int64_t misses = 0;  // reads not found in the cache
-    double mean_union() const { return static_cast<double>(reads) / static_cast<double>(tiles); }
+    double union_blocks() const { return static_cast<double>(reads) / static_cast<double>(tiles); }
 };
 
 /// Tiles of `tile_queries` queries, none across sequences, read the union of their blocks in
@@ -91,7 +91,7 @@ struct SelectionCost {
     std::vector<OrderCost> orders;                      // q_outer, union, kv_outer, automatic
     /// Mean union size at which the union order, if limited only by arithmetic, takes as long as
     /// the better of q_outer and kv_outer.
-    double break_even_union = 0;
+    double break_even_union_blocks = 0;
     // The paper's accounting.
     int64_t paper_chunks = 0;             // pieces of at most 2 k Bk queries
     double paper_mma_fill = 0;            // used share of the rows of its 128-row tiles

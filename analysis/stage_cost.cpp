@@ -181,7 +181,7 @@ std::vector<Pipeline> pipelines(const Phase& x) {
             tiled("union", x, in_union, 0),
             tiled("kv_outer", x, 0, x.k),
             x.in_tile == 1 ? Pipeline{"automatic", q_outer.stages}
-                           : tiled("automatic", x, sharing.union_blocks, sharing.slot_blocks)};
+                           : tiled("automatic", x, sharing.shared_blocks, sharing.slot_blocks)};
 }
 
 // The paper's stages.
@@ -293,9 +293,10 @@ void LayerSizes::validate() const {
     require(top_k <= tokens / block_size, "context is ", tokens, ", must hold the k Bk = ", top_k,
             " * ", block_size, " tokens that a query selects");
     const double most = real(tile_queries() * top_k);
-    require(!tile_union || (*tile_union >= real(top_k) && *tile_union <= most),
-            "union of a tile is ", tile_union.value_or(0), ", must be from k = ", top_k, " to the ",
-            most, " blocks that the ", tile_queries(), " queries of a tile select at most");
+    require(
+        !given_union_blocks || (*given_union_blocks >= real(top_k) && *given_union_blocks <= most),
+        "union of a tile is ", given_union_blocks.value_or(0), ", must be from k = ", top_k,
+        " to the ", most, " blocks that the ", tile_queries(), " queries of a tile select at most");
 }
 
 double Stage::memory_bytes(const Hardware& on) const {

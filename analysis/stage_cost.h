@@ -38,7 +38,7 @@ struct LayerSizes {
     /// Mean number of distinct blocks that the queries of a tile select, from k (all alike) to T k
     /// (none shared). The model assumes that each query chooses its k blocks at random among b,
     /// with b such that the union b (1 - (1 - k / b)^T) has this size; unset: b = B.
-    std::optional<double> tile_union = {};
+    std::optional<double> given_union_blocks = {};
 
     int64_t group_size() const { return query_heads / kv_heads; }
     /// T: neighbouring queries of a tile.
@@ -47,13 +47,14 @@ struct LayerSizes {
     double union_blocks() const;
     /// How `automatic` splits such a tile.
     struct Sharing {
-        double union_blocks;  // b P(X >= L): selected by L = sparse_least_sharing() queries or more
-        double slot_blocks;   // of each query, k P(Y < L - 1): the others, where X and Y are how
-                              // many of T queries and of the T - 1 others select a block
+        double
+            shared_blocks;   // b P(X >= L): selected by L = sparse_least_sharing() queries or more
+        double slot_blocks;  // of each query, k P(Y < L - 1): the others, where X and Y are how
+                             // many of T queries and of the T - 1 others select a block
     };
     Sharing sharing() const;
     /// Throws InputError unless all are positive, Hkv divides Hq, k Bk <= N (which the formulas
-    /// assume), and tile_union is in its range.
+    /// assume), and given_union_blocks is in its range.
     void validate() const;
 };
 

@@ -39,7 +39,7 @@ double chance_of(double ratio, int64_t queries) {
 }  // namespace
 
 double LayerSizes::union_blocks() const {
-    if (tile_union) return *tile_union;
+    if (given_union_blocks) return *given_union_blocks;
     const double blocks = real(tokens) / real(block_size);
     return blocks * (1 - std::pow(1 - real(top_k) / blocks, real(tile_queries())));
 }

@@ -21,7 +21,7 @@ enum class LoopOrder : uint8_t {
     kv_outer,    // each block gathers its queries; partial outputs, or partial d_q, go to slots,
                  // which a second phase combines (sec:kernel:sparse_attn)
 };
-/// "automatic", "q_outer", "union", "kv_outer"
+/// "automatic", "q_outer", "union", "kv_outer": a name in C++ cannot be `union`.
 const char* to_string(LoopOrder);
 
 /// The teacher of index_kl, made of the softmax of each of a group's heads on the support: their

@@ -50,7 +50,7 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
         kept.add(of.error(concat(n, "/group_output_error")));
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
-        kept.tile_union = costs(s, 4);
+        kept.union_blocks = costs(s, 4);
         kept.enough =
             reaches(advice.asked, advice.settings[n], kept.mass().least(), kept.error().most());
     }
@@ -67,7 +67,7 @@ Kept together(const std::vector<const Kept*>& layers, double share) {
         if (layer->order != all.order) all.order.clear();
     }
     all.cost = all.cost * share;
-    if (layers.size() == 1) all.tile_union = layers.front()->tile_union;
+    if (layers.size() == 1) all.union_blocks = layers.front()->union_blocks;
     return all;
 }
 

@@ -22,9 +22,9 @@ struct Kept : measure::Kept {
     const analysis::Estimate& mass() const { return measures[0]; }   // kept
     const analysis::Estimate& error() const { return measures[1]; }  // group_output_error
     Cost cost;
-    std::string order;      // fastest loop order; empty if layers differ
-    double tile_union = 0;  // 0: not measured, or of several layers
-    bool enough = false;    // of one layer: the worse end of its interval reaches the target
+    std::string order;        // fastest loop order; empty if layers differ
+    double union_blocks = 0;  // 0: not measured, or of several layers
+    bool enough = false;      // of one layer: the worse end of its interval reaches the target
 };
 
 struct LayerAdvice {

@@ -87,13 +87,13 @@ void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
     Tensor<double, 2> costs({std::ssize(settings), 5});
     for (int64_t s = 0; s < costs.extent(0); ++s) {
         const Setting& setting = settings[static_cast<size_t>(s)];
-        const auto tile_union = unions.mean(static_cast<size_t>(s));
-        const Price priced = price(setting, tile_union);
+        const auto union_blocks = unions.mean(static_cast<size_t>(s));
+        const Price priced = price(setting, union_blocks);
         costs(s, 0) = priced.seconds;
         costs(s, 1) = priced.work.flops;
         costs(s, 2) = priced.work.bytes;
         costs(s, 3) = static_cast<double>(priced.order);
-        costs(s, 4) = tile_union.value_or(0);
+        costs(s, 4) = union_blocks.value_or(0);
     }
     to.write<double, 2>(group + "/costs", costs.view(),
                         {"setting,column", "",

@@ -176,7 +176,7 @@ double CaseRun::union_of_8(View<const int32_t, 3> ids) const {
     const int64_t first = p_.queries() - count;
     return analysis::tile_reads(p_.with_queries({first, p_.queries()}), ids.slice(first, count), 8,
                                 0)
-        .mean_union();
+        .union_blocks();
 }
 
 void CaseRun::packed_and_paged(Measurement m, const Body& body) {

@@ -78,7 +78,7 @@ ordered_json arm_json(const Arm& arm) {
                       {"useful_flops", c.useful_flops},
                       {"gathered_q_bytes", c.gathered_q_bytes},
                       {"partial_out_bytes", c.gathered_q_bytes},
-                      {"break_even_union", c.break_even_union},
+                      {"break_even_union_blocks", c.break_even_union_blocks},
                       {"fastest", arm.fastest().name},
                       {"unions", ordered_json::array()},
                       {"orders", orders_json(c.orders)},
@@ -88,7 +88,7 @@ ordered_json arm_json(const Arm& arm) {
                         {"orders", orders_json(c.paper_orders)}}}};
     for (const auto& [queries, reads] : c.unions)
         json["unions"].push_back({{"tile_queries", queries},
-                                  {"mean_union", reads.mean_union()},
+                                  {"union_blocks", reads.union_blocks()},
                                   {"reads", reads.reads},
                                   {"cache_misses", reads.misses}});
     return json;
@@ -123,7 +123,7 @@ const std::vector<ColumnOf<OrderRow>>& order_columns() {
         {{"", "break-even\nunion"},
          [](Of row) {
              const bool is_union = row.order == &row.arm->cost.orders[1];
-             return is_union ? fixed_text(row.arm->cost.break_even_union, 1) : std::string();
+             return is_union ? fixed_text(row.arm->cost.break_even_union_blocks, 1) : std::string();
          }},
     };
     return columns;
@@ -155,7 +155,7 @@ void print_selections(const std::vector<Arm>& arms, std::ostream& out) {
             fixed_text(c.pass_fill, 3),        number_text(c.gathered_q_bytes / kMega),
             fixed_text(100 * c.union_share, 0)};
         for (const auto& [queries, reads] : c.unions)
-            if (queries > 1) row.push_back(fixed_text(reads.mean_union(), 1));
+            if (queries > 1) row.push_back(fixed_text(reads.union_blocks(), 1));
         table.add(row);
     }
     table.print(out);

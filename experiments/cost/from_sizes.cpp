@@ -58,8 +58,8 @@ ordered_json sizes_json(const LayerSizes& s) {
         {"head_dim", s.head_dim},           {"index_dim", s.index_dim},
         {"block_size", s.block_size},       {"top_k", s.top_k},
         {"element", to_string(s.element)},  {"index_element", to_string(s.index_element)},
-        {"tile_queries", s.tile_queries()}, {"tile_union", nullptr}};
-    if (s.tile_union) json["tile_union"] = *s.tile_union;
+        {"tile_queries", s.tile_queries()}, {"union_blocks", nullptr}};
+    if (s.given_union_blocks) json["union_blocks"] = *s.given_union_blocks;
     return json;
 }
 
@@ -288,7 +288,7 @@ void print_tables(const CostOptions& o, const Model& model, const std::vector<Co
             " neighbouring queries of a tile walk the union of their blocks; kv_outer: each block "
             "gathers its queries; automatic: union for the blocks that a tile shares, kv_outer "
             "for the rest. Union of a tile: ",
-            o.tile_union ? "as given." : "as if each query chose by chance (--tile-union)."));
+            o.union_blocks ? "as given." : "as if each query chose by chance (--union-blocks)."));
     print_paragraph(
         out,
         concat(
@@ -326,7 +326,7 @@ LayerSizes sizes_of(const CostOptions& o, const Model& model, int64_t tokens) {
     sizes.tokens = tokens;
     sizes.element = o.element;
     sizes.index_element = o.index_element;
-    sizes.tile_union = o.tile_union;
+    sizes.given_union_blocks = o.union_blocks;
     sizes.validate();
     return sizes;
 }

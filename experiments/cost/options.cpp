@@ -15,7 +15,7 @@ const About kAbout{
     .examples = {"msa-cost --preset paper --context 32K,128K,512K,1M --hardware h100",
                  "msa-cost --preset qwen3-235b-a22b --context 1M --index-element e4m3 --json",
                  "msa-cost --context 512K,1M --gpus 2,8,64 --hardware h200",
-                 "msa-cost --context 128K --tile-union 21 --ceilings measured",
+                 "msa-cost --context 128K --union-blocks 21 --ceilings measured",
                  "msa-cost --results results/demo/results.h5 --hardware h100"},
     .writes = "",
 };
@@ -40,7 +40,7 @@ OptionTable option_table(CostOptions& o, Words& w) {
     table.count("block-size", "TOKENS", o.block_size, "Bk; default: the model's, else 128");
     table.count("top-k", "BLOCKS", o.top_k, "k; default: the model's, else 16");
     table.count("index-dim", "N", o.index_dim, "didx; default: the model's, else 128");
-    table.real("tile-union", "BLOCKS", o.tile_union,
+    table.real("union-blocks", "BLOCKS", o.union_blocks,
                "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, "
                "mean; default: as if each query chose by chance");
     table.element("element", w.element, kElements, "of q, k, v and outputs: bf16, f16, e4m3 or f32")
@@ -67,8 +67,8 @@ OptionTable option_table(CostOptions& o, Words& w) {
 /// With --results, sizes come from the file; without, there is nothing to pick from.
 void check_exclusions(std::span<const std::string> args) {
     const bool measured = given(args, "results");
-    for (const char* name : {"preset", "context", "block-size", "top-k", "index-dim", "tile-union",
-                             "index-element", "gpus"})
+    for (const char* name : {"preset", "context", "block-size", "top-k", "index-dim",
+                             "union-blocks", "index-element", "gpus"})
         require(!measured || !given(args, name), "--results brings its own sizes and excludes --",
                 name);
     for (const char* name : {"layers", "selectors"})
@@ -88,8 +88,8 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
     for (const auto& [option, count] :
          {std::pair{"block-size", o.block_size}, {"top-k", o.top_k}, {"index-dim", o.index_dim}})
         check_option(option, count.value_or(1), 1, int64_t{1} << 31);
-    require(std::isfinite(o.tile_union.value_or(0)), "--tile-union is ", o.tile_union.value_or(0),
-            ", must be a number");
+    require(std::isfinite(o.union_blocks.value_or(0)), "--union-blocks is ",
+            o.union_blocks.value_or(0), ", must be a number");
     o.element = w.element.value_or(o.element);
     o.index_element = w.index_element.value_or(o.element);
     return o;

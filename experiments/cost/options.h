@@ -15,14 +15,14 @@
 
 namespace msa::experiments::cost {
 
-/// Version of the JSON. Version 2 has a loop order `union`, which version 1 called q_outer.
-inline constexpr int kRecordVersion = 2;
+/// Version of the JSON.
+inline constexpr int kRecordVersion = 3;
 
 struct CostOptions {
     std::string preset = "paper";
     std::vector<int64_t> contexts{1 << 15, 1 << 17, 1 << 19, 1 << 20};
     std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
-    std::optional<double> tile_union;                     // see analysis::LayerSizes
+    std::optional<double> union_blocks;                   // see analysis::LayerSizes
     Element element = Element::bf16, index_element = Element::bf16;
     std::vector<int64_t> gpus;  // GPUs that share a layer; empty: one GPU, by stages
     std::string hardware = "h100";

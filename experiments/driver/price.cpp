@@ -151,10 +151,10 @@ analysis::Cost Pricer::selection(const Setting& setting) const {
     return cost;
 }
 
-Price Pricer::fastest(const Setting& setting, std::optional<double> tile_union,
+Price Pricer::fastest(const Setting& setting, std::optional<double> union_blocks,
                       const std::optional<analysis::Cost>& selection) const {
     analysis::LayerSizes s = sizes(setting.block_size, setting.rule.top_k);
-    s.tile_union = tile_union;
+    s.given_union_blocks = union_blocks;
     s.validate();
     std::vector<Pipeline> pipelines = decode_ ? decode_pipelines(s) : prefill_pipelines(s);
     Price best;
@@ -166,13 +166,13 @@ Price Pricer::fastest(const Setting& setting, std::optional<double> tile_union,
     return best;
 }
 
-Price Pricer::operator()(const Setting& setting, std::optional<double> tile_union) const {
-    if (make_selector(setting.selector)->needs().index) return fastest(setting, tile_union, {});
-    return fastest(setting, tile_union, selection(setting));
+Price Pricer::operator()(const Setting& setting, std::optional<double> union_blocks) const {
+    if (make_selector(setting.selector)->needs().index) return fastest(setting, union_blocks, {});
+    return fastest(setting, union_blocks, selection(setting));
 }
 
-Price Pricer::of_given_ids(const Setting& setting, std::optional<double> tile_union) const {
-    return fastest(setting, tile_union, analysis::Cost{});
+Price Pricer::of_given_ids(const Setting& setting, std::optional<double> union_blocks) const {
+    return fastest(setting, union_blocks, analysis::Cost{});
 }
 
 nlohmann::ordered_json cost_json(const Cost& cost) {

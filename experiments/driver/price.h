@@ -76,16 +76,16 @@ class Pricer {
 public:
     Pricer(const io::LayerInfo&, int64_t context, bool decode, const analysis::Hardware&);
     Price dense() const;
-    /// `tile_union`: mean number of blocks that the queries of a tile select together; absent: as
+    /// `union_blocks`: mean number of blocks that the queries of a tile select together; absent: as
     /// if chosen at random.
-    Price operator()(const Setting&, std::optional<double> tile_union) const;
+    Price operator()(const Setting&, std::optional<double> union_blocks) const;
     /// The same for given ids: attention alone.
-    Price of_given_ids(const Setting&, std::optional<double> tile_union) const;
+    Price of_given_ids(const Setting&, std::optional<double> union_blocks) const;
 
 private:
     analysis::LayerSizes sizes(int64_t block_size, int64_t top_k) const;
     /// The fastest loop order after `selection`, or after the Index Branch if that is absent.
-    Price fastest(const Setting&, std::optional<double> tile_union,
+    Price fastest(const Setting&, std::optional<double> union_blocks,
                   const std::optional<analysis::Cost>& selection) const;
     /// FLOPs of all queries' scores, and bytes of their operands, each read once: q or the
     /// indexer's queries, and the keys or their summaries that the last query sees.

@@ -37,17 +37,17 @@ def context(tokens: int) -> dict:
 
 
 def cost() -> dict:
-    return {"format": "msa-cost", "format_version": 2, "model": "toy", "hardware": CHIP,
-            "sizes": {"element": "bf16", "tile_union": 20},
+    return {"format": "msa-cost", "format_version": 3, "model": "toy", "hardware": CHIP,
+            "sizes": {"element": "bf16", "union_blocks": 20},
             "contexts": [context(tokens) for tokens in TOKENS]}
 
 
 def orders(layer: int = 3) -> dict:
-    return {"format": "msa-cost-measured", "format_version": 2,
+    return {"format": "msa-cost-measured", "format_version": 3,
             "results": "results.h5", "hardware": CHIP, "rows": [
         {"layer": layer, "selector": selector, "useful_flops": 1e9,
-         "unions": [{"tile_queries": 1, "mean_union": 4.0},
-                    {"tile_queries": 8, "mean_union": 4.0 * spread}],
+         "unions": [{"tile_queries": 1, "union_blocks": 4.0},
+                    {"tile_queries": 8, "union_blocks": 4.0 * spread}],
          "orders": [{"order": order, "executed_flops": 2e9, "memory_bytes": 1e6,
                      "cache_bytes": 2e6, "seconds": seconds * spread}
                     for order, seconds in zip(("q_outer", "union", "kv_outer", "automatic"),

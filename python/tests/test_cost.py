@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from msalab.plots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
                       mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
-                      read_bench, read_comparison, read_cost, roofline, union_sizes)
+                      read_bench, read_comparison, read_cost, roofline, union_blocks)
 from msalab.plots.__main__ import main
 from msalab.plots.comparison import pareto_front
 from msalab.plots.style import OTHERS, label_ends, save
@@ -39,7 +39,7 @@ def test_measured_speedups_stand_beside_the_roofline(files):
     assert list(zip(compared["pipeline"], compared["tokens"])) == [
         (name, tokens) for tokens in make_cost.TOKENS for name in ("dense", "kv_outer", "automatic")]
     np.testing.assert_allclose(compared["predicted_over_measured"][[0, 1, 3, 4]], [1 / 2, 1 / 3] * 2)
-    by_chance = {**cost, "sizes": {**cost["sizes"], "tile_union": None}}
+    by_chance = {**cost, "sizes": {**cost["sizes"], "union_blocks": None}}
     chance = predicted_over_measured(by_chance, bench)  # beside random selections
     assert list(zip(chance["pipeline"], chance["tokens"])) == [
         ("dense", 32768), ("automatic", 32768), ("dense", 131072)]
@@ -116,9 +116,9 @@ def test_loop_orders_show_every_selector_the_oracle_first(files):
 
 
 def test_union_sizes(files):
-    figure, table = union_sizes(read_cost(files["orders"]), 3)
+    figure, table = union_blocks(read_cost(files["orders"]), 3)
     np.testing.assert_array_equal(lines(figure.axes[0])["random"], [(1, 4), (8, 12)])
-    assert list(table.where(selector="oracle")["mean_union"]) == [4, 4]
+    assert list(table.where(selector="oracle")["union_blocks"]) == [4, 4]
 
 
 def test_mass_against_budget_and_cost(files):
@@ -224,9 +224,9 @@ def test_reads_only_its_own_formats(files, tmp_path):
         read_cost(tmp_path / "list.json")
 
 
-@pytest.mark.parametrize("version", [None, 1, 3])
+@pytest.mark.parametrize("version", [None, 1, 2])
 def test_other_versions_are_refused_by_number(tmp_path, version):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"format": "msa-cost", "format_version": version}))
-    with pytest.raises(ResultsError, match=f"format_version of msa-cost is {version}, must be 2"):
+    with pytest.raises(ResultsError, match=f"format_version of msa-cost is {version}, must be 3"):
         read_cost(path)

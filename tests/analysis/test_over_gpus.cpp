@@ -78,13 +78,14 @@ TEST(OverGpus, GathersTheOthersKeys) {
 TEST(OverGpus, ZigZagIsInBalance) {
     // Neighbours that select much alike, as in captures; and by chance, where the first chunks of
     // 64 GPUs, which go by unions alone, have long ones.
-    for (const std::optional<double> tile_union : {std::optional(21.0), std::optional<double>()}) {
+    for (const std::optional<double> given_union_blocks :
+         {std::optional(21.0), std::optional<double>()}) {
         LayerSizes layer = layer_of(kMillion);
-        layer.tile_union = tile_union;
+        layer.given_union_blocks = given_union_blocks;
         for (int gpus : {2, 8, 64}) {
             const PrefillOverGpus over = prefill_over_gpus(layer, gpus, linked_chip(1e30, 1e30));
             ASSERT_EQ(std::ssize(over.ranks), gpus);
-            const double most = gpus < 64 ? 0.01 : tile_union ? 0.05 : 0.15;
+            const double most = gpus < 64 ? 0.01 : given_union_blocks ? 0.05 : 0.15;
             EXPECT_LT(over.imbalance(), most) << gpus;
             EXPECT_GT(over.speedup(), (gpus < 64 ? 0.97 : 1 - most) * gpus) << gpus;
             EXPECT_LE(over.exposed_seconds(), kLatency + kNetworkLatency + 1e-12) << gpus;

@@ -75,7 +75,7 @@ TEST(SelectionCost, TilesOfACaseDoneByHand) {
     EXPECT_EQ(one.reads, 8 + 3 * 16);
     EXPECT_EQ(one.misses, 1 + 1 + 1 + 2);  // 0; 1; 2 in place of 0; 0 and 3 anew
     const TileReads two_blocks = tile_reads(p, ids, 16, 100);
-    EXPECT_EQ(two_blocks.mean_union(), (2 + 4) / 2.0);
+    EXPECT_EQ(two_blocks.union_blocks(), (2 + 4) / 2.0);
     EXPECT_EQ(two_blocks.misses, 4);
 }
 
@@ -233,7 +233,7 @@ TEST(SelectionCost, NeighboursThatAgreeMakeTheUnionCheap) {
         const SelectionCost cost = selection_cost(p, ids, Element::bf16, chip(1 << 16));
         EXPECT_EQ(cost.unions.back().first, 8);  // 128 / 16
         // Where the mean union is the break-even one, both take as long.
-        EXPECT_EQ(cost.unions.back().second.mean_union() < cost.break_even_union,
+        EXPECT_EQ(cost.unions.back().second.union_blocks() < cost.break_even_union_blocks,
                   cost.orders[1].executed_flops / 1e12 <
                       std::min(cost.orders[0].seconds, cost.orders[2].seconds));
         return std::array{cost.orders[0].seconds, cost.orders[1].seconds, cost.orders[2].seconds};

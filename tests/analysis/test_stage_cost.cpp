@@ -112,7 +112,7 @@ TEST(StageCost, EveryStageHasItsFormulas) {
 /// and 64 of its 128 rows, a pass 32 queries and 64 rows.
 LayerSizes tiny() {
     LayerSizes s{64, 4, 2, 8, 4, 4, 2};
-    s.tile_union = 10;
+    s.given_union_blocks = 10;
     return s;
 }
 const Hardware kNoCache{"chip", {{Element::bf16, 1e12}}, 1e10, {}, {}};
@@ -173,16 +173,16 @@ TEST(StageCost, ReadsAgainComeFromTheCacheAsFarAsItGoes) {
 
 TEST(StageCost, AutomaticSplitsATileByHowManyShareABlock) {
     LayerSizes s = paper(kOneM);  // T 8, L 3
-    s.tile_union = 16;            // all alike: nothing is left to slots
-    EXPECT_NEAR(s.sharing().union_blocks, 16, 1e-9);
+    s.given_union_blocks = 16;    // all alike: nothing is left to slots
+    EXPECT_NEAR(s.sharing().shared_blocks, 16, 1e-9);
     EXPECT_NEAR(s.sharing().slot_blocks, 0, 1e-9);
-    s.tile_union = 128;  // none shared
-    EXPECT_NEAR(s.sharing().union_blocks, 0, 1e-9);
+    s.given_union_blocks = 128;  // none shared
+    EXPECT_NEAR(s.sharing().shared_blocks, 0, 1e-9);
     EXPECT_NEAR(s.sharing().slot_blocks, 16, 1e-9);
     // A chance of one half among 32 blocks: unions of 32 * 255 / 256; of 2^8 ways to be chosen, 219
     // are of three queries or more; of the others' 2^7 ways, 8 are of at most one.
-    s.tile_union = 32 * 255.0 / 256;
-    EXPECT_NEAR(s.sharing().union_blocks, 32 * 219.0 / 256, 1e-9);
+    s.given_union_blocks = 32 * 255.0 / 256;
+    EXPECT_NEAR(s.sharing().shared_blocks, 32 * 219.0 / 256, 1e-9);
     EXPECT_NEAR(s.sharing().slot_blocks, 16 * 8.0 / 128, 1e-9);
     // By chance among all 128 blocks: p is 1 / 8.
     const LayerSizes chance = paper(16384);
@@ -191,7 +191,7 @@ TEST(StageCost, AutomaticSplitsATileByHowManyShareABlock) {
                 16 * (std::pow(0.875, 7) + 7 * 0.125 * std::pow(0.875, 6)), 1e-9);
     // Among 64, all are walked.
     EXPECT_EQ(paper(8192).sharing().slot_blocks, 0);
-    EXPECT_NEAR(paper(8192).sharing().union_blocks, 64 * (1 - std::pow(0.75, 8)), 1e-9);
+    EXPECT_NEAR(paper(8192).sharing().shared_blocks, 64 * (1 - std::pow(0.75, 8)), 1e-9);
 }
 
 TEST(StageCost, TheDecodeKernelsByHand) {
@@ -234,11 +234,11 @@ TEST(StageCost, RefusesWhatTheFormulasDoNotCover) {
     s.index_dim = 0;
     EXPECT_THROW(s.validate(), InputError);
     s = paper(4096);
-    s.tile_union = 15.9;
+    s.given_union_blocks = 15.9;
     EXPECT_THROW(s.validate(), InputError);
-    s.tile_union = 128.1;
+    s.given_union_blocks = 128.1;
     EXPECT_THROW(s.validate(), InputError);
-    s.tile_union = 128;
+    s.given_union_blocks = 128;
     EXPECT_NO_THROW(s.validate());
 }
 

@@ -24,7 +24,7 @@ TEST(AdvisePrice, IsTheFastestPipelineOfTheCostModel) {
                                .index_dim = 64,
                                .block_size = 64,
                                .top_k = 8,
-                               .tile_union = 20};
+                               .given_union_blocks = 20};
     for (const bool decode : {false, true}) {
         const auto pipelines = decode ? decode_pipelines(sizes) : prefill_pipelines(sizes);
         const experiments::Pricer price(layer, 32768, decode, chip);

@@ -115,7 +115,7 @@ TEST_F(BenchCaptured, SelectsWhatMsaAnalyzeSelects) {
         io::ResultsReader(path("analyzed/results.h5")).read<int32_t, 3>("/select/index/5/ids");
     const io::ActivationsReader file(indexer);
     const Problem p = io::layer_problem(file.info(), file.layer(5), 8);
-    const double united = analysis::tile_reads(p, ids, 8, 0).mean_union();
+    const double united = analysis::tile_reads(p, ids, 8, 0).union_blocks();
     for (const Words& operands :
          {Words{"--input", file_, "--indexer", results}, Words{"--input", indexer}}) {
         const json measured = sparse(operands);

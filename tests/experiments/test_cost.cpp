@@ -147,7 +147,7 @@ TEST_F(Cost, PredictsWhatWasMeasuredOnAnH100) {
             measured.contains("skipped"))
             continue;
         const double united = std::max(16.0, measured["union_of_8"].get<double>());
-        const json cost = run_json({"--context", measured["keys"].dump(), "--tile-union",
+        const json cost = run_json({"--context", measured["keys"].dump(), "--union-blocks",
                                     concat(united), "--ceilings", "measured"});
         // Records from before the walk over unions had a name of its own call it q_outer.
         const bool tiles = measured["order"] == "q_outer";
@@ -248,13 +248,14 @@ TEST_F(Cost, SaysWhichSizesTheSourceDoesNotGive) {
 
 TEST_F(Cost, AUnionOfATileIsAskedForOrByChance) {
     const json chance = run_json({"--context", "8K"});
-    EXPECT_TRUE(chance["sizes"]["tile_union"].is_null());
+    EXPECT_TRUE(chance["sizes"]["union_blocks"].is_null());
     EXPECT_NEAR(chance["contexts"][0]["union_blocks"], 64 * (1 - std::pow(0.75, 8)), 1e-9);
-    const json given = run_json({"--context", "8K", "--tile-union", "20.5"});
-    EXPECT_EQ(given["sizes"]["tile_union"], 20.5);
+    const json given = run_json({"--context", "8K", "--union-blocks", "20.5"});
+    EXPECT_EQ(given["sizes"]["union_blocks"], 20.5);
     EXPECT_EQ(given["contexts"][0]["union_blocks"], 20.5);
-    refused({"--tile-union", "15"}, "union of a tile is 15, must be from k = 16 to the 128 blocks");
-    refused({"--tile-union", "nan"}, "--tile-union is nan, must be a number");
+    refused({"--union-blocks", "15"},
+            "union of a tile is 15, must be from k = 16 to the 128 blocks");
+    refused({"--union-blocks", "nan"}, "--union-blocks is nan, must be a number");
 }
 
 TEST_F(Cost, NoSizeMeansItsDefault) {

@@ -6,7 +6,7 @@ from .by_layer import mass_by_layer, sink_by_layer
 from .cache import cache_curves, read_cache
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
-                   predicted_over_measured_bars, read_bench, read_cost, roofline, union_sizes)
+                   predicted_over_measured_bars, read_bench, read_cost, roofline, union_blocks)
 from .entropy import entropy_per_layer
 from .evaluation import read_evaluation
 from .fit import FitResults
@@ -46,4 +46,4 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
            "read_records", "read_sharing", "read_torch_times", "retrieval_curves", "rival_bars",
            "rival_table", "rival_title", "roofline", "save", "selection_heat_map",
            "sharing_patterns", "sink_bars",
-           "sink_by_layer", "summary_table", "training_curves", "training_loss", "union_sizes"]
+           "sink_by_layer", "summary_table", "training_curves", "training_loss", "union_blocks"]

@@ -18,7 +18,7 @@ ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
 # The versions of each format that are understood; a format without versions has none.
-VERSIONS = {"msa-bench": (1, 2), "msa-cost": (2,), "msa-cost-measured": (2,),
+VERSIONS = {"msa-bench": (1, 2), "msa-cost": (3,), "msa-cost-measured": (3,),
             "msa-torch-times": (1,), "msalab-evaluation": (2,)}
 
 
@@ -95,7 +95,7 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
     """Roofline over measured milliseconds, of what read_bench() found: on random selections where
     the costs take blocks to be chosen by chance, on structured ones where they were given the union
     of a tile; without records an empty table."""
-    selection = "random" if cost["sizes"]["tile_union"] is None else "structured"
+    selection = "random" if cost["sizes"]["union_blocks"] is None else "structured"
     rows = []
     for context in cost["contexts"]:
         for phase in PHASES:
@@ -156,7 +156,7 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
     """FLOPs of dense attention over MSA by the paper's count, and the speed-ups of prefill and
     decode against the context (fig:efficiency): dashed what the roofline allows with the kernels'
     accounting, solid what was measured on structured selections, whose neighbours choose alike."""
-    united = cost["sizes"]["tile_union"]
+    united = cost["sizes"]["union_blocks"]
     allowed_label = "roofline, " + ("blocks chosen by chance" if united is None
                                     else f"unions of {united:g} blocks")
     tokens = [context["tokens"] for context in cost["contexts"]]
@@ -273,7 +273,7 @@ def loop_orders(cost: dict, layer: int):
 
 
 @style.styled
-def union_sizes(cost: dict, layer: int):
+def union_blocks(cost: dict, layer: int):
     """Blocks that neighbouring queries select together, against how many neighbours share a tile:
     flat lines let a tile walk the union of its blocks."""
     figure = style.new_figure(3.2)
@@ -281,7 +281,7 @@ def union_sizes(cost: dict, layer: int):
     rows, found = [], _rows_of(cost, layer)
     names = [row["selector"] for row in found]
     for row in found:
-        points = [(union["tile_queries"], union["mean_union"]) for union in row["unions"]]
+        points = [(union["tile_queries"], union["union_blocks"]) for union in row["unions"]]
         axes.plot(*zip(*points), label=row["selector"],
                   **style.selector_style(row["selector"], names))
         rows += [(layer, row["selector"], *point) for point in points]
@@ -290,4 +290,4 @@ def union_sizes(cost: dict, layer: int):
     axes.set(ylim=(0, None), xlabel=f"neighbouring queries in a tile, layer {layer}",
              ylabel="blocks in their union")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure, Table.from_rows(("layer", "selector", "tile_queries", "mean_union"), rows)
+    return figure, Table.from_rows(("layer", "selector", "tile_queries", "union_blocks"), rows)

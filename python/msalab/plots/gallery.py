@@ -16,7 +16,7 @@ from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
-                   predicted_over_measured_bars, roofline, union_sizes)
+                   predicted_over_measured_bars, roofline, union_blocks)
 from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
@@ -384,7 +384,7 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
     found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), "
              "on structured selections, in which neighbouring queries share most of their blocks; "
              "the dashed roofline takes blocks to be chosen by chance unless msa-cost was given "
-             "--tile-union, so a measured time may beat it."
+             "--union-blocks, so a measured time may beat it."
              if len(measured) else "Nothing has been measured for these sizes yet.")
     bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
              "the measured one, on random selections where blocks are taken to be chosen by chance "
@@ -411,7 +411,7 @@ def orders_section(cost: dict) -> Section:
     def pictures(_, layers):
         for layer in sorted(costed & set(layers)):
             yield Picture(f"loop_orders_layer{layer}", *loop_orders(cost, layer), layer)
-            yield Picture(f"unions_layer{layer}", *union_sizes(cost, layer), layer)
+            yield Picture(f"unions_layer{layer}", *union_blocks(cost, layer), layer)
 
     return Section(
         "loop-orders",
