@@ -20,27 +20,25 @@ void check_pages(const Problem& p, const Keys<Rank>& keys, const std::string& na
             to_string(table.space()), " memory, the pages are in ", to_string(keys.space()),
             " memory");
     const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
-    // The last row of a table, counted over all calls, that had a page.
-    thread_local std::vector<int64_t> user;
-    thread_local int64_t row = 0;
-    if (std::ssize(user) < keys.pages()) user.resize(static_cast<size_t>(keys.pages()));
+    const bool readable = table.space() == Space::host;
+    std::vector<char> taken(readable ? static_cast<size_t>(keys.pages()) : 0);  // by the sequence
     for (int64_t s = 0; s < p.sequences(); ++s) {
         const auto at = static_cast<size_t>(s);
         const int64_t tokens = starts[at + 1] - starts[at];
         require(tokens <= table.extent(1) * size, "seqused_k of sequence ", s, " is ", tokens,
                 ", but its row of ", name, "'s page_table has ", table.extent(1), " pages of ",
                 size, " tokens");
-        if (table.space() != Space::host) continue;
-        ++row;
-        for (int64_t n = 0; n < ceil_div(tokens, size); ++n) {
-            const int64_t page = table(s, n);
+        if (!readable) continue;
+        const View<const int32_t, 1> row = table[s].slice(0, ceil_div(tokens, size));
+        for (int64_t n = 0; n < row.size(); ++n) {
+            const int64_t page = row(n);
             require(0 <= page && page < keys.pages(), "page_table[", s, ", ", n, "] of ", name,
                     " is ", page, ", must be a page of the pool's ", keys.pages());
-            int64_t& last = user[static_cast<size_t>(page)];
-            require(last != row, "page_table[", s, ", ", n, "] of ", name, " is ", page,
-                    ", which sequence ", s, " has already; its pages must differ");
-            last = row;
+            require(!taken[static_cast<size_t>(page)], "page_table[", s, ", ", n, "] of ", name,
+                    " is ", page, ", which sequence ", s, " has already; its pages must differ");
+            taken[static_cast<size_t>(page)] = true;
         }
+        for (int64_t n = 0; n < row.size(); ++n) taken[static_cast<size_t>(row(n))] = false;
     }
 }
 template void check_pages(const Problem&, const Keys<2>&, const std::string&);
