@@ -96,6 +96,7 @@ class _Tensors(_Host):
                        for name in ("float32", "float64", "int32", "int8")}
         self.on_gpu = {}  # backends by device and stream; tensors from elsewhere find none
         if torch.cuda.is_available():
+            # Private names: python/README.md says what each is worth.
             self.current = torch._C._cuda_getDevice
             self.stream = torch._C._cuda_getCurrentRawStream
             atexit.register(self.on_gpu.clear)  # while PyTorch can still take memory back

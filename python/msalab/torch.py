@@ -36,9 +36,7 @@ _library = torch.library.Library("msalab", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _PLAIN = frozenset((Tensor, Parameter, type(None)))
 
-# Private names, which PyTorch has no public ones for. They tell when a call may go past the dispatcher:
-# sparse_attention of one query on tiny tensors takes 24 us of an AMD EPYC's core then, through the
-# dispatcher 47 to 54 (PyTorch 2.15). Without CUDA graphs, that is twice the host's time of a decode step.
+# Private names: python/README.md says what each is worth.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 _is_profiled = torch.autograd._profiler_enabled
@@ -46,8 +44,7 @@ _is_profiled = torch.autograd._profiler_enabled
 
 def _is_watched() -> bool:
     """Does a transform, a mode or a profiler look at operators?"""
-    return (_dispatch_modes() > 0 or _transform() is not None or forward_ad._current_level >= 0
-            or _is_profiled())
+    return _dispatch_modes() > 0 or _transform() is not None or _is_profiled()
 
 
 class _Operator:
@@ -69,7 +66,8 @@ class _Operator:
             _library.impl(name, compute if backward is None else self._kernel, device)
         torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
         self.operator = getattr(torch.ops.msalab, name).default
-        nothing = (None,) * len(self.operator._schema.arguments)
+        self.names = [one.split()[-1] for one in schema[1:schema.index(")")].split(", ")]
+        nothing = (None,) * len(self.names)
         torch.library.register_autograd(f"msalab::{name}", backward or (lambda ctx, *_: nothing),
                                         setup_context=save, lib=_library)
         self.name, self.tensors = name, tensors
@@ -105,10 +103,9 @@ class _Operator:
             return self.operator(*_with_lists(arguments))
         if self.function is None:
             return self._run(self.direct, torch.no_grad, arguments)
-        by_autograd, by_tangents = torch.is_grad_enabled(), forward_ad._current_level >= 0
+        by_autograd = torch.is_grad_enabled()
         for tensor in arguments[:self.tensors]:
-            if (by_autograd and getattr(tensor, "requires_grad", False)
-                    or by_tangents and _has_tangent(tensor)):
+            if by_autograd and getattr(tensor, "requires_grad", False) or _has_tangent(tensor):
                 return self.function.apply(*_with_lists(arguments))
         return self._run(self.direct, nullcontext, arguments)
 
@@ -116,9 +113,9 @@ class _Operator:
         tensors = arguments[:self.tensors]
         if not _is_watched() and _PLAIN.issuperset(map(type, tensors)):
             return compute(*arguments)
-        for tensor, argument in zip(tensors, self.operator._schema.arguments):
+        for tensor, name in zip(tensors, self.names):
             if getattr(tensor, "is_nested", False):
-                raise InputError(f"{argument.name} is a nested tensor, {operations.MUST_BE_DENSE}")
+                raise InputError(f"{name} is a nested tensor, {operations.MUST_BE_DENSE}")
         with mode():
             return self.operator(*_with_lists(arguments))
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .layer import Layer
 
@@ -57,7 +56,7 @@ class RotaryObserver:
         inv_freq = getattr(module, f"{layer_type}{BUFFER}").detach().float().cpu().numpy().copy()
         factor = getattr(module, f"{layer_type}attention_scaling", 1.0)
         self._embeddings.append(Embedding(inv_freq, float(factor),
-                                          weakref.ref(tree_leaves(output)[0])))
+                                          weakref.ref(next(_tensors_of(output)))))
 
     def newest(self) -> Embedding | None:
         """Of a module that attention called itself."""
@@ -65,13 +64,22 @@ class RotaryObserver:
 
     def among(self, arguments) -> Embedding | None:
         """The newest one that is among the arguments of a module."""
-        leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        leaves = list(_tensors_of(arguments))
         for same in (lambda a, b: a is b, _equal):  # equal: moved to another device
             for embedding in reversed(self._embeddings):
                 cosine = embedding.cosine()
                 if cosine is not None and any(same(leaf, cosine) for leaf in leaves):
                     return embedding
         return None
+
+
+def _tensors_of(value):
+    """Those in nested lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_of(one)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -82,6 +90,10 @@ def at_position_zero(kwargs: dict) -> dict:
     """The arguments of an attention module, by which all tokens stand at position 0, where RoPE
     turns nothing."""
     def first(values):  # [..., S, channels]
+        if isinstance(values, dict):
+            return {name: first(one) for name, one in values.items()}
+        if isinstance(values, (list, tuple)):
+            return type(values)(map(first, values))
         return values[..., :1, :].expand_as(values) if isinstance(values, torch.Tensor) else values
 
     changed = dict(kwargs)
@@ -89,7 +101,7 @@ def at_position_zero(kwargs: dict) -> dict:
         if isinstance(changed.get(name), torch.Tensor):
             changed[name] = torch.zeros_like(changed[name])
     if "position_embeddings" in changed:
-        changed["position_embeddings"] = tree_map(first, changed["position_embeddings"])
+        changed["position_embeddings"] = first(changed["position_embeddings"])
     return changed
 
 
