@@ -210,10 +210,14 @@ protected:
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
         answer(p, WriteSet(ids, lse), [&](const Call& call) {
+            const Support coarse = takes_index_select_coarse_sm90(device_, p, rule, in);
             const Support tuned = takes_index_select_tuned(device_, p, rule, in);
-            (tuned.yes ? index_select_tuned : index_select_any)(call, rule, in, ids);
+            (coarse.yes  ? index_select_coarse_sm90
+             : tuned.yes ? index_select_tuned
+                         : index_select_any)(call, rule, in, ids);
             (takes_index_lse_mma(p, in).yes ? index_lse_mma : index_lse_any)(call, in, ids, lse);
-            return kernel_name("index_select", tuned);
+            if (coarse.yes) return std::string("index_select_coarse_sm90");
+            return kernel_name("index_select", tuned) + coarse.why_not;
         });
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,

@@ -89,10 +89,9 @@ void fill_scales(Backend& backend, const Case& c, Layer& layer, uint64_t seed) {
 int64_t scale_count(const Problem& p) {
     return p.queries() * p.query_heads + 2 * block_starts(p).back() * p.kv_heads;
 }
+int64_t all_blocks(const Problem& p) { return block_starts(p).back(); }
 /// Likewise of int8 index operands.
-int64_t index_scale_count(const Problem& p) {
-    return p.queries() * p.kv_heads + block_starts(p).back();
-}
+int64_t index_scale_count(const Problem& p) { return p.queries() * p.kv_heads + all_blocks(p); }
 
 /// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
 Pattern pattern_of(const Case& c, uint64_t seed) {
@@ -177,9 +176,11 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
     int64_t bytes = 0;
     if (parts.index) {
-        for (Element element : o.index_elements)
-            bytes += element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
-                     (element == Element::int8 ? int64_t{sizeof(float)} * index_scale_count(p) : 0);
+        for (const auto& [element, coarse] : o.index_forms)
+            bytes +=
+                element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
+                (element == Element::int8 ? int64_t{sizeof(float)} * index_scale_count(p) : 0) +
+                (coarse ? p.keys() * p.index_dim + int64_t{sizeof(float)} * 3 * all_blocks(p) : 0);
         bytes += int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
     }
     if (parts.attention)
@@ -193,7 +194,7 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
         const int64_t rows = pages_of(p, size) * size;
         if (parts.attention)
             bytes += 2 * element_bytes(o.sizes.element) * rows * p.kv_heads * p.head_dim;
-        for (Element element : o.index_elements)
+        for (const auto& [element, coarse] : o.index_forms)
             if (parts.index) bytes += element_bytes(element) * rows * p.index_dim;
     }
     if (parts.gradient)
@@ -204,6 +205,25 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
                  (p.queries() * p.kv_heads * (p.index_dim + 1) + p.keys() * p.index_dim);
     return bytes;
 }
+
+namespace {
+
+IndexOperands allocate_index(Backend& backend, const Problem& p, const IndexForm& form) {
+    IndexOperands made;
+    made.q = {backend, {p.queries(), p.kv_heads, p.index_dim}, form.element};
+    made.k = {backend, {p.keys(), p.index_dim}, form.element};
+    if (form.element == Element::int8) {
+        made.q_scales = backend.make<float, 2>({p.queries(), p.kv_heads});
+        made.k_scales = backend.make<float, 2>({all_blocks(p), 1});
+    }
+    if (form.coarse) {
+        made.coarse_keys = {backend, {p.keys(), p.index_dim}, Element::int8};
+        made.coarse_blocks = backend.make<float, 2>({all_blocks(p), 3});
+    }
+    return made;
+}
+
+}  // namespace
 
 Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
@@ -230,15 +250,8 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         layer.d_v = {backend, keys, o.sizes.element};
     }
     if (parts.index) {
-        for (Element element : o.index_elements) {
-            layer.index.push_back({{backend, {p.queries(), p.kv_heads, p.index_dim}, element},
-                                   {backend, {p.keys(), p.index_dim}, element},
-                                   {},
-                                   {}});
-            if (element != Element::int8) continue;
-            layer.index.back().q_scales = backend.make<float, 2>({p.queries(), p.kv_heads});
-            layer.index.back().k_scales = backend.make<float, 2>({block_starts(p).back(), 1});
-        }
+        for (const IndexForm& form : o.index_forms)
+            layer.index.push_back(allocate_index(backend, p, form));
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
     for (int64_t size : o.page_sizes)
@@ -275,8 +288,9 @@ void fill_int8(Backend& backend, const Case& c, IndexOperands& to, const std::st
                uint64_t seed) {
     const std::unique_ptr<Backend> host = make_backend("reference");
     Layer floats;
-    floats.index.push_back(
-        {{*host, to.q.shape(), Element::f32}, {*host, to.k.shape(), Element::f32}, {}, {}});
+    IndexOperands& made = floats.index.emplace_back();
+    made.q = {*host, to.q.shape(), Element::f32};
+    made.k = {*host, to.k.shape(), Element::f32};
     fill_index(*host, c, floats, selection, seed);
     const auto store = [&](View<const float, 3> values, OperandScale unit) {
         return store_scaled<Int8>(c.problem, values, unit);
@@ -288,15 +302,11 @@ void fill_int8(Backend& backend, const Case& c, IndexOperands& to, const std::st
 
 }  // namespace
 
-void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
-                uint64_t seed) {
-    std::vector<const IndexOperands*> unscaled;
-    for (IndexOperands& index : layer.index)
-        if (index.q.element() == Element::int8)
-            fill_int8(backend, c, index, selection, seed);
-        else
-            unscaled.push_back(&index);
-    if (unscaled.empty()) return;
+namespace {
+
+void fill_unscaled(Backend& backend, const Case& c,
+                   const std::vector<const IndexOperands*>& unscaled, const std::string& selection,
+                   uint64_t seed) {
     if (selection == "random") {
         for (const IndexOperands* index : unscaled) {
             fill_noise(backend, index->q, seed, Stream::index_q);
@@ -321,6 +331,20 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
     }
 }
 
+}  // namespace
+
+void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string& selection,
+                uint64_t seed) {
+    std::vector<const IndexOperands*> unscaled;
+    for (IndexOperands& index : layer.index)
+        if (index.q.element() == Element::int8)
+            fill_int8(backend, c, index, selection, seed);
+        else
+            unscaled.push_back(&index);
+    if (!unscaled.empty()) fill_unscaled(backend, c, unscaled, selection, seed);
+    for (IndexOperands& index : layer.index) fill_coarse(backend, c.problem, index);
+}
+
 void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) {
     if (parts.attention) {
         copy_stored(backend, from.q, to.q);
@@ -340,6 +364,9 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
             copy_stored(backend, from.index[n].k, to.index[n].k);
             copy_scales(backend, from.index[n].q_scales, to.index[n].q_scales);
             copy_scales(backend, from.index[n].k_scales, to.index[n].k_scales);
+            if (from.index[n].coarse_blocks.size() == 0) continue;
+            copy_stored(backend, from.index[n].coarse_keys, to.index[n].coarse_keys);
+            copy_scales(backend, from.index[n].coarse_blocks, to.index[n].coarse_blocks);
         }
         for (size_t n = 0; n < from.paged.size(); ++n)
             for (size_t e = 0; e < from.paged[n].index.size(); ++e)

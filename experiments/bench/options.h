@@ -16,6 +16,16 @@
 
 namespace msa::experiments::bench {
 
+/// How index_q and index_k are stored.
+struct IndexForm {
+    Element element = Element::f32;
+    bool coarse = false;  // with an int8 copy of index_k
+
+    /// The element, or with a copy "int8-exact".
+    std::string name() const;
+    bool operator==(const IndexForm&) const = default;
+};
+
 struct BenchOptions {
     std::string backend;
     std::vector<std::string> stages, cases, selections, supports;  // known, in the order given
@@ -25,7 +35,7 @@ struct BenchOptions {
     std::vector<int64_t> batches{1, 8, 32, 64, 128};  // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
-    std::vector<Element> index_elements;
+    std::vector<IndexForm> index_forms;
     std::vector<int64_t> page_sizes;  // of pages that forward stages are timed with, too
     std::vector<int64_t> devices;     // ranks that compute one layer together; empty: one device
     int64_t samples = 9;

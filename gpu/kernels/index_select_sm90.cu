@@ -58,7 +58,7 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-template <typename Shape, typename Rows, int BlockSize, int Kept>
+template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
@@ -80,6 +80,13 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int first_tile = part_start(piece.part);
     const int count = part_start(piece.part + 1) - first_tile;
 
+    if (!Coarse && args.only != nullptr) {
+        wait_for_previous_kernel();
+        bool wanted = false;
+        for (int row = threadIdx.x; row < rows; row += Rows::kThreads)
+            wanted |= is_wanted(args, tile.query * args.groups + row);
+        if (__syncthreads_or(wanted) == 0) return;
+    }
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
@@ -87,7 +94,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
-        shared.lists.clear(place, own.kept);
+        shared.lists.clear(place, Coarse ? Kept : own.kept);
     }
     __syncthreads();
 
@@ -123,7 +130,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     const Turns turns(warpgroup, Rows::kConsumers);
-    const auto scales = tile_scales<typename Shape::Value>(args, tile, rows, blocks, row_at<Rows>);
+    const auto scales =
+        tile_scales<typename Shape::Value, Coarse>(args, tile, rows, blocks, row_at<Rows>);
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);
@@ -160,16 +168,16 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                                    row_at<Rows>);
 }
 
-template <typename Shape, typename Rows, int BlockSize, int Kept>
+template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse = false>
 cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
                    const CandidateExchange* exchange) {
     using S = Shared<Shape, Rows, Kept>;
-    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept>;
+    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept, Coarse>;
     cudaError_t error = allow_shared<S>(kernel);
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.part_count));
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
-    if (args.most_parts == 1 || error != cudaSuccess) return error;
+    if (Coarse || args.most_parts == 1 || error != cudaSuccess) return error;
     const int threads = merge_threads<Kept>(args, exchange);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)
@@ -182,6 +190,9 @@ template <typename Shape, typename Rows>
 cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
                         const CandidateExchange* exchange) {
     return by_block_size(args.block_size, [&]<int BlockSize>() {
+        if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
+            if (args.coarse_rows != nullptr)
+                return launch<Shape, Rows, BlockSize, kCoarseListed, true>(args, stream, nullptr);
         return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)
                                      : launch<Shape, Rows, BlockSize, 32>(args, stream, exchange);
     });

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "core/number/coarse_keys.h"
 #include "core/problem.h"
 #include "gpu/kernels/device_rule.h"
 #include "gpu/kernels/rank_exchange.h"
@@ -20,6 +21,7 @@ constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
 constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
 constexpr int kMostIndexParts = 512;
+constexpr int kCoarseListed = 32;  // blocks of a part's list, of an int8 copy
 
 struct IndexSelectArgs {
     const void* index_q;    // [Nq, Hkv, didx]
@@ -32,12 +34,17 @@ struct IndexSelectArgs {
     const TilePart* parts;  // of tiles, the most work first
     int part_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv
-    const KeyRange* visible;           // [Nq]
-    int64_t queries;                   // Nq
-    int groups;                        // Hkv
-    int block_size;                    // 32, 64 or 128
-    float scale;                       // above 0
-    DeviceScales q_scales, k_scales;   // of int8: of rows (query, group), and of all blocks
+    const KeyRange* visible;          // [Nq]
+    int64_t queries;                  // Nq
+    int groups;                       // Hkv
+    int block_size;                   // 32, 64 or 128
+    float scale;                      // above 0
+    DeviceScales q_scales, k_scales;  // of int8: of rows (query, group), and of all blocks
+    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. Each tile must have several
+    // parts; the result is their lists of the kCoarseListed best upper bounds, and no ids.
+    const CoarseRow* coarse_rows;
+    const float* coarse_blocks;
+    const uint8_t* only;  // [Nq, Hkv] not 0: rows whose ids are wanted, on Hopper; null: all
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512
     const QueryParts* of_query;        // [Nq], where most_parts > 1

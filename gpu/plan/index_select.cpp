@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/half_types.h"
+#include "gpu/kernels/index_rescore_sm90.h"
 #include "gpu/kernels/index_select_sm80.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -14,11 +15,21 @@ namespace msa::cuda {
 namespace {
 
 /// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
-TileCut cut_of(const Device& device, bool decode, bool exchanged) {
+TileCut cut_of(const Device& device, bool decode, int64_t least_parts) {
     return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
             .least_keys = 2048,
             .most_parts = kMostIndexParts,
-            .least_parts = exchanged ? 2 : 1};
+            .least_parts = least_parts};
+}
+
+/// Rows (query, group) whose uses have numbers below 2^31.
+constexpr int64_t kMostCoarseRows = (int64_t{1} << 31) / kMostRescored - 1;
+
+/// Parts of a tile in a pass over an int8 copy. Each has its own list of kCoarseListed blocks, so
+/// more parts hold more candidates; they also take in more blocks before their lists are good.
+int64_t coarse_parts(const Problem& p) {
+    constexpr int64_t kManyBlocks = 4096;
+    return p.blocks() >= kManyBlocks ? 4 : 2;
 }
 
 }  // namespace
@@ -43,11 +54,11 @@ struct IndexPlan {
     const PartsOfTiles& tiles;
     Tensor<int64_t, 1> partial;
 
-    IndexPlan(const Call& call, int prefill_rows, bool exchanged = false)
+    IndexPlan(const Call& call, int prefill_rows, int64_t least_parts = 1)
         : decode(call.problem.batch.longest_queries() * call.problem.kv_heads <= kIndexDecodeRows),
           tiles(
               call.layout->parts((decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads,
-                                 cut_of(call.device, decode, exchanged))),
+                                 cut_of(call.device, decode, least_parts))),
           partial(
               call.scratch<int64_t, 1>({tiles.all * call.problem.kv_heads * (kMostSelected + 1)})) {
     }
@@ -130,6 +141,118 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
     check(by_half_or_narrow(in.index_q.element(), launch), "index_select_sm80");
 }
 
+namespace {
+
+/// What Hopper's kernel takes beside.
+IndexSelectArgs args_sm90(const Call& call, IndexPlan& plan, const SelectionRule& rule,
+                          const IndexInput& in, View<int32_t, 3> ids) {
+    IndexSelectArgs args = plan.args(call, rule, in, ids);
+    args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
+    args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));
+    args.keys_settled =
+        !call.ahead.writes(in.index_k) && !call.ahead.writes(in.index_k.page_table());
+    return args;
+}
+
+}  // namespace
+
+Support takes_index_select_coarse_sm90(const Device& device, const Problem& p,
+                                       const SelectionRule& rule, const IndexInput& in) {
+    if (!in.coarse) return Support::no("");
+    const auto takes = [&] {
+        if (!device.is_hopper()) return not_hopper();
+        if (!is_half(in.index_q.element())) return not_element(in.index_q.element(), "bf16 or f16");
+        if (!takes_coarse(p.index_scale()))
+            return Support::no(concat("the index scale is ", p.index_scale(), ", must be from ",
+                                      kLeastCoarseScale, " to ", kMostCoarseScale));
+        if (p.queries() * p.kv_heads > kMostCoarseRows)
+            return above("Nq Hkv", p.queries() * p.kv_heads, kMostCoarseRows);
+        return takes_sizes(p, {.element = Element::int8, .top_k = rule.top_k},
+                           are_aligned(in.index_q, in.index_k, in.coarse.keys));
+    };
+    const Support taken = takes();
+    return taken.yes ? taken : Support::no("; without the int8 copy: " + taken.why_not);
+}
+
+namespace {
+
+/// Scratch memory of what follows the pass over an int8 copy.
+struct CandidateMemory {
+    Tensor<RowCandidates, 1> rows;
+    Tensor<uint8_t, 1> marked;
+    Tensor<int32_t, 1> blocks, uses, counts, starts, items;
+    Tensor<float, 1> scores;
+
+    CandidateMemory(const Call& call, int64_t row_count, int64_t all_blocks)
+        : rows(call.scratch<RowCandidates, 1>({row_count})),
+          marked(call.scratch<uint8_t, 1>({row_count})),
+          blocks(call.scratch<int32_t, 1>({row_count * kMostRescored})),
+          uses(call.scratch<int32_t, 1>({row_count * kMostRescored})),
+          counts(call.scratch<int32_t, 1>({all_blocks})),
+          starts(call.scratch<int32_t, 1>({all_blocks + 1})),
+          items(call.scratch<int32_t, 1>({all_blocks + 1})),
+          scores(call.scratch<float, 1>({row_count * kMostRescored})) {
+        check(cudaMemsetAsync(counts.data(), 0, sizeof(int32_t) * static_cast<size_t>(all_blocks),
+                              call.stream()),
+              "clearing the uses of blocks");
+    }
+    /// `listed`: the arguments of that pass.
+    IndexCandidates candidates(const Call& call, const IndexSelectArgs& listed) {
+        constexpr int64_t kTileQueries = 16;
+        const auto& tiles = call.layout->tiles(kTileQueries, TileOrder::by_query).device;
+        return {.listed = listed,
+                .tiles = tiles.data(),
+                .tile_count = narrow(tiles.size()),
+                .all_blocks = narrow(counts.size()),
+                .rows = rows.data(),
+                .marked = marked.data(),
+                .blocks = blocks.data(),
+                .scores = scores.data(),
+                .counts = counts.data(),
+                .starts = starts.data(),
+                .items = items.data(),
+                .uses = uses.data()};
+    }
+};
+
+}  // namespace
+
+void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
+                              View<int32_t, 3> ids) {
+    if (ids.size() == 0) return;
+    const Problem& p = call.problem;
+    const int64_t rows = p.queries() * p.kv_heads;
+    const auto& key_blocks = call.layout->key_blocks();
+    auto coarse_q = call.scratch<Int8, 3>(in.index_q.shape());
+    auto coarse_rows = call.scratch<CoarseRow, 1>({rows});
+    IndexPlan coarse_plan(call, kIndexPrefillRows, coarse_parts(p));
+    IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, {coarse_q, in.coarse.keys}, ids);
+    listed.coarse_rows = coarse_rows.data();
+    listed.coarse_blocks = in.coarse.blocks.data();
+    CandidateMemory memory(call, rows, key_blocks.size());
+    const IndexCandidates found = memory.candidates(call, listed);
+    IndexPlan plan(call, kIndexPrefillRows);
+    IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
+    exact.only = memory.marked.data();
+    const RescoreArgs rescored{.candidates = found,
+                               .index_q = in.index_q.data(),
+                               .index_k = exact.index_k,
+                               .sequence_blocks = key_blocks.data(),
+                               .thread_blocks = 4 * call.device.sms};
+    by_half(in.index_q.element(), [&]<typename T>() {
+        check(launch_coarse_rows<T>(in.index_q.data(), rows, listed.index_dim, listed.scale,
+                                    reinterpret_cast<int8_t*>(coarse_q.data()), coarse_rows.data(),
+                                    call.stream()),
+              "index_select by int8, rows");
+        check(launch_index_select_sm90<int8_t>(listed, call.stream()),
+              "index_select by int8, lists");
+        check(launch_find_candidates(found, call.stream()), "index_select by int8, candidates");
+        check(launch_rescore<T>(rescored, call.stream()), "index_select by int8, scores");
+        check(launch_pick_candidates(found, call.stream()), "index_select by int8, ids");
+        check(launch_index_select_sm90<T>(exact, call.stream()), "index_select_sm90");
+    });
+}
+
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
                        View<int32_t, 3> ids) {
     index_select_of_rank_sm90(call, rule, in, ids, nullptr);
@@ -139,12 +262,8 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
                                View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Element element = in.index_q.element();
-    IndexPlan plan(call, kIndexPrefillRows, exchange != nullptr);
-    IndexSelectArgs args = plan.args(call, rule, in, ids);
-    args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
-    args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));
-    args.keys_settled =
-        !call.ahead.writes(in.index_k) && !call.ahead.writes(in.index_k.page_table());
+    IndexPlan plan(call, kIndexPrefillRows, exchange != nullptr ? 2 : 1);
+    const IndexSelectArgs args = args_sm90(call, plan, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };

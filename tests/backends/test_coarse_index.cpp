@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/error.h"
 #include "tests/support/compare.h"
 #include "tests/support/hidden_score.h"
 #include "tests/support/random.h"
@@ -51,6 +52,38 @@ TEST_P(CoarseIndexForms, FindsAScoreThatInt8Loses) {
         EXPECT_EQ(ids(last, r, 3), 47);
     }
     EXPECT_TRUE(identical(ids, reference().index_select(p, {.top_k = 4}, o)));
+}
+
+/// The sizes that tuned kernels take: chunks and decode over hundreds of blocks, of which few are
+/// candidates, or more than a list has.
+TEST_P(CoarseIndexForms, ManyBlocks) {
+    if (GetParam().backend == "reference") GTEST_SKIP() << "it is the other side";
+    Runner runner(GetParam());
+    const bool half = GetParam().element != Element::f32;
+    for (const auto& [block_size, dim, top_k, batch] :
+         {std::tuple{32, 64, 16, PackedBatch({0, 65, 70, 71}, {0, 12800, 13000, 19400})},
+          {64, 128, 16, PackedBatch({0, 65, 321}, {0, 9000, 25640})},
+          {128, 128, 32, PackedBatch({0, 300, 301}, {0, 30000, 30128})},
+          {128, 128, 16, PackedBatch({0, 1, 2}, {0, 66000, 132000})},
+          {128, 64, 16, PackedBatch({0, 700}, {0, 700})}}) {
+        Problem p = square_problem(0, 4, 2, 64, dim, block_size);
+        p.batch = batch;
+        Operands o = make_operands({"many", p, {}}, Element::bf16);
+        for (const bool ranked : {false, true}) {
+            SCOPED_TRACE(concat("blocks of ", block_size, ", k ", top_k, ranked ? ", ranked" : ""));
+            if (ranked)  // some blocks stand out, so that rows have a list of few candidates
+                for (int64_t j = 0; j < p.keys(); j += 5 * block_size)
+                    for (int64_t d = 0; d < dim; ++d)
+                        o.index_k(j, d) =
+                            o.index_q(0, 0, d) * static_cast<float>(j / block_size % 7);
+            const SelectionRule rule{.top_k = top_k, .forced_first = 1};
+            const Tensor<int32_t, 3> want = runner.index_select(p, rule, o);
+            const std::string kernel = runner.backend().answered_by();
+            EXPECT_TRUE(identical(runner.index_select_coarse(p, rule, o), want));
+            if (half && kernel == "index_select_sm90")
+                EXPECT_EQ(runner.backend().answered_by(), "index_select_coarse_sm90");
+        }
+    }
 }
 
 /// Scales far from 1 would overflow or lose a bound.
