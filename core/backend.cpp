@@ -72,6 +72,8 @@ public:
         k(in.v, "v");
         require(in.v.page_size() == in.k.page_size(), "v has pages of ", in.v.page_size(),
                 " tokens, must have those of k = ", in.k.page_size(), "; 0: packed");
+        require(in.v.seqused_k().data() == in.k.seqused_k().data(),
+                "v has another seqused_k than k");
         same_element("k", in.k.element(), in.q.element());
         same_element("v", in.v.element(), in.q.element());
         sinks(in.sinks);
@@ -259,6 +261,21 @@ void Backend::block_mass(const Problem& p, const BlockMassInput& in, const Block
     if (to.max_logit) check.per_block("max_logit", to.max_logit);
     check_support(p, BlockMassRequest{.element = in.q.element(), .page_size = in.k.page_size()});
     do_block_mass(p, in, to);
+}
+
+void Backend::append(const Problem& p, const In<3>& rows, const Keys<3>& to) {
+    const Checker check(*this, p, kMinScoredBlockSize);
+    require(to.paged(), "page_table is absent");
+    const std::vector<int64_t>&queries = p.batch.cu_seqlens_q(), &keys = p.batch.cu_seqlens_k();
+    for (size_t s = 0; s + 1 < queries.size() && !to.seqused_k(); ++s)
+        require(queries[s + 1] - queries[s] <= keys[s + 1] - keys[s], "seqused_k of sequence ", s,
+                " is ", keys[s + 1] - keys[s], ", but it has ", queries[s + 1] - queries[s],
+                " new tokens, which count, too");
+    check.keys("pool", to, "heads, width", to.shape());
+    check.operand("rows", rows, "[Nq, heads, width]",
+                  Shape<3>{p.queries(), to.shape()[1], to.shape()[2]});
+    check.same_element("rows", rows.element(), to.element());
+    do_append(p, rows, to);
 }
 
 void Backend::index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) {

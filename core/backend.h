@@ -178,6 +178,13 @@ public:
     /// the group's heads. Blocks may be one token. To stream: Problem::with_queries.
     void block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&);
 
+    /// Writes the queries' own tokens to keys in pages: row i of `rows` [Nq, heads, width], keys or
+    /// values, goes to where `to` has the token at the position of query i. Heads and width are
+    /// those of the pages; index keys have one head. A sequence has at least as many tokens as
+    /// queries; where its length on the device says fewer, the first queries write nothing. Pages
+    /// that another sequence reads are the caller's to copy first.
+    void append(const Problem&, const In<3>& rows, const Keys<3>& to);
+
     /// KL divergence of the index distribution from the teacher, per row (eq:msa-kl), and the
     /// gradient of a multiple of its sum over all Nq * Hkv rows. Support: the visible tokens of the
     /// blocks ids [Nq, Hkv, k], or all visible tokens when ids is absent (warm-up). The teacher
@@ -210,6 +217,7 @@ protected:
                                      View<const int32_t, 3> ids, const AttentionOutput&,
                                      LoopOrder) = 0;
     virtual void do_block_mass(const Problem&, const BlockMassInput&, const BlockMassOutput&) = 0;
+    virtual void do_append(const Problem&, const In<3>& rows, const Keys<3>& to) = 0;
     virtual void do_index_kl(const Problem&, const IndexKlInput&, const IndexKlOutput&) = 0;
     // A backend overrides those that its supports() accepts.
     virtual void do_dense_attention_grad(const Problem&, const AttentionInput&,

@@ -17,6 +17,25 @@ void HostBackend::copy(void* to, Space to_space, const void* from, Space from_sp
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+void HostBackend::do_append(const Problem& p, const In<3>& rows, const Keys<3>& to) {
+    const auto [page, token, head] = to.strides();
+    const int64_t size = to.page_size(), heads = to.shape()[1], each = element_bytes(to.element());
+    const int64_t width = to.shape()[2] * each;
+    auto* const pool = static_cast<char*>(const_cast<void*>(to.data()));
+    const auto* from = static_cast<const char*>(rows.data());
+    const std::vector<int64_t> sequences = query_sequences(p);
+    for (int64_t i = 0; i < p.queries(); ++i) {
+        const int64_t at = visible_keys(p)[static_cast<size_t>(i)].count - 1;
+        for (int64_t h = 0; h < heads; ++h, from += width) {
+            if (at < 0) continue;
+            const int64_t first =
+                to.page_table()(sequences[static_cast<size_t>(i)], at / size) * page;
+            std::memcpy(pool + (first + at % size * token + h * head) * each, from,
+                        static_cast<size_t>(width));
+        }
+    }
+}
+
 void HostBackend::check_saved(const Problem& p, const AttentionInput& in,
                               View<const int32_t, 3> ids, const AttentionSaved& saved) const {
     reference::check_saved(p, in, ids, saved);

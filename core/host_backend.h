@@ -15,6 +15,7 @@ public:
     void finish() override {}
 
 protected:
+    void do_append(const Problem&, const In<3>& rows, const Keys<3>& to) override;
     void check_saved(const Problem&, const AttentionInput&, View<const int32_t, 3> ids,
                      const AttentionSaved&) const override;
     void check_index_lse(const Problem&, const IndexKlInput&) const override;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -23,9 +24,13 @@ namespace msa {
 /// tensor like any other. In pages they lie as an engine's cache holds them, with FlashAttention's
 /// names and meaning: token j of sequence s is row j % page_size of page
 /// page_table(s, j / page_size) of a pool [pages, page_size, Hkv, dh]. How many tokens a sequence
-/// has (seqused_k) is what the batch's cu_seqlens_k counts. Blocks are those of the sequence. Rows
-/// of a page behind the sequence's last token have no influence, nor have entries of the table
-/// behind its last page. Sequences may share pages.
+/// has is what the batch's cu_seqlens_k counts. Blocks are those of the sequence. Rows of a page
+/// behind the sequence's last token have no influence, nor have entries of the table behind its
+/// last page. Sequences may share pages.
+///
+/// Lengths may also be on the device (seqused_k). The batch then says the most that each sequence
+/// may have: the shape of a CUDA graph that is right for all lengths up to it. The last query sits
+/// on the last key. A length outside of that range counts as the nearest one in it.
 template <int Rank>
 class Keys : public In<Rank> {
 public:
@@ -48,7 +53,15 @@ public:
         require(page_size_ > 0, "page_size is ", page_size_, ", must be at least 1");
     }
 
+    /// The same keys with lengths [S] on the device, which hold when the call runs.
+    Keys with_lengths(View<const int32_t, 1> seqused_k) const {
+        Keys keys = *this;
+        keys.lengths_ = seqused_k;
+        return keys;
+    }
+
     bool paged() const { return page_size_ > 0; }
+    View<const int32_t, 1> seqused_k() const { return lengths_; }  // absent: the batch's lengths
     View<const int32_t, 2> page_table() const { return table_; }
     int64_t page_size() const { return page_size_; }  // 0: packed
     int64_t pages() const { return this->shape()[0] / page_size_; }
@@ -77,14 +90,20 @@ private:
     }
 
     View<const int32_t, 2> table_;
+    View<const int32_t, 1> lengths_;
     int64_t page_size_ = 0;
     Shape<Rank> strides_{};
 };
 
+/// Throws InputError, naming operand, sequence, page and rule, unless a table on the host has pages
+/// for so many tokens of each sequence, each in the pool and none twice in a sequence.
+void check_table(View<const int32_t, 2> table, std::span<const int64_t> tokens, int64_t page_size,
+                 int64_t pages, const std::string& name);
+
 /// Throws InputError, naming operand, sequence, page and rule, if keys in pages do not fit the
 /// problem: one of page_size and Bk must divide the other; the table has a row for each sequence,
 /// with pages for all of its tokens, each in the pool and none twice. Entries are looked at if they
-/// are on the host.
+/// are on the host. Lengths are [S], on a device, and of a batch without query positions.
 template <int Rank>
 void check_pages(const Problem&, const Keys<Rank>&, const std::string& name);
 extern template void check_pages(const Problem&, const Keys<2>&, const std::string&);

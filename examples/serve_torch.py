@@ -3,6 +3,7 @@
 """Serves several requests at once with MSA over a cache in pages: continuous batching in 200 lines.
 
 usage: serve_torch.py [--model FOLDER] [--requests 6] [--tokens 24] [--top-k 4] [--chunk 32]
+                      [--device cuda]
 
 needs: pip install . of this repository, PyTorch and transformers. Without --model a tiny Llama of
 random weights. All requests go through the model as one packed batch: prompts in chunks, decoded
@@ -10,22 +11,36 @@ tokens with drafts behind them that the same pass verifies. Requests with a comm
 pages, and pages of finished requests are used again. At the end every request's tokens are compared
 with those of generate() where all blocks fit into k, and otherwise with those of MSA on packed keys.
 
+On a GPU the model is in bfloat16, and a step in which all requests decode is a CUDA graph, captured
+once: lengths and pages are read there. Sums are rounded otherwise there than on packed keys, so a
+token whose two best choices are close may differ.
+
 The Index Branch stands in for a fitted one: of a group's queries the sum, of all groups' keys the sum.
 """
 
 import argparse
 import contextlib
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
 import torch
 import transformers
-from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 import msalab.torch as msa
 
-BLOCK, PAGE = 16, 32
+@dataclass(frozen=True)
+class Place:
+    """Where the model runs, and the tokens of its blocks and pages."""
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    block: int = 16
+    page: int = 32
+    head_dim: int = 16  # of the tiny model
+
+
+GPU = Place("cuda", torch.bfloat16, 64, 64, 64)  # what the tuned kernels take
 
 
 @dataclass
@@ -63,30 +78,34 @@ class Pool:
 
 
 class PagedKeys:
-    """The cache: of each layer K and V in one pool, and index keys in another. Unused rows are NaN
-    here, to show that nobody reads them."""
+    """The cache: of each layer K and V in one pool, and index keys in another. On a CPU unused rows are
+    NaN here, to show that nobody reads them."""
 
-    def __init__(self, config, pages):
-        shape = config.num_key_value_heads, config.head_dim
-        self.kv = [torch.full((pages, 2, PAGE, *shape), torch.nan)
-                   for _ in range(config.num_hidden_layers)]
-        self.index = [torch.full((pages, PAGE, config.head_dim), torch.nan) for _ in self.kv]
+    def __init__(self, config, pages, at):
+        def pool(*shape):
+            unused = torch.nan if at.device == "cpu" else 0
+            return torch.full((pages, *shape), unused, dtype=at.dtype, device=at.device)
+        heads, self.block = (config.num_key_value_heads, config.head_dim), at.block
+        self.kv = [pool(2, at.page, *heads) for _ in range(config.num_hidden_layers)]
+        self.index = [pool(at.page, config.head_dim) for _ in self.kv]
 
     def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
         keys, values = self.kv[layer].unbind(1)
         for pool, rows in ((keys, k), (values, v), (self.index[layer], index_k)):
             msa.append(pool, rows, **where)
-        ids = msa.msa_index_select(index_q, self.index[layer], top_k, block_size=BLOCK, **where)
-        return msa.msa_sparse_attention(q, keys, values, ids, block_size=BLOCK, **where)
+        ids = msa.msa_index_select(index_q, self.index[layer], top_k, block_size=self.block, **where)
+        return msa.msa_sparse_attention(q, keys, values, ids, block_size=self.block, **where)
 
 
 class PackedKeys:
     """The same without a cache: all tokens of one sequence at once."""
 
-    @staticmethod
-    def attend(layer, q, k, v, index_q, index_k, top_k, where):
-        ids = msa.msa_index_select(index_q, index_k, top_k, block_size=BLOCK)
-        return msa.msa_sparse_attention(q, k, v, ids, block_size=BLOCK)
+    def __init__(self, at):
+        self.block = at.block
+
+    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
+        ids = msa.msa_index_select(index_q, index_k, top_k, block_size=self.block)
+        return msa.msa_sparse_attention(q, k, v, ids, block_size=self.block)
 
 
 def attention(module, query, key, value, _mask, msalab_step=None, **_options):
@@ -98,8 +117,7 @@ def attention(module, query, key, value, _mask, msalab_step=None, **_options):
     return out[None], None
 
 
-AttentionInterface.register("msalab_paged", attention)
-AttentionMaskInterface.register("msalab_paged", lambda *_, **__: None)
+AttentionInterface.register("msalab_paged", attention)  # without a mask of its own
 
 
 @contextlib.contextmanager
@@ -112,19 +130,58 @@ def paged(model):
 
 
 @torch.no_grad()
+def next_tokens(model, tokens, positions, step):
+    """Of each token [1, tokens] the most probable next one."""
+    logits = model(input_ids=tokens, position_ids=positions, use_cache=False, msalab_step=step).logits
+    return logits[0].argmax(-1)
+
+
 def best_tokens(model, tokens, positions, step):
-    """Of each token the most probable next one."""
-    logits = model(input_ids=torch.tensor([tokens]), position_ids=torch.tensor([positions]),
-                   use_cache=False, msalab_step=step).logits
-    return logits[0].argmax(-1).tolist()
+    """The same of lists."""
+    on_device = (torch.tensor([list(each)], device=model.device) for each in (tokens, positions))
+    return next_tokens(model, *on_device, step).tolist()
+
+
+class Decode:
+    """A step of `places` requests, each with its newest token and as many drafts as any, under one CUDA
+    graph. A place that nobody has is a sequence of length 0."""
+
+    def __init__(self, model, cache, top_k, places, drafts, pages, page):
+        def zeros(*shape, dtype=torch.int32):
+            return torch.zeros(shape, dtype=dtype, device=model.device)
+        each = 1 + drafts
+        self.tokens, self.positions = (zeros(1, places * each, dtype=torch.int64) for _ in range(2))
+        self.table, self.used = zeros(places, pages), zeros(places)
+        where = {"page_table": self.table, "seqused_k": self.used, "max_seqlen_k": pages * page,
+                 "cu_seqlens_q": list(range(0, places * each + 1, each))}
+
+        def step():
+            return next_tokens(model, self.tokens, self.positions, (cache, top_k, where))
+        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()  # loads kernels
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.best = step()
+
+    def __call__(self, tokens, positions, table, used):
+        for to, values in ((self.tokens[0], tokens), (self.positions[0], positions),
+                           (self.used, used)):
+            to.zero_()[:len(values)] = torch.tensor(values, dtype=to.dtype)
+        self.table[:len(table), :table.shape[1]] = table
+        self.graph.replay()
+        return self.best[:len(tokens)].tolist()
 
 
 class Engine:
-    def __init__(self, model, pages, top_k, chunk, drafts=4, most_running=4):
+    def __init__(self, model, pages, top_k, chunk, at=Place(), drafts=4, most_running=4):
         self.model, self.top_k, self.chunk, self.drafts = model, top_k, chunk, drafts
-        self.cache, self.pool = PagedKeys(model.config, pages), Pool(pages)
+        self.cache, self.pool, self.page = PagedKeys(model.config, pages, at), Pool(pages), at.page
         self.most_running, self.waiting, self.running = most_running, deque(), []
-        self.steps = self.accepted = self.shared = 0
+        self.steps = self.accepted = self.shared = self.replayed = 0
+        self.decode = None
+        if at.device == "cuda":
+            self.decode = Decode(model, self.cache, top_k, most_running, drafts, pages, at.page)
 
     def add(self, request):
         request.tokens = list(request.prompt)
@@ -134,14 +191,14 @@ class Engine:
         """Takes in a request, with the pages that another one holds of the same beginning."""
         request = self.waiting.popleft()
         for other in self.running:
-            full = min(other.cached, len(request.prompt) - 1) // PAGE
-            while full and other.tokens[:full * PAGE] != request.tokens[:full * PAGE]:
+            full = min(other.cached, len(request.prompt) - 1) // self.page
+            while full and other.tokens[:full * self.page] != request.tokens[:full * self.page]:
                 full -= 1
-            if full * PAGE > request.cached:
+            if full * self.page > request.cached:
                 for page in request.pages:
                     self.pool.give_back(page)
                 request.pages = [self.pool.share(page) for page in other.pages[:full]]
-                request.cached = full * PAGE
+                request.cached = full * self.page
         self.shared += len(request.pages)
         self.running.append(request)
 
@@ -154,7 +211,7 @@ class Engine:
 
     def fits(self, request):
         """Are there pages for all tokens that it and the running ones may come to have?"""
-        lacking = (-(-(len(each.prompt) + each.most + self.drafts) // PAGE) - len(each.pages)
+        lacking = (-(-(len(each.prompt) + each.most + self.drafts) // self.page) - len(each.pages)
                    for each in (*self.running, request))
         return sum(lacking) <= len(self.pool.free)
 
@@ -164,12 +221,16 @@ class Engine:
         if not self.running:
             raise SystemExit("serve_torch.py: the pool has too few pages for a request; see --pages")
         batch, tokens, positions, cu, used = [], [], [], [0], []
+        replays = self.decode is not None and all(each.cached == len(each.tokens) - 1
+                                                  for each in self.running)
         for request in self.running:
             new = request.tokens[request.cached:request.cached + self.chunk]
             decodes = request.cached + len(new) == len(request.tokens)
             drafts = self.draft(request.tokens) if decodes else []
+            if replays:  # as many drafts of each: the last token once more is as good as any
+                drafts = drafts + request.tokens[-1:] * (self.drafts - len(drafts))
             end = request.cached + len(new) + len(drafts)
-            while len(request.pages) * PAGE < end:
+            while len(request.pages) * self.page < end:
                 request.pages.append(self.pool.take())
             batch.append((request, len(new), drafts, decodes))
             tokens += new + drafts
@@ -180,8 +241,12 @@ class Engine:
                            dtype=torch.int32)
         for row, request in zip(table, self.running):
             row[:len(request.pages)] = torch.tensor(request.pages)
-        where = {"page_table": table, "seqused_k": used, "cu_seqlens_q": cu}
-        best = best_tokens(self.model, tokens, positions, (self.cache, self.top_k, where))
+        if replays:
+            best = self.decode(tokens, positions, table, used)
+        else:
+            where = {"page_table": table.to(self.model.device), "seqused_k": used, "cu_seqlens_q": cu}
+            best = best_tokens(self.model, tokens, positions, (self.cache, self.top_k, where))
+        self.replayed += replays
         for (request, new, drafts, decodes), begin in zip(batch, cu):
             request.cached += new
             if decodes:
@@ -208,25 +273,25 @@ class Engine:
             self.step()
 
 
-def packed(model, request, top_k):
+def packed(model, request, top_k, at):
     """The same request alone, every token by a pass over all before it."""
-    tokens = list(request.prompt)
+    tokens, step = list(request.prompt), (PackedKeys(at), top_k, None)
     while len(tokens) < len(request.prompt) + request.most:
-        tokens.append(best_tokens(model, tokens, range(len(tokens)), (PackedKeys, top_k, None))[-1])
+        tokens.append(best_tokens(model, tokens, range(len(tokens)), step)[-1])
     return tokens
 
 
 def generated(model, request):
-    prompt = torch.tensor([request.prompt])
+    prompt = torch.tensor([request.prompt], device=model.device)
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
                           max_new_tokens=request.most, min_new_tokens=request.most)[0].tolist()
 
 
-def tiny_model():
+def tiny_model(head_dim):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, initializer_range=0.2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim, initializer_range=0.2,
         max_position_embeddings=4096, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     return transformers.LlamaForCausalLM(config).eval()
 
@@ -247,27 +312,36 @@ def main(arguments=None):
     parser.add_argument("--model", help="a folder, of a model of the Llama family; default: a tiny one")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of each request")
-    parser.add_argument("--top-k", type=int, default=4, help=f"blocks of {BLOCK} tokens for each query")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--top-k", type=int, default=4,
+                        help=f"blocks of {Place.block} tokens, on a GPU {GPU.block}, for each query")
     parser.add_argument("--chunk", type=int, default=32, help="tokens of a prompt in one step")
-    parser.add_argument("--pages", type=int, default=24, help=f"of {PAGE} tokens, in the pool")
+    parser.add_argument("--pages", type=int, default=24,
+                        help=f"of {Place.page} tokens, on a GPU {GPU.page}, in the pool")
     o = parser.parse_args(arguments)
-    model = (tiny_model() if o.model is None else
+    at = GPU if o.device == "cuda" else Place()
+    model = (tiny_model(at.head_dim) if o.model is None else
              transformers.AutoModelForCausalLM.from_pretrained(o.model, dtype="float32").eval())
+    model.to(at.device, at.dtype)
     requests = make_requests(model, o.requests, o.tokens)
-    engine = Engine(model, o.pages, o.top_k, o.chunk)
-    for request in requests:
-        engine.add(request)
     with paged(model):
+        engine = Engine(model, o.pages, o.top_k, o.chunk, at)
+        for request in requests:
+            engine.add(request)
+        began = time.perf_counter()
         engine.run()
+        seconds = time.perf_counter() - began
     longest = max(len(request.tokens) for request in requests)
-    everything = o.top_k * BLOCK >= longest
+    everything = o.top_k * at.block >= longest
     with contextlib.nullcontext() if everything else paged(model):
-        expected = [generated(model, request) if everything else packed(model, request, o.top_k)
+        expected = [generated(model, request) if everything else packed(model, request, o.top_k, at)
                     for request in requests]
     same = sum(request.tokens == tokens for request, tokens in zip(requests, expected))
-    used = sum(-(-len(request.tokens) // PAGE) for request in requests)
+    used = sum(-(-len(request.tokens) // at.page) for request in requests)
+    made = sum(len(request.tokens) - len(request.prompt) for request in requests)
     print(f"{o.requests} requests of up to {longest} tokens in {engine.steps} steps, "
-          f"{engine.accepted} drafted tokens accepted")
+          f"{engine.replayed} of them replays of a graph; {engine.accepted} drafted tokens accepted; "
+          f"{made / seconds:.0f} new tokens a second")
     print(f"{used} pages of tokens in a pool of {o.pages}, {engine.shared} of them shared, "
           f"{len(engine.pool.free)} free at the end")
     print(f"{same} of {o.requests} requests have the tokens of "

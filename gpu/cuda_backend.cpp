@@ -112,8 +112,7 @@ public:
         return {device_, stream_};
     }
     void finish() override { check(cudaStreamSynchronize(stream_->get()), "running"); }
-    /// See cuda_cold_seconds. What the host does for the first calls is hidden behind the reading
-    /// of zeros, some 80 us.
+    /// See cuda_cold_seconds. Reading zeros, some 80 us, hides what the host does for first calls.
     double cold_seconds(const std::function<void()>& work) {
         constexpr int64_t kZeros = int64_t{1} << 28;
         use_device();
@@ -168,14 +167,13 @@ public:
     }
 
 protected:
-    // Which kernel answers: the tuned one where it takes the call, else the plain one, and
-    // answered_by() says why.
+    // The tuned kernel answers where it takes the call, else the plain one: see answered_by().
     void do_dense_attention(const Problem& p, const AttentionInput& in,
                             const AttentionOutput& to) override {
         if (p.queries() == 0) return;
         answer(p, WriteSet(to.out, to.lse), [&](const Call& call) -> std::string {
             const bool tuned = cudnn_->run(call, in, to);
-            if (!tuned) dense_attention_any(call, in, to);
+            if (!tuned) dense_attention_any(CallNow(call, in.k), in, to);
             add_sinks_any(call, in.sinks, to.out, to.lse);
             return tuned ? cudnn_->version() : "dense_attention_any; cuDNN: " + cudnn_->why_not();
         });
@@ -195,7 +193,7 @@ protected:
     }
     void do_index_scores(const Problem& p, const IndexInput& in, View<float, 3> scores) override {
         answer(p, WriteSet(scores), [&](const Call& call) -> std::string {
-            index_scores_any(call, call.layout, in, scores);
+            index_scores_any(CallNow(call, in.index_k), call.layout, in, scores);
             return "index_scores_any";
         });
     }
@@ -212,10 +210,13 @@ protected:
         answer(p, WriteSet(ids, lse), [&](const Call& call) {
             const Support coarse = takes_index_select_coarse_sm90(device_, p, rule, in);
             const Support tuned = takes_index_select_tuned(device_, p, rule, in);
-            (coarse.yes  ? index_select_coarse_sm90
-             : tuned.yes ? index_select_tuned
-                         : index_select_any)(call, rule, in, ids);
-            (takes_index_lse_mma(p, in).yes ? index_lse_mma : index_lse_any)(call, in, ids, lse);
+            if (coarse.yes)
+                index_select_coarse_sm90(call, rule, in, ids);
+            else if (tuned.yes)
+                index_select_tuned(call, rule, in, ids);
+            else
+                index_select_any(CallNow(call, in.index_k), rule, in, ids);
+            index_lse(call, in, ids, lse);
             if (coarse.yes) return std::string("index_select_coarse_sm90");
             return kernel_name("index_select", tuned) + coarse.why_not;
         });
@@ -240,8 +241,8 @@ protected:
             if (tuned.yes)
                 sparse_attention_tuned(call, in, ids, to, order);
             else
-                (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(call, in,
-                                                                                          ids, to);
+                (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(
+                    CallNow(call, in.k), in, ids, to);
             add_sinks_any(call, in.sinks, to.out, to.lse);
             if (tuned.yes) return kernel_name("sparse_attention", tuned);
             return kernel_name(kv_outer ? "sparse_attention_kv_outer" : "sparse_attention_q_outer",
@@ -279,9 +280,12 @@ protected:
                 p, {.element = in.q.element(), .page_size = in.k.page_size()},
                 static_cast<bool>(to.max_logit), are_aligned(in.q, in.k),
                 static_cast<bool>(in.sinks));
-            (tuned.yes ? block_mass_tuned : block_mass_any)(call, in, to);
+            (tuned.yes ? block_mass_tuned : block_mass_any)(CallNow(call, in.k), in, to);
             return kernel_name("block_mass", tuned);
         });
+    }
+    void do_append(const Problem& p, const In<3>& rows, const Keys<3>& to) override {
+        answer(p, WriteSet(to), [&](const Call& call) { return append_rows(call, rows, to); });
     }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         answer(p, WriteSet(to.kl, to.d_index_q, to.d_index_k),

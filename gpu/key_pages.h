@@ -46,12 +46,27 @@ struct KeyPages {
     }
 };
 
+/// What a length on the device counts as.
+__host__ __device__ inline int length_now(int length, int most) {
+    return length < 0 ? 0 : length < most ? length : most;
+}
+
+/// How many keys in pages each sequence has.
+struct KeyLengths {
+    const int64_t* starts = nullptr;   // cu_seqlens_k
+    const int32_t* lengths = nullptr;  // Keys::seqused_k; null: those of `starts`
+
+    /// What the batch says: the most there may be.
+    __device__ int most(int sequence) const {
+        return static_cast<int>(starts[sequence + 1] - starts[sequence]);
+    }
+};
+
 /// The keys of a tile as rows of a tensor map. Of packed keys, a place is the row itself.
-struct KeyMap : KeyPages<int32_t> {
-    int32_t page_rows = 0;            // rows of the map from a page to the next
-    int32_t head = 0;                 // columns from a head to the next
-    bool halved = false;              // a tile of 128 is two boxes: pages are of 64
-    const int64_t* starts = nullptr;  // cu_seqlens_k, of pages
+struct KeyMap : KeyPages<int32_t>, KeyLengths {
+    int32_t page_rows = 0;  // rows of the map from a page to the next
+    int32_t head = 0;       // columns from a head to the next
+    bool halved = false;    // a tile of 128 is two boxes: pages are of 64
 
     /// Rows of a box where a tile has `keys`.
     int64_t box_rows(int64_t keys) const { return halved ? kHalfTile : keys; }
@@ -63,7 +78,7 @@ struct KeyMap : KeyPages<int32_t> {
     /// For tiles of `tile_keys`.
     template <int Rank>
     KeyMap(const Keys<Rank>& keys, int64_t tile_keys, const int64_t* key_starts)
-        : KeyPages(keys), starts(key_starts) {
+        : KeyPages(keys), KeyLengths{key_starts, keys.seqused_k().data()} {
         if (Rank == 3) head = static_cast<int32_t>(keys.shape()[Rank - 1]);
         if (!keys.paged()) return;
         if (Rank == 3) head = static_cast<int32_t>(keys.strides()[Rank - 1]);
@@ -82,7 +97,8 @@ struct KeyMap : KeyPages<int32_t> {
     // The number of keys of a sequence in pages, all of them or those from a place on. Packed keys
     // go on in those of the next sequence or in zeros: more than any tile has.
     __device__ int keys_of(int sequence) const {
-        return paged() ? static_cast<int>(starts[sequence + 1] - starts[sequence]) : INT_MAX;
+        if (!paged()) return INT_MAX;
+        return lengths == nullptr ? most(sequence) : length_now(lengths[sequence], most(sequence));
     }
     __device__ int keys_from(int place) const {
         if (!paged()) return INT_MAX;

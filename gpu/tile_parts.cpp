@@ -2,6 +2,7 @@
 #include "gpu/tile_parts.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -11,14 +12,15 @@
 namespace msa::cuda {
 namespace {
 
-/// Parts of at most `whole` shares of `share` keys each, 1 < whole <= 2; the longest first.
+/// The parts of all tiles, the longest first.
 TileParts cut_by(const std::vector<QueryTile>& tiles, const TileCut& cut, int64_t share,
-                 double whole) {
+                 bool finer) {
     TileParts made;
     for (const QueryTile& tile : tiles) {
-        const double shares = static_cast<double>(tile.most_visible) / static_cast<double>(share);
-        const int64_t parts =
-            std::clamp(static_cast<int64_t>(shares + 2 - whole), cut.least_parts, cut.most_parts);
+        const int64_t parts = std::max<int64_t>(
+            parts_of(tile.most_visible, static_cast<int32_t>(std::min<int64_t>(share, INT32_MAX)),
+                     finer, static_cast<int32_t>(cut.most_parts)),
+            cut.least_parts);
         made.most = std::max(made.most, static_cast<int>(parts));
         for (int64_t part = 0; part < parts; ++part)
             made.parts.push_back({tile, static_cast<int32_t>(part), static_cast<int32_t>(parts)});
@@ -52,8 +54,8 @@ TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const 
     int64_t keys = 0;
     for (const QueryTile& tile : tiles) keys += tile.most_visible;
     const int64_t share = std::max(ceil_div(keys, cut.thread_blocks), cut.least_keys);
-    TileParts made = cut_by(tiles, cut, share, 2);
-    TileParts finer = cut_by(tiles, cut, share, 1.125);
+    TileParts made = cut_by(tiles, cut, share, false);
+    TileParts finer = cut_by(tiles, cut, share, true);
     if (8 * longest_work(finer, cut.thread_blocks) < 7 * longest_work(made, cut.thread_blocks))
         made = std::move(finer);
     if (made.most == 1) return made;

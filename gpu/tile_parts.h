@@ -39,6 +39,24 @@ struct TileCut {
     auto operator<=>(const TileCut&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
+/// The parts of a tile of so many keys, where a thread block's share of all tiles' is `share`:
+/// whole up to two shares, or, finer, parts of at most 9/8.
+constexpr int32_t parts_of(int32_t keys, int32_t share, bool finer, int32_t most) {
+    const auto all = static_cast<uint32_t>(keys), each = static_cast<uint32_t>(share);
+    const auto parts = static_cast<int32_t>((all + (finer ? each - (each + 7) / 8 : 0)) / each);
+    return parts < 1 ? 1 : parts < most ? parts : most;
+}
+
+/// What index_select needs to cut its tiles on the device, by lengths that only the device knows.
+/// Parts are finer where all of them fit on the chip at once.
+struct CutNow {
+    const QueryTile* tiles = nullptr;  // as long as they may become; null: the host cuts
+    int tile_count = 0, thread_blocks = 0, least_keys = 0, most_parts = 0;
+    int most_queries = 0;            // of a tile
+    QueryParts* of_query = nullptr;  // [Nq], filled by the kernel that scores
+    int32_t* seen = nullptr;         // [Nq] keys that each query sees, likewise
+};
+
 /// A tile is cut in proportion to its keys, by the share of all tiles' keys that a thread block
 /// has. A tile of up to two shares stays whole, because parts must be merged, unless parts of at
 /// most 9/8 shares end an eighth earlier, as those of a square of few tiles do.

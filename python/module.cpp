@@ -194,14 +194,16 @@ void define_backend(nb::module_& m) {
             "sparse_attention",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
                const Maybe& sinks, const Operand& ids, const std::string& order,
-               const Operand& result, const Operand& lse, const Maybe& page_table) {
+               const Operand& result, const Operand& lse, const Maybe& page_table,
+               const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
-                    const AttentionInput input = views.attention(q, k, v, sinks, page_table);
+                    const AttentionInput input =
+                        views.attention(q, k, v, sinks, page_table, seqused_k);
                     b.sparse_attention(p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
                                        views.attention_output(result, lse), loop_order(order));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "sparse_attention_grad",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -221,13 +223,14 @@ void define_backend(nb::module_& m) {
             "index_scores",
             [](Runner& r, const Problem& p, const Operand& index_q, const Operand& index_k,
                const Maybe& q_scales, const Maybe& k_scales, const Operand& scores,
-               const Maybe& page_table) {
+               const Maybe& page_table, const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_scores(p, views.index(index_q, index_k, q_scales, k_scales, page_table),
-                                   views.typed<float, 3>("scores", scores));
+                    b.index_scores(
+                        p, views.index(index_q, index_k, q_scales, k_scales, page_table, seqused_k),
+                        views.typed<float, 3>("scores", scores));
                 });
             },
-            Free(), any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any)
         .def(
             "select_blocks",
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
@@ -244,28 +247,39 @@ void define_backend(nb::module_& m) {
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
                int64_t forced_first, const Operand& index_q, const Operand& index_k,
                const Maybe& q_scales, const Maybe& k_scales, const Operand& ids, const Maybe& lse,
-               const Maybe& page_table) {
+               const Maybe& page_table, const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
-                    b.index_select(p, {top_k, forced_local, forced_first},
-                                   views.index(index_q, index_k, q_scales, k_scales, page_table),
-                                   views.typed<int32_t, 3>("ids", ids),
-                                   views.maybe<float, 2>("lse", lse));
+                    b.index_select(
+                        p, {top_k, forced_local, forced_first},
+                        views.index(index_q, index_k, q_scales, k_scales, page_table, seqused_k),
+                        views.typed<int32_t, 3>("ids", ids), views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
-               const Operand& mass, const Maybe& max_logit, const Maybe& page_table) {
+               const Operand& mass, const Maybe& max_logit, const Maybe& page_table,
+               const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
                     b.block_mass(p,
-                                 {views.in<3>("q", q), views.keys<3>("k", k, page_table),
+                                 {views.in<3>("q", q), views.keys<3>("k", k, page_table, seqused_k),
                                   views.maybe<const float, 1>("sinks", sinks)},
                                  {views.typed<float, 3>("mass", mass),
                                   views.maybe<float, 3>("max_logit", max_logit)});
                 });
             },
-            Free(), any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any)
+        .def(
+            "append",
+            [](Runner& r, const Problem& p, const Operand& rows, const Operand& pool,
+               const Maybe& page_table, const Maybe& seqused_k) {
+                r.run([&](Backend& b, const Views& views) {
+                    b.append(p, views.in<3>("rows", rows),
+                             views.keys<3>("pool", pool, page_table, seqused_k));
+                });
+            },
+            Free(), any, any, any, any, any)
         .def(
             "index_kl",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k,
@@ -305,6 +319,15 @@ void store_int8(const Problem& p, const Operand& operand, bool keys, const Opera
     std::copy_n(stored.scales.data(), of.size(), of.data());
 }
 
+/// A table and lengths on the host, for a pool of so many pages.
+void check_pages_of(const Operand& page_table, const std::vector<int64_t>& tokens,
+                    int64_t page_size, int64_t pages) {
+    const auto table = Views(kOnHost).typed<const int32_t, 2>("page_table", page_table);
+    require(table.extent(0) == std::ssize(tokens), "page_table has ", table.extent(0),
+            " rows, must have one for each sequence = ", tokens.size());
+    check_table(table, tokens, page_size, pages, "pool");
+}
+
 }  // namespace
 
 NB_MODULE(_msalab, m) {
@@ -324,6 +347,7 @@ NB_MODULE(_msalab, m) {
     m.def("make_torch_backend", make_torch_backend);
     m.def("use_torch", use_torch);
     m.def("store_int8", store_int8, Free());
+    m.def("check_table", check_pages_of, Free());
     m.def("backends", [] {
         nb::dict found;
         for (const BackendInfo& info : list_backends())

@@ -87,21 +87,24 @@ public:
 
     /// Packed keys, or with a table a pool of pages, which may be a part of a larger array.
     template <int Rank>
-    Keys<Rank> keys(const char* name, const Operand& array, const Maybe& page_table) const {
+    Keys<Rank> keys(const char* name, const Operand& array, const Maybe& page_table,
+                    const Maybe& seqused_k) const {
         if (!page_table) return in<Rank>(name, array);
         const Shape<Rank + 1> shape = axes_of<Rank + 1>(name, array);
         require(array.strides[Rank] == 1 || shape[Rank] <= 1, name,
                 " has gaps on its last axis, which must be contiguous");
         Shape<Rank> strides;
         std::copy_n(array.strides.begin(), Rank, strides.begin());
-        return {element_view<const void, Rank + 1>(name, array, shape),
-                typed<const int32_t, 2>("page_table", *page_table), strides};
+        const Keys<Rank> pages(element_view<const void, Rank + 1>(name, array, shape),
+                               typed<const int32_t, 2>("page_table", *page_table), strides);
+        return pages.with_lengths(maybe<const int32_t, 1>("seqused_k", seqused_k));
     }
 
     AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
-                             const Maybe& sinks, const Maybe& page_table = {}) const {
-        return {in<3>("q", q), keys<3>("k", k, page_table), keys<3>("v", v, page_table),
-                maybe<const float, 1>("sinks", sinks)};
+                             const Maybe& sinks, const Maybe& page_table = {},
+                             const Maybe& seqused_k = {}) const {
+        return {in<3>("q", q), keys<3>("k", k, page_table, seqused_k),
+                keys<3>("v", v, page_table, seqused_k), maybe<const float, 1>("sinks", sinks)};
     }
     AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
         return {out<3>("out", result), typed<float, 2>("lse", lse)};
@@ -115,9 +118,10 @@ public:
                 maybe<float, 1>("d_sinks", d_sinks)};
     }
     IndexInput index(const Operand& index_q, const Operand& index_k, const Maybe& q_scales,
-                     const Maybe& k_scales, const Maybe& page_table = {}) const {
+                     const Maybe& k_scales, const Maybe& page_table = {},
+                     const Maybe& seqused_k = {}) const {
         return {in<3>("index_q", index_q),
-                keys<2>("index_k", index_k, page_table),
+                keys<2>("index_k", index_k, page_table, seqused_k),
                 {maybe<const float, 2>("q_scales", q_scales),
                  maybe<const float, 2>("k_scales", k_scales),
                  {}}};

@@ -18,10 +18,11 @@ FUNCTION_LINES = 60
 KERNEL_LINES = 150  # a __global__ function and what it is made of: its phases share registers
 
 LONGER = {
-    "core/backend.h": 225,
+    "core/backend.h": 233,
     "core/io/h5.cpp": 501,
     "core/tensor.h": 182,
     "core/tolerance.h": 165,
+    "gpu/cuda_backend.cpp": 404,
     "tests/core/select/policy.h": 199,
     "tests/core/test_select.cpp": 436,
 }

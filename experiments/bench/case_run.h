@@ -76,12 +76,13 @@ private:
     /// Adds the work of index_kl_grad.
     void count_index_kl(Measurement&, View<const int32_t, 3> ids) const;
 
-    /// Records `m` with `body` for packed keys, and for each page size: the measurement says which.
+    /// Records `m` with `body` for packed keys, and for each page size, of a decode step also with
+    /// lengths on the device: the measurement says which.
     void packed_and_paged(Measurement m, const Body& body);
 
-    // One call of one layer. page_size: of BenchOptions::page_sizes; 0: packed keys.
-    void select(Layer&, size_t element, View<float, 2> lse = {}, int64_t page_size = 0);
-    void attend(Layer&, LoopOrder, int64_t page_size = 0);
+    // One call of one layer, with keys as the measurement says; else packed ones.
+    void select(Layer&, size_t element, View<float, 2> lse = {}, const Measurement& = {});
+    void attend(Layer&, LoopOrder, const Measurement& = {});
     void attend_back(Layer&, LoopOrder);
     /// ids absent: on the full support.
     void train_index(Layer&, size_t element, View<const int32_t, 3> ids);
@@ -91,6 +92,7 @@ private:
     const BenchOptions& o_;
     const Case& case_;
     const Problem& p_;
+    const std::optional<Problem> most_;  // up_to_capacity()
     Checker check_;
     const std::function<void(const Measurement&)>& done_;
     Parts parts_;

@@ -159,4 +159,14 @@ std::vector<Case> make_cases(const BenchOptions& o) {
     return std::move(make.cases);
 }
 
+std::optional<Problem> up_to_capacity(const Case& c, const BenchOptions& o) {
+    const PackedBatch& batch = c.problem.batch;
+    if (c.kind != "decode" || o.capacity < batch.longest_keys()) return std::nullopt;
+    std::vector<int64_t> starts;
+    for (int64_t s = 0; s <= batch.sequences(); ++s) starts.push_back(s * o.capacity);
+    Problem most = c.problem;
+    most.batch = PackedBatch(batch.cu_seqlens_q(), std::move(starts));
+    return most;
+}
+
 }  // namespace msa::experiments::bench

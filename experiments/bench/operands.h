@@ -68,9 +68,9 @@ struct IndexOperands {
 
 /// The keys of a layer once more, in pages of a pool in random order.
 struct PagedKeys {
-    int64_t page_size = 0;
-    Tensor<int32_t, 2> table;  // [S, max_pages]
-    int64_t pages = 0;
+    int64_t page_size = 0, pages = 0;
+    Tensor<int32_t, 2> table;      // [S, max_pages]
+    Tensor<int32_t, 1> lengths;    // [S], where up_to_capacity() is there
     Stored<3> k, v;                // [pages * page_size, Hkv, dh]
     std::vector<Stored<2>> index;  // [pages * page_size, didx], of each element
 

@@ -140,9 +140,9 @@ OptionTable option_table(BenchOptions& o, Words& w) {
         "and each block of index_k, or int8-exact, an int8 copy of index_k that finds the ids of "
         "--element; default: as --element, on cuda e4m3 too");
     table.counts("pages", "N,...", o.page_sizes,
-                 "also time index_select, sparse_attention in the order automatic and layer with "
-                 "the keys in pages of N tokens in random order; not with --devices",
-                 at_least(1));
+                 "also time forward stages with keys in pages of N tokens", at_least(1));
+    table.count("capacity", "N", o.capacity,
+                "with --pages: also time decode steps in graphs for all lengths up to N tokens");
     table.numbers(
         "devices", "N,...", o.devices,
         "GPUs that compute one layer together, compared with the first one alone (with --backend "
@@ -291,6 +291,8 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
         require(size % o.sizes.block_size == 0 || o.sizes.block_size % size == 0, "--pages is ",
                 size, ", but blocks have ", o.sizes.block_size,
                 " tokens; one must be a multiple of the other");
+    require(o.capacity == 0 || (!o.page_sizes.empty() && o.on_gpu()),
+            "--capacity is of lengths on a GPU and needs --pages and --backend cuda");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
     for (const std::string& input : {w.input, w.indexer})

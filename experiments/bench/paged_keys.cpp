@@ -45,7 +45,9 @@ PagedKeys allocate_pages(Backend& backend, const Case& c, const BenchOptions& o,
     for (int64_t n = to.pages - 1; n > 0; --n)
         std::swap(order[static_cast<size_t>(n)],
                   order[mix(o.seed, 203, n) % static_cast<uint64_t>(n + 1)]);
-    Tensor<int32_t, 2> table({p.sequences(), ceil_div(p.batch.longest_keys(), page_size)});
+    const std::optional<Problem> most = up_to_capacity(c, o);
+    Tensor<int32_t, 2> table(
+        {p.sequences(), ceil_div(most.value_or(p).batch.longest_keys(), page_size)});
     std::fill_n(table.data(), table.size(), -1);
     const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
     size_t next = 0;
@@ -55,6 +57,13 @@ PagedKeys allocate_pages(Backend& backend, const Case& c, const BenchOptions& o,
              ++n)
             table(s, n) = order[next++];
     to.table = backend.upload(table.view());
+    if (most) {
+        Tensor<int32_t, 1> lengths({p.sequences()});
+        for (int64_t s = 0; s < p.sequences(); ++s)
+            lengths(s) = static_cast<int32_t>(starts[static_cast<size_t>(s) + 1] -
+                                              starts[static_cast<size_t>(s)]);
+        to.lengths = backend.upload(lengths.view());
+    }
     const int64_t rows = to.pages * page_size;
     if (parts.attention)
         for (Stored<3>* keys : {&to.k, &to.v})

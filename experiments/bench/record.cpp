@@ -28,6 +28,7 @@ std::string words_of(const ordered_json& m) {
     for (const char* part : {"selection", "order", "index_element", "support"})
         if (m.contains(part)) words += " " + m[part].get<std::string>();
     if (m.contains("page_size")) words += concat(" pages of ", m["page_size"].get<int64_t>());
+    if (m.contains("capacity")) words += concat(" up to ", m["capacity"].get<int64_t>());
     return words;
 }
 
@@ -86,6 +87,7 @@ void Record::add(const Case& c, const Measurement& m) {
     if (!m.index_element.empty()) json["index_element"] = m.index_element;
     if (!m.support.empty()) json["support"] = m.support;
     if (m.page_size > 0) json["page_size"] = m.page_size;
+    if (m.capacity > 0) json["capacity"] = m.capacity;
     if (m.rows > 0) json["rows"] = m.rows;
     if (!m.skipped.empty()) {
         json["skipped"] = m.skipped;

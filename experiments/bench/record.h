@@ -21,6 +21,7 @@ struct Measurement {
     // the lse and computes only gradients.
     std::string selection = {}, order = {}, index_element = {}, support = {};
     int64_t page_size = 0;                  // of keys in pages; 0: packed
+    int64_t capacity = 0;                   // of a graph whose lengths the GPU reads; 0: fixed
     Element element = Element::f32;         // of its matrix products
     int64_t rows = 0;                       // queries of one call, if not all of the case
     double flops = 0, bytes = 0;            // of one call, from analysis/cost_model

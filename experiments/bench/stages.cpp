@@ -25,6 +25,7 @@ CaseRun::CaseRun(Backend& backend, Meter& meter, const BenchOptions& options, co
       o_(options),
       case_(c),
       p_(c.problem),
+      most_(up_to_capacity(c, options)),
       check_(backend, c, options.seed),
       done_(done) {
     const bool dense_grad = trained() && o_.wants("dense_attention_grad");
@@ -183,22 +184,28 @@ void CaseRun::packed_and_paged(Measurement m, const Body& body) {
     guarded(m, body);
     for (int64_t size : o_.page_sizes) {
         m.page_size = size;
+        m.capacity = 0;
+        guarded(m, body);
+        if (!most_) continue;
+        m.capacity = o_.capacity;
         guarded(m, body);
     }
 }
 
-void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse, int64_t page_size) {
-    const PagedKeys* const pages = layer.pages(page_size);
-    backend_.index_select(
-        p_, {.top_k = case_.top_k},
-        pages == nullptr ? layer.index[element].input() : layer.index_input(*pages, element),
-        layer.ids, lse);
+void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse, const Measurement& m) {
+    const PagedKeys* const pages = layer.pages(m.page_size);
+    IndexInput in =
+        pages == nullptr ? layer.index[element].input() : layer.index_input(*pages, element);
+    if (m.capacity > 0) in.index_k = in.index_k.with_lengths(pages->lengths.view());
+    backend_.index_select(m.capacity > 0 ? *most_ : p_, {.top_k = case_.top_k}, in, layer.ids, lse);
 }
 
-void CaseRun::attend(Layer& layer, LoopOrder order, int64_t page_size) {
-    const PagedKeys* const pages = layer.pages(page_size);
-    backend_.sparse_attention(p_, pages == nullptr ? layer.attention() : layer.attention(*pages),
-                              layer.ids, layer.result(), order);
+void CaseRun::attend(Layer& layer, LoopOrder order, const Measurement& m) {
+    const PagedKeys* const pages = layer.pages(m.page_size);
+    AttentionInput in = pages == nullptr ? layer.attention() : layer.attention(*pages);
+    for (Keys<3>* keys : {&in.k, &in.v})
+        if (m.capacity > 0) *keys = keys->with_lengths(pages->lengths.view());
+    backend_.sparse_attention(m.capacity > 0 ? *most_ : p_, in, layer.ids, layer.result(), order);
 }
 
 void CaseRun::with_selection(const std::string& selection) {
@@ -297,25 +304,25 @@ void CaseRun::with_ids(const Measurement& index, size_t element, View<const int3
 void CaseRun::index_select(Measurement& m, size_t element, View<const int32_t, 3> ids) {
     if (m.page_size > 0) {
         layers_->poison_ids();
-        select(first(), element, {}, m.page_size);
+        select(first(), element, {}, m);
         m.answered_by = backend_.answered_by();
         check_.same_ids(ids, first());
     }
-    m.timing = layers_->time([&](Layer& layer) { select(layer, element, {}, m.page_size); });
+    m.timing = layers_->time([&](Layer& layer) { select(layer, element, {}, m); });
 }
 
 void CaseRun::sparse_attention(Measurement& m, LoopOrder order) {
     layers_->poison_results();
-    attend(first(), order, m.page_size);
+    attend(first(), order, m);
     m.answered_by = backend_.answered_by();
     m.checked_rows = check_.sparse_attention(first());
-    m.timing = layers_->time([&](Layer& layer) { attend(layer, order, m.page_size); });
+    m.timing = layers_->time([&](Layer& layer) { attend(layer, order, m); });
 }
 
 void CaseRun::layer(Measurement& m, size_t element, View<const int32_t, 3> ids) {
     const auto call = [&](Layer& layer) {
-        select(layer, element, {}, m.page_size);
-        attend(layer, LoopOrder::automatic, m.page_size);
+        select(layer, element, {}, m);
+        attend(layer, LoopOrder::automatic, m);
     };
     layers_->poison_results();
     layers_->poison_ids();

@@ -21,8 +21,7 @@ struct PartLists {
     int parts;
     uint64_t* lists;
     uint32_t* heads;
-    __device__ PartLists(const IndexSelectArgs& args, int64_t query, int group) {
-        const QueryParts of = args.of_query[query];
+    __device__ PartLists(const IndexSelectArgs& args, QueryParts of, int group) {
         parts = of.parts;
         const int64_t before = int64_t{of.before} * args.groups + group * parts;
         lists = args.partial + before * (Kept + 1);
@@ -112,12 +111,17 @@ __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& sc
     shared.lists.offer(place, score, id);
 }
 
+/// The lists of the first query of a tile that the host cut.
+__device__ inline QueryParts first_lists(const IndexSelectArgs& args, const TilePart& of) {
+    return of.parts > 1 ? args.of_query[of.tile.query] : QueryParts{0, 1};
+}
+
 /// Called by a warp: writes the lists of `count` places of a tile from `place` on, as ids or, if
-/// the tile has several parts, as lists of this part. Takes AtOnce places at a time; row_at(place)
-/// is a place's row of the tile.
+/// the tile has several parts, as lists of this part; `first`: those of the tile's first query.
+/// Takes AtOnce places at a time; row_at(place) is a place's row of the tile.
 template <int Kept, int AtOnce, typename S, typename RowAt>
-__device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePart& of, int place,
-                            int count, RowAt row_at) {
+__device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePart& of,
+                            QueryParts first, int place, int count, RowAt row_at) {
     const QueryTile& tile = of.tile;
     const DeviceRule& rule = args.rule;
     const int lane = threadIdx.x % kWarp, rows = tile.queries * args.groups;
@@ -137,7 +141,8 @@ __device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePa
                                 rule.forced_first, rule.forced_local);
                 continue;
             }
-            const PartLists<Kept> to(args, tile.query + row / args.groups, row % args.groups);
+            const QueryParts lists{first.before + row / args.groups * of.parts, of.parts};
+            const PartLists<Kept> to(args, lists, row % args.groups);
             if (lane < Kept) to.list(of.part)[lane] = list[n].key;
             if (lane == 0) to.heads[of.part] = static_cast<uint32_t>(list[n].key >> 32);
         }

@@ -91,7 +91,7 @@ struct Listed {
     __device__ Listed(const IndexSelectArgs& args, const QueryTile& tile, int row_of_tile,
                       int thread) {
         const int64_t query = tile.query + row_of_tile / args.groups;
-        const PartLists<kCoarseListed> from(args, query, row_of_tile % args.groups);
+        const PartLists<kCoarseListed> from(args, args.of_query[query], row_of_tile % args.groups);
         const CoarseRow row = args.coarse_rows[tile.query * args.groups + row_of_tile];
 #pragma unroll
         for (int e = 0; e < Each; ++e) {

@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     wait_for_groups<0>();
 
     __syncwarp();
-    write_lists<Kept, kAtOnce>(args, shared, piece, warp_place, C::kWarpRows, row_at<C>);
+    write_lists<Kept, kAtOnce>(args, shared, piece, first_lists(args, piece), warp_place,
+                               C::kWarpRows, row_at<C>);
 }
 
 template <typename T, typename C, int Dim, int BlockSize, int Kept>

@@ -11,13 +11,15 @@
 //
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
-// merge_splits, merges the lists of a row.
+// merge_splits, merges the lists of a row. Where lengths are on the device, each thread block finds
+// its own part (gpu/device/part_now.cuh), and tells merge_splits how many its tile has.
 //
 // The producer may start before the previous kernel has ended if no earlier work writes the keys
 // (IndexSelectArgs::keys_settled). It always waits for the queries.
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"
+#include "gpu/device/part_now.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/score_pages_sm90.cuh"
 #include "gpu/kernels/kernel_elements.h"
@@ -68,7 +70,19 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
-    const TilePart piece = args.parts[blockIdx.x];
+    PartNow part{};
+    bool on_device = false;  // the lengths
+    if constexpr (Rows::kConsumers == 1) on_device = args.now.tiles != nullptr;
+    if (on_device) {
+        if (!args.keys_settled) wait_for_previous_kernel();
+        static_assert(sizeof(shared.tiles) >= kMostTilesNow * sizeof(int) || Rows::kConsumers > 1);
+        if (!find_part(args.now, args.key_map, reinterpret_cast<int*>(shared.tiles[0]), part))
+            return;
+    } else {
+        part.piece = args.parts[blockIdx.x];
+        part.lists = first_lists(args, part.piece);
+    }
+    const TilePart& piece = part.piece;
     const QueryTile& tile = piece.tile;
     const int rows = tile.queries * args.groups;
     const DeviceRule& rule = args.rule;
@@ -90,11 +104,17 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
-        const RowRule own(rule,
-                          row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
-                          BlockSize);
+        const int seen =
+            row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
+        const RowRule own(rule, max(seen, 0), BlockSize);
         shared.limit[place] = own.limit;
         shared.lists.clear(place, Coarse ? Kept : own.kept);
+    }
+    if (on_device && piece.part == 0 && static_cast<int>(threadIdx.x) < tile.queries) {
+        const auto at = static_cast<int>(threadIdx.x);
+        const int64_t query = tile.query + at;
+        args.now.of_query[query] = {part.lists.before + at * piece.parts, piece.parts};
+        args.now.seen[query] = max(0, seen_keys(args.visible, query) - part.fewer);
     }
     __syncthreads();
 
@@ -164,8 +184,8 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half)
-        write_lists<Kept, kAtOnce>(args, shared, piece, warp_place + half * kHalfRows, 16,
-                                   row_at<Rows>);
+        write_lists<Kept, kAtOnce>(args, shared, piece, part.lists, warp_place + half * kHalfRows,
+                                   16, row_at<Rows>);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse = false>

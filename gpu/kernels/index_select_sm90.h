@@ -21,7 +21,8 @@ constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
 constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
 constexpr int kMostIndexParts = 512;
-constexpr int kCoarseListed = 32;  // blocks of a part's list, of an int8 copy
+constexpr int kCoarseListed = 32;       // blocks of a part's list, of an int8 copy
+constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
 
 struct IndexSelectArgs {
     const void* index_q;    // [Nq, Hkv, didx]
@@ -29,7 +30,8 @@ struct IndexSelectArgs {
     int64_t keys;           // Nk
     CUtensorMap index_k;    // on Hopper: boxes of 128 keys x 128 bytes; of pages of 64 half of it
     KeyMap key_map;         // on Hopper
-    bool keys_settled;      // no earlier work in the stream writes index_k: it may be read early
+    bool keys_settled;      // no earlier work in the stream writes index_k, its pages' table and
+                            // lengths: they may be read early
     int index_dim;          // 64 or 128
     const TilePart* parts;  // of tiles, the most work first
     int part_count;
@@ -48,6 +50,7 @@ struct IndexSelectArgs {
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512
     const QueryParts* of_query;        // [Nq], where most_parts > 1
+    CutNow now;         // of a decode on Hopper whose lengths are on the device: `parts` is null
     uint64_t* partial;  // [parts of all queries, Hkv, 33], of those with more than one
     int32_t* ids;       // [Nq, Hkv, k]
 };

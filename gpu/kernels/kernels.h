@@ -4,10 +4,29 @@
 //   <op>_any   plain and readable, compute capability 8.0 or later, any size that Problem allows
 #pragma once
 
+#include <string>
+
 #include "core/backend.h"
 #include "gpu/runtime.h"
 
 namespace msa::cuda {
+
+/// The call, whose queries see as many keys as the lengths of these (Keys::seqused_k) say, if there
+/// are any.
+class CallNow {
+public:
+    template <int Rank>
+    CallNow(const Call& call, const Keys<Rank>& keys) : CallNow(call, keys.seqused_k()) {}
+    operator const Call&() const { return call_; }
+
+private:
+    CallNow(const Call&, const View<const int32_t, 1>& lengths);
+    Tensor<KeyRange, 1> visible_;
+    Call call_;
+};
+
+/// Backend::append. Returns the kernel's name.
+std::string append_rows(const Call&, const In<3>& rows, const Keys<3>& to);
 
 /// With `only_if`, a flag on the device, does nothing if the flag is 0.
 void dense_attention_any(const Call&, const AttentionInput&, const AttentionOutput&,

@@ -7,8 +7,7 @@
 //   read_queries     loads the 16 heads as operands of the matrix product, the same in every warp
 //   attend           online softmax; two blocks are being copied (TMA) while one is multiplied
 //   put_warp_part    stores a warp's outputs, running maxima and sums in shared memory
-//   send_to_owners   merges the warps' parts, and sends the result to the thread block that owns
-//                    the head
+//   send_to_owners   merges the warps' parts, and sends each head to the thread block that owns it
 //   write_heads      an owner merges 8 parts for each of its two heads, and writes out and lse
 //
 // One launch, no workspace. Keys that the query does not see are never multiplied.
@@ -28,6 +27,7 @@
 #include "gpu/device/decode_keys_sm90.cuh"
 #include "gpu/device/launch_sm90.cuh"
 #include "gpu/device/rank_exchange.cuh"
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 
@@ -72,8 +72,7 @@ __device__ float weight_of(float own, float best, float scale) {
 struct Part {
     int rank;  // in the cluster
     int heads, first_head, group;
-    int64_t row;        // (query, group)
-    int64_t first_row;  // (query, head) of the first head
+    int64_t query, row, first_row;  // query; (query, group); (query, head) of the first head
     KeyRange visible;
     int first_key;        // the place of the first key of the query's sequence
     int first_block = 0;  // of the query's sequence, of e4m3
@@ -84,7 +83,7 @@ struct Part {
         const int item = static_cast<int>(blockIdx.x) / kCluster;
         first_head = item % parts * kHeads;
         row = item / parts;
-        const int64_t query = row / args.groups;
+        query = row / args.groups;
         group = static_cast<int>(row % args.groups);
         first_row = query * args.query_heads + group * heads + first_head;
         visible = args.visible[query];
@@ -331,7 +330,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         for (int s = 0; s < kStages; ++s) shared.k_full[s].init(1), shared.v_full[s].init(1);
         fence_barriers();
     }
-    const Part part(args);
+    Part part(args);
     __syncthreads();
 
     uint32_t rows[Dim / 4];
@@ -343,6 +342,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         if (threadIdx.x == 0) shared.all_parts.expect(sizeof(shared.parts));
         auto all_here = cluster.barrier_arrive();
         if (live) wait_for_previous_kernel();
+        if (live) part.visible.count -= fewer_keys(args.key_map, args.of_query, part.query);
         int32_t ahead[kStages];
 #pragma unroll
         for (int n = 0; n < kStages; ++n) ahead[n] = part.block(args, n, live);

@@ -265,6 +265,13 @@ void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3
     });
 }
 
+void index_lse(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
+               View<float, 2> lse) {
+    if (lse.size() == 0) return;
+    (takes_index_lse_mma(call.problem, in).yes ? index_lse_mma : index_lse_any)(
+        CallNow(call, in.index_k), in, ids, lse);
+}
+
 Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexKlInput& in,
                             const IndexKlOutput& to) {
     if (!device.is_hopper()) return not_hopper();

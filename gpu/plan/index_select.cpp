@@ -17,7 +17,7 @@ namespace {
 /// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
 TileCut cut_of(const Device& device, bool decode, int64_t least_parts) {
     return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
-            .least_keys = 2048,
+            .least_keys = decode || least_parts > 1 ? 2048 : 512,
             .most_parts = kMostIndexParts,
             .least_parts = least_parts};
 }
@@ -32,9 +32,10 @@ int64_t coarse_parts(const Problem& p) {
     return p.blocks() >= kManyBlocks ? 4 : 2;
 }
 
-}  // namespace
-
-namespace {
+/// Few queries, or drafts, of each sequence.
+bool is_decode(const Problem& p) {
+    return p.batch.longest_queries() * p.kv_heads <= kIndexDecodeRows;
+}
 
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
@@ -48,19 +49,58 @@ Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool al
     return {};
 }
 
-/// The part of the arguments that both kernels have.
+/// How the tiles of a call are cut, and memory for the lists of their parts.
 struct IndexPlan {
     bool decode;
-    const PartsOfTiles& tiles;
+    const TilePart* parts = nullptr;  // null: the device cuts
+    CutNow now;
+    int64_t part_count = 0, list_count = 0;  // or the most that there may be
+    int most_parts = 1;                      // of a tile, likewise
+    const QueryParts* of_query = nullptr;
+    Tensor<QueryParts, 1> of_query_now;
+    Tensor<int32_t, 1> seen_now;
     Tensor<int64_t, 1> partial;
 
-    IndexPlan(const Call& call, int prefill_rows, int64_t least_parts = 1)
-        : decode(call.problem.batch.longest_queries() * call.problem.kv_heads <= kIndexDecodeRows),
-          tiles(
-              call.layout->parts((decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads,
-                                 cut_of(call.device, decode, least_parts))),
-          partial(
-              call.scratch<int64_t, 1>({tiles.all * call.problem.kv_heads * (kMostSelected + 1)})) {
+    IndexPlan(const Call& call, const IndexInput& in, int prefill_rows, int64_t least_parts = 1)
+        : decode(is_decode(call.problem)) {
+        const int64_t rows = (decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads;
+        const TileCut cut = cut_of(call.device, decode, least_parts);
+        if (in.index_k.seqused_k()) {
+            cut_on_device(call, call.layout->tiles(rows, TileOrder::by_query), cut);
+        } else {
+            const PartsOfTiles& tiles = call.layout->parts(rows, cut);
+            parts = tiles.parts.data();
+            part_count = tiles.parts.size();
+            list_count = tiles.all;
+            most_parts = tiles.most;
+            of_query = tiles.of_query.data();
+        }
+        partial =
+            call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
+    }
+
+    /// By what lengths up to those of `tiles` can lead to.
+    void cut_on_device(const Call& call, const Tiles& tiles, const TileCut& cut) {
+        MSA_CHECK(cut.least_parts == 1);
+        of_query_now = call.scratch<QueryParts, 1>({call.problem.queries()});
+        seen_now = call.scratch<int32_t, 1>({call.problem.queries()});
+        of_query = of_query_now.data();
+        now = {.tiles = tiles.device.data(),
+               .tile_count = narrow(tiles.device.size()),
+               .thread_blocks = narrow(cut.thread_blocks),
+               .least_keys = narrow(cut.least_keys),
+               .most_parts = narrow(std::min(cut.most_parts, cut.thread_blocks)),
+               .most_queries = narrow(call.problem.batch.longest_queries()),
+               .of_query = of_query_now.data(),
+               .seen = seen_now.data()};
+        for (const QueryTile& tile : tiles.host) {
+            const int most = parts_of(tile.most_visible, now.least_keys, true, now.most_parts);
+            most_parts = std::max(most_parts, most);
+            part_count += most;
+        }
+        // Each tile has at least one, and those of more than one share what the chip holds.
+        part_count = std::min(part_count, cut.thread_blocks + now.tile_count);
+        list_count = part_count * now.most_queries;
     }
 
     IndexSelectArgs args(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -71,8 +111,8 @@ struct IndexPlan {
         to.all_keys = in.index_k.data();
         to.keys = p.keys();
         to.index_dim = narrow(p.index_dim);
-        to.parts = tiles.parts.data();
-        to.part_count = narrow(tiles.parts.size());
+        to.parts = parts;
+        to.part_count = narrow(part_count);
         to.decode = decode;
         to.visible = call.visible;
         to.queries = p.queries();
@@ -82,8 +122,9 @@ struct IndexPlan {
         to.q_scales = DeviceScales(in.scales.q);
         to.k_scales = DeviceScales(in.scales.k);
         to.rule = DeviceRule(rule);
-        to.most_parts = tiles.most;
-        to.of_query = tiles.of_query.data();
+        to.most_parts = most_parts;
+        to.of_query = of_query;
+        to.now = now;
         to.partial = reinterpret_cast<uint64_t*>(partial.data());
         to.ids = ids.data();
         return to;
@@ -116,6 +157,10 @@ Support takes_index_select_sm80(const Device& device, const Problem& p,
 Support takes_index_select_tuned(const Device& device, const Problem& p, const SelectionRule& rule,
                                  const IndexInput& in) {
     const auto takes = device.is_hopper() ? takes_index_select_sm90 : takes_index_select_sm80;
+    if (in.index_k.seqused_k() && (!is_decode(p) || p.sequences() > kMostTilesNow))
+        return Support::no(concat("lengths are on the device, of more than ",
+                                  kIndexDecodeRows / p.kv_heads, " queries a sequence or ",
+                                  kMostTilesNow, " sequences"));
     return takes_pages(takes(device, p,
                              {.element = in.index_q.element(),
                               .top_k = rule.top_k,
@@ -133,7 +178,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
                        View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
-    IndexPlan plan(call, index_rows_sm80(large, rule.top_k));
+    IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k));
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm80<T>(args, large, call.stream());
@@ -149,8 +194,9 @@ IndexSelectArgs args_sm90(const Call& call, IndexPlan& plan, const SelectionRule
     IndexSelectArgs args = plan.args(call, rule, in, ids);
     args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
     args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));
-    args.keys_settled =
-        !call.ahead.writes(in.index_k) && !call.ahead.writes(in.index_k.page_table());
+    args.keys_settled = !call.ahead.writes(in.index_k) &&
+                        !call.ahead.writes(in.index_k.page_table()) &&
+                        !call.ahead.writes(in.index_k.seqused_k());
     return args;
 }
 
@@ -225,13 +271,14 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     const auto& key_blocks = call.layout->key_blocks();
     auto coarse_q = call.scratch<Int8, 3>(in.index_q.shape());
     auto coarse_rows = call.scratch<CoarseRow, 1>({rows});
-    IndexPlan coarse_plan(call, kIndexPrefillRows, coarse_parts(p));
-    IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, {coarse_q, in.coarse.keys}, ids);
+    const IndexInput copy{coarse_q, in.coarse.keys};
+    IndexPlan coarse_plan(call, copy, kIndexPrefillRows, coarse_parts(p));
+    IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, copy, ids);
     listed.coarse_rows = coarse_rows.data();
     listed.coarse_blocks = in.coarse.blocks.data();
     CandidateMemory memory(call, rows, key_blocks.size());
     const IndexCandidates found = memory.candidates(call, listed);
-    IndexPlan plan(call, kIndexPrefillRows);
+    IndexPlan plan(call, in, kIndexPrefillRows);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
     exact.only = memory.marked.data();
     const RescoreArgs rescored{.candidates = found,
@@ -262,7 +309,7 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
                                View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Element element = in.index_q.element();
-    IndexPlan plan(call, kIndexPrefillRows, exchange != nullptr ? 2 : 1);
+    IndexPlan plan(call, in, kIndexPrefillRows, exchange != nullptr ? 2 : 1);
     const IndexSelectArgs args = args_sm90(call, plan, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);

@@ -369,7 +369,7 @@ void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<con
     if (ids.size() == 0) return;
     const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device.sms);
     MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
-    if (!plan.decode) return run_tiles(call, plan, in, ids, to);
+    if (!plan.decode) return run_tiles(CallNow(call, in.k), plan, in, ids, to);
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
     sizes.ids = ids.data();
     sizes.visible = call.visible;

@@ -61,6 +61,8 @@ void block_mass_tuned(const Call&, const BlockMassInput&, const BlockMassOutput&
 /// On tensor cores (mma.sync) of any device that the backend supports.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
 void index_lse_mma(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
+/// By the kernel that takes it; does nothing if lse is absent.
+void index_lse(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
 /// Needs main_lse and a request for gradients.
 Support takes_index_kl_sm90(const Device&, const Problem&, const IndexKlInput&,
                             const IndexKlOutput&);

@@ -47,9 +47,9 @@ if TYPE_CHECKING:  # what __getattr__ loads, for editors and type checkers
 
 _MODULES = {
     "operations": ("InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError",
-                   "append", "backends", "block_mass", "dense_attention", "dense_attention_grad",
-                   "index_kl", "index_scores", "index_select", "layout", "select_blocks",
-                   "sparse_attention", "sparse_attention_grad", "sparse_decode_attention",
+                   "append", "backends", "block_mass", "check_pages", "dense_attention",
+                   "dense_attention_grad", "index_kl", "index_scores", "index_select", "layout",
+                   "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention",
                    "store_int8",
                    "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
                    "msa_sparse_attention", "msa_sparse_attention_grad",

@@ -12,6 +12,7 @@ import operator
 import threading
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +64,19 @@ class _Host:
         return array
 
     @staticmethod
-    def beside(array, indices):
-        """The numpy array of indices, where `array` lies."""
-        return indices
+    def is_captured(array):
+        """Do calls on `array` go into a CUDA graph, which cannot wait for its values?"""
+        return False
+
+    @staticmethod
+    def stored_like(array, like):
+        """The array, contiguous and of the dtype of `like`."""
+        return np.ascontiguousarray(array, like.dtype)
+
+    @staticmethod
+    def as_bytes(array):
+        """The same memory."""
+        return array.view(np.int8)
 
     @classmethod
     def backend(cls, like, name):
@@ -118,8 +129,14 @@ class _Tensors(_Host):
     def from_numpy(self, array):
         return self.torch.from_numpy(array)
 
-    def beside(self, tensor, indices):
-        return self.torch.from_numpy(indices).to(tensor.device)
+    def is_captured(self, tensor):
+        return getattr(tensor, "is_cuda", False) and self.torch.cuda.is_current_stream_capturing()
+
+    def stored_like(self, tensor, like):
+        return tensor.to(like.dtype).contiguous()
+
+    def as_bytes(self, tensor):
+        return tensor.view(self.torch.int8)
 
     def backend(self, like, name):
         if not like.is_cuda:
@@ -314,27 +331,73 @@ def _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, lay
                            None, None, None, None)
 
 
-def _lengths(given, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, keys):
-    """The first arguments of _problem, and keys whose shape has its sizes: packed ones as they are;
-    of a pool [pages, page_size, ...] a token of each page."""
-    if page_table is None:
-        if seqused_k is not None:
-            raise InputError("seqused_k belongs to a page_table, which is absent")
-        return given, cu_seqlens_q, cu_seqlens_k, keys
+class _Pages(NamedTuple):
+    """What says where the tokens of keys in pages lie, as sparse_attention explains it."""
+    page_table: Any
+    seqused_k: Any
+    max_seqlen_k: Any
+    validate: bool
+
+
+_PACKED = _Pages(None, None, None, False)
+
+
+def _lengths(given, cu_seqlens_q, cu_seqlens_k, pages, keys):
+    """The first arguments of _problem; keys whose shape has its sizes, packed ones as they are, of a
+    pool [pages, page_size, ...] a token of each page; and the table and lengths for the backend."""
+    table, seqused_k, most, validate = pages
+    if table is None:
+        for name, given_too in (("seqused_k", seqused_k is not None),
+                                ("max_seqlen_k", most is not None), ("validate", validate)):
+            if given_too:
+                raise InputError(f"{name} belongs to a page_table, which is absent")
+        return given, cu_seqlens_q, cu_seqlens_k, keys, None, None
     if given is not None or cu_seqlens_k is not None or seqused_k is None:
         raise InputError("with a page_table seqused_k says the keys of each sequence; layout and "
                          "cu_seqlens_k must be absent")
     axes = getattr(keys, "shape", ())
     if len(axes) < 2 or axes[1] < 1:
         raise InputError(f"keys in pages have shape {list(axes)}, must be [pages, page_size, ...]")
-    used = integers("seqused_k", seqused_k)
+    if validate:
+        check_pages(keys, table, seqused_k, max_seqlen_k=most)
+    on_device = most is not None and getattr(seqused_k, "is_cuda", False)
+    used = ((_integer("max_seqlen_k", most),) * len(seqused_k) if on_device
+            else _known_lengths(seqused_k, most))
     queries = (range(len(used) + 1) if cu_seqlens_q is None
                else integers("cu_seqlens_q", cu_seqlens_q))
+    lay = _kept_layout(tuple(queries), tuple(accumulate(used, initial=0)))
+    return lay, None, None, keys[:, 0], table, seqused_k if on_device else None
+
+
+def _known_lengths(seqused_k, most):
+    """seqused_k on the host; of a tensor on a GPU, after its values have been waited for."""
+    if _kind(seqused_k).is_captured(seqused_k):
+        raise InputError("seqused_k lies on the GPU, where a CUDA graph cannot wait for its values; "
+                         "max_seqlen_k says up to which value the graph is to be right")
+    used = integers("seqused_k", seqused_k)
     for sequence, tokens in enumerate(used):
         if tokens < 0:
             raise InputError(f"seqused_k of sequence {sequence} is {tokens}, must be at least 0")
-    lay = _kept_layout(tuple(queries), tuple(accumulate(used, initial=0)))
-    return lay, None, None, keys[:, 0]
+        if most is not None and tokens > most:
+            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, must be at most "
+                             f"max_seqlen_k = {most}")
+    return used
+
+
+def check_pages(pool, page_table, seqused_k, *, max_seqlen_k=None):
+    """InputError with sequence, page and rule unless the table has a page of the pool for every token
+    of each sequence, none twice in a sequence, and no sequence is longer than its row or than
+    max_seqlen_k.
+
+    Operations call it where validate is true. On a GPU it waits for the values of page_table and
+    seqused_k, so it does not go into a CUDA graph: call it before the graph is replayed.
+    """
+    kind = _kind(page_table)
+    if kind.is_captured(page_table):
+        raise InputError("validate waits for the values of page_table and seqused_k, which a CUDA graph "
+                         "cannot; call check_pages before the graph is replayed")
+    _msalab.check_table(kind.on_host(page_table, "int32"), _known_lengths(seqused_k, max_seqlen_k),
+                        pool.shape[1], pool.shape[0])
 
 
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
@@ -414,23 +477,24 @@ def _pair(scales):
 
 
 def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None,
-                 page_table=None, seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
-                 backend="auto"):
+                 page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
+                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """Scores of the Index Branch by block (eq:msa-index-score), [Nq, Hkv, B] float32.
 
     index_q [Nq, Hkv, didx], one head per group; index_k [Nk, didx], one head for all groups. A
     score is the maximum over the block's visible tokens of index_scale * index_q . index_k; without
     a visible token -inf, with a NaN product NaN. index_scale: 1/sqrt(didx) where absent. scales: of
-    int8 operands, as store_int8 gives them. page_table, seqused_k: of keys in pages, as in
-    sparse_attention; then scales of index_k are [pages, 1].
+    int8 operands, as store_int8 gives them. page_table, seqused_k, max_seqlen_k, validate: of keys
+    in pages, as in sparse_attention; then scales of index_k are [pages, 1].
     """
     kind = _kind(index_q)
-    *lengths, keys = _lengths(layout, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, index_k)
+    pages = _Pages(page_table, seqused_k, max_seqlen_k, validate)
+    *lengths, keys, table, used = _lengths(layout, cu_seqlens_q, cu_seqlens_k, pages, index_k)
     p = _problem(*lengths, index_q=index_q, index_k=keys, block_size=block_size,
                  index_scale=index_scale)
     scores = kind.empty(index_q, (*index_q.shape[:2], p.blocks), "float32")
     call = kind.operation(index_q, backend, "index_scores")
-    call(p, index_q, index_k, *_pair(scales), scores, page_table)
+    call(p, index_q, index_k, *_pair(scales), scores, table, used)
     return scores
 
 
@@ -473,25 +537,26 @@ def _positive(name: str, value) -> int:
 
 def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
                  block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
-                 seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+                 seqused_k=None, max_seqlen_k=None, validate=False, cu_seqlens_q=None,
+                 cu_seqlens_k=None, layout=None, backend="auto"):
     """index_scores and select_blocks in one: the same ids, without scores in memory.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
     without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse. out
-    [Nq, Hkv, topk] int32: where the ids go. page_table, seqused_k: of keys in pages [pages,
-    page_size, didx], as in sparse_attention.
+    [Nq, Hkv, topk] int32: where the ids go. page_table, seqused_k, max_seqlen_k, validate: of keys
+    in pages [pages, page_size, didx], as in sparse_attention.
     """
     found = _select(index_q, index_k, *_pair(scales), topk, force_begin_blocks, force_end_blocks,
                     block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout,
-                    backend, out, page_table, seqused_k)
+                    backend, out, _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_index_lse else found[0]
 
 
 def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale, with_lse,
-            cu_q, cu_k, layout=None, backend="auto", ids=None, page_table=None, seqused_k=None):
+            cu_q, cu_k, layout=None, backend="auto", ids=None, pages=_PACKED):
     kind = _kind(index_q)
-    *lengths, keys = _lengths(layout, cu_q, cu_k, page_table, seqused_k, index_k)
+    *lengths, keys, table, used = _lengths(layout, cu_q, cu_k, pages, index_k)
     p = _problem(*lengths, None, None, index_q, keys, block_size, None, scale)
     rows = index_q.shape[:2]
     if ids is None:
@@ -499,14 +564,15 @@ def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
     call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse,
-         page_table)
+         table, used)
     return ids, lse
 
 
 def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                      sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     out=None, lse=None, page_table=None, seqused_k=None, cu_seqlens_q=None,
-                     cu_seqlens_k=None, layout=None, backend="auto"):
+                     out=None, lse=None, page_table=None, seqused_k=None, max_seqlen_k=None,
+                     validate=False, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
+                     backend="auto"):
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
     q, k, v, sinks, window, softcap and what is returned: as in dense_attention. topk_idxs
@@ -521,21 +587,27 @@ def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_l
     page_table[s, j // page_size]. seqused_k counts the tokens of each sequence, the queries' own
     among them. cu_seqlens_q [S+1] delimits the queries, absent: one of each sequence. Of page_size
     and block_size one divides the other. topk_idxs are blocks of the sequence, not pages.
+
+    max_seqlen_k: no sequence is longer. Where seqused_k is a tensor int32 on a GPU, its values are
+    then read there, when the call runs: nothing waits for them, and a CUDA graph of the call is right
+    for all lengths up to max_seqlen_k and for tables that change. validate: the values are waited
+    for and checked by check_pages.
     """
     found = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
-                    cu_seqlens_q, cu_seqlens_k, layout, backend, out, lse, page_table, seqused_k)
+                    cu_seqlens_q, cu_seqlens_k, layout, backend, out, lse,
+                    _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_softmax_lse else found[0]
 
 
 def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k,
-            layout=None, backend="auto", out=None, lse=None, page_table=None, seqused_k=None):
+            layout=None, backend="auto", out=None, lse=None, pages=_PACKED):
     kind = _kind(q)
-    *lengths, keys = _lengths(layout, cu_q, cu_k, page_table, seqused_k, k)
+    *lengths, keys, table, used = _lengths(layout, cu_q, cu_k, pages, k)
     p = _problem(*lengths, q, keys, None, None, block_size, scale, None, window, softcap)
     out = kind.empty_like(q) if out is None else out
     lse = kind.empty(q, q.shape[:2], "float32") if lse is None else lse
     call = kind.operation(q, backend, "sparse_attention")
-    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, page_table)
+    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, table, used)
     return out, lse
 
 
@@ -573,19 +645,21 @@ def _decode_lengths(q, k, cu_seqlens_k):
 
 def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
                block_size=128, return_max_logit=False, page_table=None, seqused_k=None,
+               max_seqlen_k=None, validate=False,
                cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """Dense attention's probability by block, [Nq, Hkv, B] float32: the sum over the block's
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
-    of the logit over the same tokens and heads; -inf where there is none. page_table, seqused_k: of
-    keys in pages, as in sparse_attention."""
+    of the logit over the same tokens and heads; -inf where there is none. page_table, seqused_k,
+    max_seqlen_k, validate: of keys in pages, as in sparse_attention."""
     kind = _kind(q)
-    *lengths, keys = _lengths(layout, cu_seqlens_q, cu_seqlens_k, page_table, seqused_k, k)
+    pages = _Pages(page_table, seqused_k, max_seqlen_k, validate)
+    *lengths, keys, table, used = _lengths(layout, cu_seqlens_q, cu_seqlens_k, pages, k)
     p = _problem(*lengths, q, keys, block_size=block_size, softmax_scale=softmax_scale,
                  window=window, softcap=softcap)
     shape = (q.shape[0], keys.shape[1], p.blocks)
     mass = kind.empty(q, shape, "float32")
     max_logit = kind.empty(q, shape, "float32") if return_max_logit else None
-    kind.operation(q, backend, "block_mass")(p, q, k, sinks, mass, max_logit, page_table)
+    kind.operation(q, backend, "block_mass")(p, q, k, sinks, mass, max_logit, table, used)
     return (mass, max_logit) if return_max_logit else mass
 
 
@@ -620,38 +694,34 @@ def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, inde
     return (kl, d_index_q, d_index_k) if return_gradient else kl
 
 
-def append(pool, rows, page_table, seqused_k, *, cu_seqlens_q=None):
+def append(pool, rows, page_table, seqused_k, *, max_seqlen_k=None, validate=False,
+           cu_seqlens_q=None):
     """Writes rows [Nq, ...], keys, values or index keys of the newest tokens of each sequence, into a
     pool [pages, page_size, ...] of a cache in pages.
 
-    page_table, seqused_k and cu_seqlens_q: as in sparse_attention; seqused_k counts these tokens,
-    too. Pages that another sequence reads are the caller's to copy first. Rows are stored in the
-    pool's dtype.
+    page_table, seqused_k, max_seqlen_k, validate and cu_seqlens_q: as in sparse_attention; seqused_k
+    counts these tokens, too. Pages that another sequence reads are the caller's to copy first. Rows
+    are stored in the pool's dtype. Of lengths that are read on a GPU, a row that would lie before its
+    sequence's first token is left out.
     """
     kind = _kind(pool)
-    used, size = integers("seqused_k", seqused_k), pool.shape[1]
-    queries = (list(range(len(used) + 1)) if cu_seqlens_q is None
-               else integers("cu_seqlens_q", cu_seqlens_q))
-    lay = layout(queries, list(accumulate(used, initial=0)))
+    pages = _Pages(page_table, seqused_k, max_seqlen_k, validate)
+    lay, _, _, _, table, used = _lengths(None, cu_seqlens_q, None, pages, pool)
+    rows = kind.stored_like(rows, pool)
     if len(rows) != lay.queries:
         raise InputError(f"rows has {len(rows)} rows, must have one for each query = {lay.queries}")
-    for sequence, (tokens, begin, end) in enumerate(zip(used, queries, queries[1:])):
-        if end - begin > tokens:
-            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, but it has "
-                             f"{end - begin} new tokens, which count, too")
-        if tokens > page_table.shape[1] * size:
-            raise InputError(f"seqused_k of sequence {sequence} is {tokens}, but its row of "
-                             f"page_table has {page_table.shape[1]} pages of {size} tokens")
-    counts = np.diff(queries)
-    of = np.repeat(np.arange(len(used)), counts)
-    token = np.arange(len(of)) + np.repeat(np.subtract(used, queries[1:]), counts)
-    of, page, row = (kind.beside(pool, each) for each in (of, token // size, token % size))
-    page = page_table[of, page]
-    if not getattr(pool, "is_cuda", False):  # there, values are not looked at
-        for at in np.flatnonzero((np.asarray(page) < 0) | (np.asarray(page) >= len(pool))):
-            raise InputError(f"page_table of sequence {of[at]} names page {page[at]} for token "
-                             f"{token[at]}, must be a page of the pool's {len(pool)}")
-    pool[page, row] = rows
+    if rows.shape[1:] != pool.shape[2:]:
+        raise InputError(f"rows has shape {list(rows.shape)}, must be {[len(rows), *pool.shape[2:]]}")
+    if len(rows.shape) == 2:  # index keys: one head
+        rows, pool = rows[:, None], pool[:, :, None]
+    call = kind.operation(pool, "auto", "append")
+    call(_problem_of_tokens(lay), kind.as_bytes(rows), kind.as_bytes(pool), table, used)
+
+
+@lru_cache(maxsize=_KEPT)
+def _problem_of_tokens(lay):
+    """Of these tokens alone: sizes that append does not read."""
+    return _msalab.Problem(lay, 1, 1, 16, 0, 1, None, None, None, None)
 
 
 # The names of the paper's authors (fmha_sm100), for whoever knows them; help(msalab) has the table.

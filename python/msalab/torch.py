@@ -19,6 +19,7 @@ cu_seqlens that it was captured with. Dense attention is called once on the stre
 captured there.
 """
 
+import functools
 import inspect
 from contextlib import nullcontext
 from typing import Callable, Optional
@@ -29,7 +30,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import operations
-from .operations import InputError, integers, layout  # noqa: F401
+from .operations import InputError, check_pages, integers, layout  # noqa: F401
 
 _library = torch.library.Library("msalab", "FRAGMENT")
 # Compilers keep operands in the row-major order that the operations demand.
@@ -386,15 +387,15 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
 @_like(operations.sparse_attention)
 def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
                      sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     out=None, lse=None, page_table=None, seqused_k=None, cu_seqlens_q=None,
-                     cu_seqlens_k=None):
+                     out=None, lse=None, page_table=None, seqused_k=None, max_seqlen_k=None,
+                     validate=False, cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
     a soft cap, without one. The gradient takes a loop order of its own. Keys in pages, and results
     that go to out or lse, have no gradient, and compilers do not see such a call."""
-    if not (page_table is seqused_k is out is lse is None):
+    if validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None):
+        pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._sparse, q, k, v, topk_idxs, sinks, softmax_scale, window, softcap,
-                       block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse,
-                       page_table, seqused_k)
+                       block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse, pages)
         return found if return_softmax_lse else found[0]
     out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
@@ -436,14 +437,15 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
 @_like(operations.index_select)
 def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
                  block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
-                 seqused_k=None, cu_seqlens_q=None, cu_seqlens_k=None):
+                 seqused_k=None, max_seqlen_k=None, validate=False, cu_seqlens_q=None,
+                 cu_seqlens_k=None):
     """msalab.index_select on tensors; neither ids nor their lse have a gradient. Compilers do not
     see a call with keys in pages or with out."""
-    if not (page_table is seqused_k is out is None):
+    if validate or not (page_table is seqused_k is max_seqlen_k is out is None):
+        pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._select, index_q, index_k, *operations._pair(scales), topk,
                        force_begin_blocks, force_end_blocks, block_size, index_scale,
-                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, page_table,
-                       seqused_k)
+                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, pages)
         return found if return_index_lse else found[0]
     found = _select(index_q, index_k, *operations._pair(scales), topk, force_begin_blocks,
                     force_end_blocks, block_size, index_scale, return_index_lse, cu_seqlens_q,
@@ -452,10 +454,9 @@ def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, f
 
 
 @_like(operations.append)
-def append(pool, rows, page_table, seqused_k, *, cu_seqlens_q=None):
+def append(pool, rows, page_table, seqused_k, **options):
     """msalab.append on tensors."""
-    with torch.no_grad():
-        operations.append(pool, rows, page_table, seqused_k, cu_seqlens_q=cu_seqlens_q)
+    _serve(functools.partial(operations.append, **options), pool, rows, page_table, seqused_k)
 
 
 @_like(operations.index_kl)

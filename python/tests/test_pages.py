@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Keys in the pages of a cache: the same bits as packed keys, on arrays and on tensors."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -150,11 +152,39 @@ def test_a_bad_append_writes_nothing(data):
     for used, rows, message in (
             ([40, 0, 129, 7], 4, "rows has 4 rows, must have one for each query = 13"),
             ([40, 0, 129, 6], 13, "sequence 3 is 6, but it has 7 new tokens"),
-            ([40, 0, 161, 7], 13, "sequence 2 is 161, but its row of page_table has 10 pages of 16"),
-            ([50, 0, 129, 7], 13, "sequence 0 names page -1 for token 48, must be a page of the pool's")):
+            ([40, 0, 161, 7], 13, "sequence 2 is 161, but its row of pool's page_table has 10 pages"),
+            ([50, 0, 129, 7], 13, r"page_table\[0, 3\] of pool is -1, must be a page of the pool's 24")):
         with pytest.raises(msalab.InputError, match=message):
             msalab.append(made, data["k"][:rows], table(), used, cu_seqlens_q=CU_Q)
     same([made], [before])
+
+
+def test_rows_take_the_dtype_of_the_pool_and_keep_their_shape(data):
+    made = np.zeros((POOL, SIZE, HKV, 2 * DH), np.float16)  # V beside K: a pool with gaps
+    msalab.append(made[..., :DH], data["k"], table(), USED, cu_seqlens_q=CU_K)
+    expected = np.nan_to_num(pool(data["k"])).astype(np.float16)
+    same([made[..., :DH], made[..., DH:]], [expected, np.zeros_like(expected)])
+    with pytest.raises(msalab.InputError, match=r"rows has shape \[176, 2, 8\], must be \[176, 2, 16\]"):
+        msalab.append(made[..., :DH], data["k"][..., :8], table(), USED, cu_seqlens_q=CU_K)
+
+
+def test_lengths_have_a_bound_and_tables_are_checked(data):
+    options = paged(max_seqlen_k=129, validate=True)
+    same([msalab.index_select(data["index_q"], pool(data["index_k"]), K, **options)],
+         [msalab.index_select(data["index_q"], data["index_k"], K, **PACKED)])
+    check = partial(msalab.check_pages, pool(data["k"]))
+    check(table(), USED)
+    with pytest.raises(msalab.InputError, match="sequence 2 is 129, must be at most max_seqlen_k = 128"):
+        check(table(), USED, max_seqlen_k=128)
+    twice = table()
+    twice[2, 8] = twice[2, 1]
+    with pytest.raises(msalab.InputError, match=rf"page_table\[2, 8\] of pool is {twice[2, 1]}, which "
+                                                "sequence 2 has already"):
+        check(twice, USED)
+    with pytest.raises(msalab.InputError, match="page_table has 4 rows, must have one for each sequence"):
+        check(table(), USED[:3])
+    with pytest.raises(msalab.InputError, match="max_seqlen_k belongs to a page_table, which is absent"):
+        msalab.index_select(data["index_q"], data["index_k"], K, max_seqlen_k=9, **PACKED)
 
 
 def test_tensors_give_the_same_bits_without_a_gradient(data, expected):

@@ -330,6 +330,68 @@ def test_a_decode_step_is_captured_in_a_graph(warm):
                 assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_graph_of_pages_is_right_for_all_lengths(tokens):
+    """Append, selection and attention of the newest tokens, captured once: sequences grow, end and
+    change their pages."""
+    torch.manual_seed(7)
+    size, most, sequences, pages = 128, 1000, 5, 48
+    queries = sequences * tokens
+    pools = {name: torch.randn(pages, size, *shape, device="cuda").bfloat16()
+             for name, shape in (("k", (HKV, DH)), ("v", (HKV, DH)), ("index_k", (DIDX,)))}
+    new = {name: torch.randn(queries, *pool.shape[2:], device="cuda").bfloat16()
+           for name, pool in pools.items()}
+    q = torch.randn(queries, HQ, DH, device="cuda").bfloat16()
+    index_q = torch.randn(queries, HKV, DIDX, device="cuda").bfloat16()
+    table = torch.zeros(sequences, -(-most // size), dtype=torch.int32, device="cuda")
+    used = torch.zeros(sequences, dtype=torch.int32, device="cuda")
+    where = {"page_table": table, "cu_seqlens_q": list(range(0, queries + 1, tokens))}
+
+    def step(pools, **lengths):
+        for name, rows in new.items():
+            m.append(pools[name], rows, **where, **lengths)
+        ids = m.msa_index_select(index_q, pools["index_k"], K, block_size=BK, **where, **lengths)
+        return ids, m.msa_sparse_attention(q, pools["k"], pools["v"], ids, block_size=BK, **where,
+                                           **lengths)
+
+    with torch.inference_mode():
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step(pools, seqused_k=used, max_seqlen_k=most)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            ids, out = step(pools, seqused_k=used, max_seqlen_k=most)
+        for replay in range(60):
+            if replay % 15 == 0:
+                table.copy_(torch.randperm(pages)[:table.numel()].view_as(table))
+                lengths = torch.tensor([tokens, 127, 128, 500 + replay, most - 20])
+            lengths = (lengths + 1).clamp(max=most)
+            used.copy_(lengths)
+            apart = {name: pool.clone() for name, pool in pools.items()}
+            want = step(apart, seqused_k=lengths.tolist())
+            graph.replay()
+            for one, other in zip((ids, out, *pools.values()), (*want, *apart.values())):
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+        with pytest.raises(m.InputError, match="sequence 2 is 1001, must be at most max_seqlen_k"):
+            used[2] = most + 1
+            step(pools, seqused_k=used, max_seqlen_k=most, validate=True)
+        used[2], table[1, 0] = 300, pages
+        with pytest.raises(m.InputError, match=r"page_table\[1, 0\] of pool is 48, must be a page"):
+            m.check_pages(pools["k"], table, used, max_seqlen_k=most)
+
+
+def test_what_a_graph_cannot_have_is_refused():
+    pool = torch.zeros(4, 64, DIDX, device="cuda", dtype=torch.bfloat16)
+    where = {"page_table": torch.zeros(1, 2, dtype=torch.int32, device="cuda"),
+             "seqused_k": torch.ones(1, dtype=torch.int32, device="cuda"), "block_size": BK}
+    index_q = torch.zeros(1, HKV, DIDX, device="cuda", dtype=torch.bfloat16)
+    for options, message in (({}, "max_seqlen_k says up to which value"),
+                             ({"max_seqlen_k": 100, "validate": True}, "call check_pages before")):
+        with pytest.raises(m.InputError, match=message):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                m.index_select(index_q, pool, K, **where, **options)
+
+
 def test_mixed_devices_are_named():
     host, device = make(), on_gpu(make(), torch.float32)
     message = "k lies on the CPU, must lie on cuda:0 like the other arrays"

@@ -155,6 +155,40 @@ TEST_P(Pages, WindowCapAndSinksApplyToPages) {
     expect_as_packed(c, 16, Pool::apart);
 }
 
+/// A sequence's own tokens go where its keys are read, in every way that K and V share pages.
+TEST_P(Pages, AppendedRowsAreKeys) {
+    for (const auto& [page_size, how] :
+         {std::pair{16, Pool::apart}, {32, Pool::by_page}, {8, Pool::by_row}}) {
+        const Case c = lengths("appended", {40, 0, 1, 129, 16}, 1000, 16);
+        const Operands o = make_operands(c, GetParam().element);
+        Backend& b = runner_.backend();
+        const Element element = GetParam().element;
+        const Tensor<int32_t, 2> table = make_table(c.problem, page_size);
+        const Tensor<int32_t, 2> table_here = b.upload(table.view());
+        const auto pages = [&]<int Rank>(const Tensor<float, Rank>& keys, int64_t half) {
+            return InPages<Rank>(b, element, c.problem, keys.view(), table.view(),
+                                 table_here.view(), page_size, Rank == 3 ? how : Pool::apart, half);
+        };
+        const Uploaded<3> k(b, element, o.k), v(b, element, o.v);
+        const Uploaded<2> index_k(b, element, o.index_k);
+        const InPages<3> to_k = pages(Tensor<float, 3>(o.k.shape()), 0),
+                         to_v = pages(Tensor<float, 3>(o.v.shape()), 1);
+        const InPages<2> to_index = pages(Tensor<float, 2>(o.index_k.shape()), 0);
+        b.append(c.problem, k, to_k.keys());
+        b.append(c.problem, v, to_v.keys());
+        const Keys<2> index = to_index.keys();
+        const int64_t width = index.shape()[1];
+        b.append(
+            c.problem, In<3>{index_k.data(), {c.problem.keys(), 1, width}, element, b.space()},
+            Keys<3>{In<4>{index.data(), {index.pages(), page_size, 1, width}, element, b.space()},
+                    table_here.view(),
+                    {index.strides()[0], index.strides()[1], width}});
+        SCOPED_TRACE(page_size);
+        expect_same(run(runner_, c, o, to_k.keys(), to_v.keys(), index),
+                    run(runner_, c, o, k, v, index_k));
+    }
+}
+
 TEST_P(Pages, GrowByATokenAtATime) {
     constexpr int64_t kSteps = 300;
     const auto growth = [](int64_t tokens) {

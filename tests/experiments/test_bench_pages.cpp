@@ -50,6 +50,7 @@ TEST_F(BenchPages, RefusedWhereTheyDoNotFit) {
         refused(run({"--pages", "8", "--index-element", form}),
                 "--pages measures operands without scales");
     refused(run({"--pages", "8", "--devices", "0,1"}), "excludes --");
+    refused(run({"--pages", "8", "--capacity", "64"}), "--capacity is of lengths on a GPU");
 }
 
 }  // namespace

@@ -138,6 +138,9 @@ protected:
         const NearIn<3> q = near(in.q), k = near(in.k);
         cpu_->block_mass(p, {q, k, near(in.sinks)}, {near(to.mass), near(to.max_logit)});
     }
+    void do_append(const Problem&, const In<3>&, const Keys<3>&) override {
+        throw UnsupportedError("backend far takes packed keys alone");
+    }
     void do_index_kl(const Problem& p, const IndexKlInput& in, const IndexKlOutput& to) override {
         const Open open(*pages_);
         const NearIn<3> index_q = near(in.index.index_q), q = near(in.q), k = near(in.k);
