@@ -110,12 +110,6 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         shared.limit[place] = own.limit;
         shared.lists.clear(place, Coarse ? Kept : own.kept);
     }
-    if (on_device && piece.part == 0 && static_cast<int>(threadIdx.x) < tile.queries) {
-        const auto at = static_cast<int>(threadIdx.x);
-        const int64_t query = tile.query + at;
-        args.now.of_query[query] = {part.lists.before + at * piece.parts, piece.parts};
-        args.now.seen[query] = max(0, seen_keys(args.visible, query) - part.fewer);
-    }
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
@@ -138,6 +132,12 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     wait_for_previous_kernel();
     launch_dependents();
     setmaxnreg_inc<Rows::kConsumerRegisters>();
+    if (on_device && piece.part == 0 && static_cast<int>(threadIdx.x) < tile.queries) {
+        const auto at = static_cast<int>(threadIdx.x);
+        const int64_t query = tile.query + at;
+        args.now.of_query[query] = {part.lists.before + at * piece.parts, piece.parts};
+        args.now.seen[query] = max(0, seen_keys(args.visible, query) - part.fewer);
+    }
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
     for (int half = 0; half < Rows::kHalves; ++half) {

@@ -12,6 +12,10 @@
 //
 // One launch, no workspace. Keys that the query does not see are never multiplied.
 //
+// With two large blocks a thread block fills an SM. If there are more thread blocks than SMs, each
+// has memory for one, so that three share an SM: while one waits for its block, or merges, others
+// multiply.
+//
 // Warm-up: the keys that index_select streams evict this kernel's instructions from L2. So the
 // kernel runs all its code twice. The first pass works on no data, while the previous kernel ends,
 // and brings the instructions back. The second pass waits for that kernel and does the work. If
@@ -25,8 +29,8 @@
 #include "gpu/device/attend_e4m3_sm90.cuh"
 #include "gpu/device/decode_keys_e4m3.cuh"
 #include "gpu/device/decode_keys_sm90.cuh"
+#include "gpu/device/join_ranks.cuh"
 #include "gpu/device/launch_sm90.cuh"
-#include "gpu/device/rank_exchange.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
@@ -39,12 +43,12 @@ using namespace sm90;
 constexpr int kCluster = kDecodeCluster, kWarps = kDecodeWarps, kThreads = kWarps * kWarp;
 constexpr int kHeads = kDecodeHeads;
 constexpr int kOneWave = kMostExchanging;  // thread blocks that any chip holds at once
-constexpr int kStages = 2;
 static_assert(kHeads == 2 * kCluster);
 
-template <typename T, int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize, int Stages>
 struct Shared {
     using S = OperandShape<T, Dim, BlockSize>;
+    static constexpr int kStages = Stages;
     struct Tiles {
         char k[kStages][S::kKeyBytes], v[kStages][S::kKeyBytes];
     };
@@ -61,12 +65,6 @@ struct Shared {
     } parts;
     Barrier all_parts, k_full[kStages], v_full[kStages];
 };
-
-/// Weight of a part whose largest score is `own` beside one of `best`. A part without a score,
-/// whose sums are 0 or (of NaN scores) NaN, keeps them.
-__device__ float weight_of(float own, float best, float scale) {
-    return own == -INFINITY ? 1 : exp2f((own - best) * scale);
-}
 
 /// What a cluster answers, and this thread block's place in it.
 struct Part {
@@ -107,10 +105,11 @@ __device__ TileRowsAt rows_at(const SparseDecodeArgs& args, const Part& part, in
 }
 
 /// Starts the copies of block `id`, the n-th of this thread block; none where it is -1.
-template <typename T, int Dim, int BlockSize>
-__device__ void fetch(const SparseDecodeArgs& args, const Part& part,
-                      Shared<T, Dim, BlockSize>& shared, int n, int id, const TileRowsAt& rows) {
-    using S = OperandShape<T, Dim, BlockSize>;
+template <typename Memory>
+__device__ void fetch(const SparseDecodeArgs& args, const Part& part, Memory& shared, int n, int id,
+                      const TileRowsAt& rows) {
+    using S = typename Memory::S;
+    constexpr int kStages = Memory::kStages;
     if (threadIdx.x != 0 || id < 0) return;
     const auto copy = [&](char* to, const CUtensorMap* map, Barrier& full) {
         full.expect(S::kKeyBytes);
@@ -139,9 +138,9 @@ __device__ void read_queries(const SparseDecodeArgs& args, const Part& part,
 
 /// Attends to the blocks of this thread block. `ahead`: those under way, by stage. In the warm-up
 /// one step is made on whatever the stage holds.
-template <typename T, int Dim, int BlockSize>
+template <typename T, int Dim, int BlockSize, int kStages>
 __device__ void attend(const SparseDecodeArgs& args, const Part& part,
-                       Shared<T, Dim, BlockSize>& shared, const uint32_t (&rows)[Dim / 4],
+                       Shared<T, Dim, BlockSize, kStages>& shared, const uint32_t (&rows)[Dim / 4],
                        const float (&row_scale)[2], bool live, int32_t (&ahead)[kStages],
                        float (&out)[Dim / 2], RunningSoftmax<T>& softmax) {
     constexpr int kKeys = kWarpKeys<BlockSize>;
@@ -198,9 +197,9 @@ __device__ void attend(const SparseDecodeArgs& args, const Part& part,
 }
 
 /// A warp's part, where the tiles were.
-template <typename T, int Dim, int BlockSize>
-__device__ void put_warp_part(Shared<T, Dim, BlockSize>& shared, const float (&out)[Dim / 2],
-                              const RunningSoftmax<T>& softmax) {
+template <typename T, int Dim, int BlockSize, int Stages>
+__device__ void put_warp_part(Shared<T, Dim, BlockSize, Stages>& shared,
+                              const float (&out)[Dim / 2], const RunningSoftmax<T>& softmax) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -219,8 +218,8 @@ __device__ void put_warp_part(Shared<T, Dim, BlockSize>& shared, const float (&o
 }
 
 /// Joins the warps' parts and sends each head to its owner, two heads to a thread block.
-template <typename T, int Dim, int BlockSize>
-__device__ void send_to_owners(Shared<T, Dim, BlockSize>& shared, int rank, float scale) {
+template <typename T, int Dim, int BlockSize, int Stages>
+__device__ void send_to_owners(Shared<T, Dim, BlockSize, Stages>& shared, int rank, float scale) {
     constexpr int kQuads = Dim / 4;  // of a head
 #pragma unroll
     for (int i = threadIdx.x; i < kHeads * kQuads; i += kThreads) {
@@ -245,44 +244,12 @@ __device__ void send_to_owners(Shared<T, Dim, BlockSize>& shared, int rank, floa
     }
 }
 
-/// Joins the ranks' outputs of half a head, in their order, so that all get the same bits.
-template <int PerLane>
-__device__ void join_ranks(const RankExchange& x, int message, float scale, float (&mine)[PerLane],
-                           float& best, float& all) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const uint32_t round = __ldcg(x.rounds + message) + 1;
-    for (int n = 1; n < x.ranks; ++n) {
-        const int other = (x.rank + n) % x.ranks;
-        uint4* const to = x.inbox[other] + word_at(x, round, x.rank, message, 0);
-        put_word(to + lane, __float_as_uint(mine[0]), __float_as_uint(mine[PerLane - 1]), round);
-        if (lane == 0) put_word(to + kWarp, __float_as_uint(best), __float_as_uint(all), round);
-    }
-    float joined[PerLane] = {}, most = -INFINITY, total = 0;
-    for (int from = 0; from < x.ranks; ++from) {
-        float values[2] = {mine[0], mine[PerLane - 1]}, own = best, share = all;
-        if (from != x.rank) {
-            const uint4* const at = x.inbox[x.rank] + word_at(x, round, from, message, 0);
-            const uint2 word = take_word(at + lane, round), sums = take_word(at + kWarp, round);
-            values[0] = __uint_as_float(word.x), values[1] = __uint_as_float(word.y);
-            own = __uint_as_float(sums.x), share = __uint_as_float(sums.y);
-        }
-        const float now = fmaxf(most, own);
-        const float before = weight_of(most, now, scale), weight = weight_of(own, now, scale);
-        for (int i = 0; i < PerLane; ++i) joined[i] = fmaf(weight, values[i], before * joined[i]);
-        total = fmaf(weight, share, before * total), most = now;
-    }
-    for (int i = 0; i < PerLane; ++i) mine[i] = joined[i];
-    best = most, all = total;
-    __syncwarp();  // all lanes have read it
-    if (lane == 0) x.rounds[message] = round;
-}
-
 /// Joins the parts of this thread block's two heads, half of a head's channels per warp, and writes
 /// the result; lanes 0 to 7 weigh a part each. The warm-up writes nothing.
-template <typename T, bool Exchanged, int Dim, int BlockSize>
+template <typename T, bool Exchanged, int Dim, int BlockSize, int Stages>
 __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& exchange,
-                            const Part& part, const Shared<T, Dim, BlockSize>& shared, float scale,
-                            bool live) {
+                            const Part& part, const Shared<T, Dim, BlockSize, Stages>& shared,
+                            float scale, bool live) {
     constexpr int kPerLane = Dim / 2 / kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
     const int own_head = warp / 2, head = 2 * part.rank + own_head;
@@ -317,12 +284,12 @@ __device__ void write_heads(const SparseDecodeArgs& args, const RankExchange& ex
             any ? fmaf(best, kIsE4m3<T> ? kLn2 : args.scale, logf(all)) : -INFINITY;
 }
 
-template <typename T, int Dim, int BlockSize, bool Exchanged>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
+template <typename T, int Dim, int BlockSize, bool Exchanged, int kStages>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
     decode(const __grid_constant__ SparseDecodeArgs args,
            const __grid_constant__ RankExchange exchange) {
     extern __shared__ __align__(1024) char memory[];
-    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<T, Dim, BlockSize, kStages>*>(memory);
     const auto cluster = cooperative_groups::this_cluster();
     if (threadIdx.x == 0) {
         prefetch_map(&args.k), prefetch_map(&args.v);
@@ -346,8 +313,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads)
         int32_t ahead[kStages];
 #pragma unroll
         for (int n = 0; n < kStages; ++n) ahead[n] = part.block(args, n, live);
-        const TileRowsAt rows_of[]{rows_at<BlockSize>(args, part, ahead[0]),
-                                   rows_at<BlockSize>(args, part, ahead[1])};
+        TileRowsAt rows_of[kStages];
+#pragma unroll
+        for (int n = 0; n < kStages; ++n) rows_of[n] = rows_at<BlockSize>(args, part, ahead[n]);
+#pragma unroll
         for (int n = 0; n < kStages; ++n) fetch(args, part, shared, n, ahead[n], rows_of[n]);
         if (live) launch_dependents();
         if (pass == first_pass || !args.q_settled) {
@@ -380,15 +349,21 @@ template <typename T>
 cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream,
                                       const RankExchange* exchange) {
     return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        using S = Shared<T, Dim, BlockSize>;
-        auto* kernel = decode<T, Dim, BlockSize, false>;
-        if constexpr (!kIsE4m3<T>)
-            if (exchange != nullptr) kernel = decode<T, Dim, BlockSize, true>;
-        const cudaError_t error = allow_shared<S>(kernel);
-        if (error != cudaSuccess) return error;
         const int64_t blocks = sparse_decode_blocks(args.queries, args.groups, args.group_size());
-        return launch_early(kernel, static_cast<unsigned>(blocks), kThreads, sizeof(S), stream,
-                            args, exchange != nullptr ? *exchange : RankExchange{});
+        const auto run = [&]<int Stages>(auto* kernel) {
+            using S = Shared<T, Dim, BlockSize, Stages>;
+            const cudaError_t error = allow_shared<S>(kernel);
+            if (error != cudaSuccess) return error;
+            return launch_early(kernel, static_cast<unsigned>(blocks), kThreads, sizeof(S), stream,
+                                args, exchange != nullptr ? *exchange : RankExchange{});
+        };
+        if constexpr (sizeof(Shared<T, Dim, BlockSize, 2>) > kMostSharedBytes / 2)
+            if (blocks > kOneWave)
+                return run.template operator()<1>(decode<T, Dim, BlockSize, false, 1>);
+        if constexpr (!kIsE4m3<T>)
+            if (exchange != nullptr)
+                return run.template operator()<2>(decode<T, Dim, BlockSize, true, 2>);
+        return run.template operator()<2>(decode<T, Dim, BlockSize, false, 2>);
     });
 }
 
