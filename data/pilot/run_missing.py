@@ -17,6 +17,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -164,7 +165,15 @@ class Queue:
                     process.send_signal(signal.SIGINT)
 
 
+def shared_host(workers):
+    """The environment of one of some runs at once: probes and evaluations compute on the host, and
+    threads that spin while they wait keep those of the other runs from working."""
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    return {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)} | os.environ
+
+
 def work(queue, device, options, texts):
+    environment = shared_host(len(options.devices.split(",")))
     while run := queue.take():
         run.folder.mkdir(parents=True, exist_ok=True)
         words = without(run.words, options.words) + options.words
@@ -172,7 +181,7 @@ def work(queue, device, options, texts):
                    "--devices", str(device), "--resume"]
         began, log = time.time(), run.folder / "log.txt"
         with open(log, "ab") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file)
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
             queue.started(process)
             at_once = len(queue.at_work)
             code = process.wait()

@@ -12,6 +12,7 @@ import pytest
 from make_pilot import write_run
 
 from msalab.plots import pilot_answers as answers
+from msalab.plots import pilot_page as page_of
 from msalab.plots import pilot_registered as registered
 from msalab.plots import read_records
 from msalab.plots.pilot import Check
@@ -213,12 +214,12 @@ def test_pictures_of_what_is_there(tmp_path):
 
 def test_the_page_has_the_numbers_of_the_records():
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count("from data/pilot/records_2 -->") == len(registered.TABLES)
+    assert page.count("from data/pilot/records_2 -->") == len(page_of.TABLES)
     records = read_records(RECORDS) if RECORDS.exists() else {}
     before = read_records(BEFORE)
-    assert registered.with_tables(page, records, before) == page
+    assert page_of.with_tables(page, records, before) == page
     spoilt = page.replace("| margin | seeds |", "| margin | seed |")
-    assert spoilt != page == registered.with_tables(spoilt, records, before)
+    assert spoilt != page == page_of.with_tables(spoilt, records, before)
 
 
 def test_the_notebook_is_stored_with_the_numbers_of_the_records():

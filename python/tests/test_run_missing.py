@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "data/pilot/run_missing.py"
 CURVES = "step,group,name,part,value\n0,train,loss,,5.5\n0,train,mfu,,0.1\n0,train,kl_loss,3,0.5\n" \
          "0,train,tokens_per_second,,100\n"
 PROGRAM = f"""#!{sys.executable}
-import sys
+import os, sys
 from pathlib import Path
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 with open({{told!r}}, "a") as file:
@@ -22,6 +22,7 @@ with open({{told!r}}, "a") as file:
 (out / "curves.csv").write_text({CURVES!r})
 (out / "summary.json").write_text('{{{{"format": "msa-summary"}}}}')
 (out / "checkpoint.h5").write_bytes(b"")
+(out / "threads").write_text(os.environ["OMP_NUM_THREADS"] + " " + os.environ["OMP_WAIT_POLICY"])
 """
 
 
@@ -38,12 +39,12 @@ def sweep(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps(
         {"seeds": [1, 2], "arms": {"trunk": ["--until", "5"], "full": fork, "msa": fork}}))
 
-    def run(out):
+    def run(out, *more):
         told.write_text("")
         subprocess.run([sys.executable, SCRIPT, tmp_path / "sweep.json", "--seconds", "100",
                         "--corpus", tmp_path / "corpus", "--out", tmp_path / out,
                         "--records", tmp_path / "records", "--tar", tmp_path / "records.tar",
-                        "--program", program], check=True, capture_output=True, timeout=100)
+                        "--program", program, *more], check=True, capture_output=True, timeout=100)
         return [str(Path(line).relative_to(tmp_path / out)) for line in told.read_text().split()]
     return run
 
@@ -78,3 +79,17 @@ def test_a_trunk_is_run_again_for_an_arm_that_is_missing_alone(sweep, tmp_path):
     with tarfile.open(msa) as tar:
         assert sorted(tar.getnames()) == [f"seed-{seed}/{name}" for seed in (1, 2)
                                           for name in ("curves.csv", "summary.json")]
+
+
+def test_runs_at_once_share_the_host(sweep, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    sweep("alone")
+    sweep("shared", "--devices", "0,0,1,1,2,2")
+    alone, policy = (tmp_path / "alone/msa/seed-1/threads").read_text().split()
+    assert policy == "passive"
+    assert (tmp_path / "shared/msa/seed-1/threads").read_text().split()[0] == \
+        str(max(1, int(alone) // 6))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    sweep("said")
+    assert (tmp_path / "said/msa/seed-1/threads").read_text() == "3 passive"

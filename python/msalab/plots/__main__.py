@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from . import pilot, pilot_answers, pilot_registered
+from . import pilot, pilot_answers, pilot_page
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
@@ -153,7 +153,7 @@ def main(arguments=None) -> int:
 
 def _registered(records, options) -> int:
     before = read_records(options.exploratory) if options.exploratory else {}
-    tables = {name: table(records, before) for name, table in pilot_registered.TABLES.items()}
+    tables = {name: table(records, before) for name, table in pilot_page.TABLES.items()}
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
@@ -163,8 +163,8 @@ def _registered(records, options) -> int:
         save(*drawn, out, name)
     if options.page:
         page = Path(options.page)
-        page.write_text(pilot_registered.with_tables(page.read_text(encoding="utf-8"), records,
-                                                     before), encoding="utf-8")
+        page.write_text(pilot_page.with_tables(page.read_text(encoding="utf-8"), records, before),
+                        encoding="utf-8")
     return 0
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -273,10 +272,3 @@ def noise_markdown(records: Records, _before: Records) -> str:
 
 
 TABLES = {"answers": answers_markdown, "registered": claims_markdown, "noise": noise_markdown}
-_MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records_2 -->\n).*?(<!-- end -->)",
-                     re.DOTALL)
-
-
-def with_tables(text: str, records: Records, before: Records) -> str:
-    """A page with these tables as the records have them."""
-    return _MARKED.sub(lambda at: at[1] + TABLES[at[2]](records, before) + at[3], text)
