@@ -58,7 +58,7 @@ UnitWriter::UnitWriter(UnitWriter&&) noexcept = default;
 void UnitWriter::Impl::create(const std::string& name, hid_t type,
                               const std::vector<hsize_t>& shape, const Describe& describe) const {
     const h5::Handle dataset =
-        h5::create_dataset(file, at(name), type, shape, chunk_of(shape, type));
+        h5::create_dataset(file, at(name), type, shape, chunk_of(shape, type), describe.deflated);
     h5::set_attribute(dataset, "axes", describe.axes);
     h5::set_attribute(dataset, "unit", describe.unit);
     h5::set_attribute(dataset, "description", describe.description);

@@ -23,9 +23,10 @@ void write_values(io::UnitWriter& to, train::Model& model, const std::string& gr
         const float* const first = values.data() + p.offset;
         const std::string path = group + "/" + p.name;
         if (p.rows == 1)
-            to.write<float, 1>(path, {first, {p.columns}}, {"channel", "1", what});
+            to.write<float, 1>(path, {first, {p.columns}}, {"channel", "1", what, false});
         else
-            to.write<float, 2>(path, {first, {p.rows, p.columns}}, {"output,input", "1", what});
+            to.write<float, 2>(path, {first, {p.rows, p.columns}},
+                               {"output,input", "1", what, false});
     }
 }
 

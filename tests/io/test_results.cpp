@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <thread>
 
 #include "core/error.h"
@@ -182,6 +183,23 @@ TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
         EXPECT_TRUE(test::identical(ResultsReader(path_).read<float, 3>("/outputs/7"), values));
         std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // HDF5 counts in seconds
     }
+}
+
+/// Zeros show whether deflate was asked: weights go without.
+TEST_F(Results, DeflateIsLeftOutWhereItIsSaid) {
+    const Tensor<float, 1> zeros({100000});
+    std::map<bool, uintmax_t> bytes;
+    for (const bool deflated : {true, false}) {
+        ResultsWriter writer(path_, record_, IfExists::overwrite);
+        UnitWriter to = writer.begin("training");
+        to.write<float, 1>("/weights", zeros.view(), {"channel", "1", "w", deflated});
+        to.finish();
+        writer.finish();
+        EXPECT_TRUE(test::identical(ResultsReader(path_).read<float, 1>("/weights"), zeros));
+        bytes[deflated] = std::filesystem::file_size(path_);
+    }
+    EXPECT_LT(bytes[true], 100000U);
+    EXPECT_GT(bytes[false], 400000U);
 }
 
 TEST_F(Results, AUnitThatIsNotFinishedLeavesNothing) {
