@@ -35,6 +35,8 @@ struct Hardware {
     std::optional<Link> link = {};     // to the other chips of a host
     std::optional<Link> network = {};  // to chips of other hosts, each chip's share
     int64_t chips_of_host = 1;
+    double step_seconds =
+        0;  // launches and chains of dependent reads of a decode step; 0: not known
 
     /// Throws InputError naming chip and element if there is no entry.
     double peak(Element) const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "analysis/bytes.h"
 #include "core/error.h"
@@ -45,8 +46,67 @@ struct Ways {
     double exchange_seconds(double bytes) const {
         if (gpus == 1) return 0;
         const double far = hosts == 1 ? 0 : (gpus - of_host) * bytes / network.bytes_per_second;
-        return latency() + std::max(far, (of_host - 1) * bytes / link.bytes_per_second);
+        return latency() + std::max(far, (of_host - 1) * bytes / link.bytes_per_second +
+                                             (of_host - 2) * link.seconds);
     }
+};
+
+/// When the chunks of ZigZag arrive within one host, where every rank fetches those of others in
+/// the order of the sequence: readers of one owner share its link evenly.
+class GatherInHost {
+public:
+    GatherInHost(int ranks, double chunk_seconds) : arrival_(static_cast<size_t>(ranks)) {
+        std::vector<double> left(arrival_.size(), 1);  // of the chunk that a rank is fetching
+        for (double now = 0;;) {
+            std::vector<double> readers(arrival_.size());
+            for (int rank = 0; rank < ranks; ++rank)
+                if (fetches(rank)) ++readers[owner(rank)];
+            double step = 0;
+            for (int rank = 0; rank < ranks; ++rank) {
+                if (!fetches(rank)) continue;
+                const double ends = left[static_cast<size_t>(rank)] * readers[owner(rank)];
+                step = step == 0 ? ends : std::min(step, ends);
+            }
+            if (step == 0) return;
+            now += step * chunk_seconds;
+            std::vector<int> done;
+            for (int rank = 0; rank < ranks; ++rank) {
+                if (!fetches(rank)) continue;
+                double& rest = left[static_cast<size_t>(rank)];
+                rest -= step / readers[owner(rank)];
+                if (rest < 1e-9) done.push_back(rank);
+            }
+            for (int rank : done) {
+                arrival_[static_cast<size_t>(rank)].push_back(now);
+                left[static_cast<size_t>(rank)] = 1;
+            }
+        }
+    }
+    /// Until `others` of the other ranks' chunks are there.
+    double seconds(int rank, int64_t others) const {
+        return others == 0 ? 0
+                           : arrival_[static_cast<size_t>(rank)][static_cast<size_t>(others) - 1];
+    }
+    double seconds() const {
+        double last = 0;
+        for (const std::vector<double>& rank : arrival_)
+            last = std::max(last, rank.empty() ? 0 : rank.back());
+        return last;
+    }
+
+private:
+    bool fetches(int rank) const {
+        return arrival_[static_cast<size_t>(rank)].size() + 2 < 2 * arrival_.size();
+    }
+    /// Of the chunk that the rank fetches next: chunks c and 2 P - 1 - c are rank c's.
+    size_t owner(int rank) const {
+        const size_t count = arrival_.size(), own = static_cast<size_t>(rank);
+        size_t chunk = arrival_[own].size();
+        chunk += chunk >= own;
+        chunk += chunk >= 2 * count - 1 - own;
+        return std::min(chunk, 2 * count - 1 - chunk);
+    }
+    std::vector<std::vector<double>> arrival_;  // [rank][others' chunk]
 };
 
 Problem problem_of(const LayerSizes& s) {
@@ -109,13 +169,20 @@ PrefillOverGpus prefill_over_gpus(const LayerSizes& s, int gpus, const Hardware&
         over.ranks = {{over.one_seconds, 0, over.one_seconds}};
         return over;
     }
+    std::optional<GatherInHost> in_host;
+    if (ways.hosts == 1) {
+        in_host.emplace(gpus, row * real(s.tokens) / real(chunks) / ways.link.bytes_per_second);
+        over.gather_seconds = in_host->seconds();
+    }
     const double chunk_gather = over.gather_seconds / real(chunks - 2);
     const parallel::ZigZag plan(p, gpus);
     for (int rank = 0; rank < gpus; ++rank) {
         const auto [early, late] = plan.of(rank);
         // When `others` of the chunks that are others' are there.
         const auto arrival = [&](int64_t others) {
-            return others == 0 ? 0 : ways.latency() + real(others) * chunk_gather;
+            if (others == 0) return 0.0;
+            return ways.latency() +
+                   (in_host ? in_host->seconds(rank, others) : real(others) * chunk_gather);
         };
         RankTime time{chunk_seconds(s, *early, on), chunk_seconds(s, *late, on), 0};
         const double early_end = arrival(rank) + time.early;
@@ -140,7 +207,8 @@ DecodeOverGpus decode_over_gpus(const LayerSizes& s, int gpus, const Hardware& o
     const std::vector<Stage> all = stages(s);
     MSA_CHECK(all.size() == 2);
     DecodeOverGpus over;
-    over.one_seconds = all[0].seconds(on) + all[1].seconds(on);
+    over.step_seconds = on.step_seconds;
+    over.one_seconds = on.step_seconds + all[0].seconds(on) + all[1].seconds(on);
     over.select_seconds = stages(part)[0].seconds(on);
     over.attend_worst_seconds = all[1].seconds(on);
     over.attend_seconds = over.attend_worst_seconds / ways.gpus;

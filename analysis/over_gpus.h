@@ -8,17 +8,18 @@
 // the links. With several hosts, a GPU fetches 1 / h of the other hosts' keys over the network, W
 // (1 - 1 / H) / h, and passes them on over the links, which also carry the rest:
 //   gather = max(W (1 - 1 / H) / h / network, (W (1 - 1 / P) - W (1 - 1 / H) / h) / link)
-// The other ranks' 2 P - 2 chunks arrive one after another, so chunk c of rank r can begin at
-//   latency + (c, less 1 where the rank's early chunk is ahead) * gather / (2 P - 2)
-// and not before the rank's early chunk is done. A rank waits for the part of the gather that is
-// not overlapped.
+// and the other ranks' 2 P - 2 chunks arrive one after another at equal intervals. Within one host
+// all ranks want the same chunk at first, and share the link of its owner (GatherInHost). A chunk
+// begins when the keys up to its end are there, and not before the rank's early chunk is done. A
+// rank waits for the part of the gather that is not overlapped.
 //
 // Decode. Keys are divided: index_select reads N / P index keys, attention k / P blocks, or k if
 // one GPU has them all. There are two all-to-all exchanges: 8 Hkv k bytes of candidates, and Hq (4
 // dh + 8) bytes of partial outputs with their sums:
-//   exchange = 2 latency + (bytes to a GPU) / link, or network where it is slower
-//
-// Like the roofline, this leaves out launches and chains of dependent reads.
+//   exchange = 2 (h - 1) latency + (bytes to a GPU) / link, or network where it is slower
+// since a GPU reads the lists of the others one after the other. `step` seconds are added, on one
+// GPU too, where the hardware has them. Other launches and chains of dependent reads are left out,
+// as in the roofline.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +56,11 @@ struct DecodeOverGpus {
     double select_seconds = 0;                            // index_select on a GPU's part
     double attend_seconds = 0, attend_worst_seconds = 0;  // for k / P blocks, and for k
     double exchange_bytes = 0, exchange_seconds = 0;      // of both exchanges, into a GPU
+    double step_seconds = 0;                              // Hardware's, part of one_seconds too
 
-    double seconds() const { return select_seconds + attend_seconds + exchange_seconds; }
+    double seconds() const {
+        return step_seconds + select_seconds + attend_seconds + exchange_seconds;
+    }
     double speedup() const { return one_seconds / seconds(); }
     double worst_speedup() const {
         return one_seconds / (seconds() - attend_seconds + attend_worst_seconds);

@@ -49,6 +49,7 @@ ordered_json decode_json(const DecodeOverGpus& x) {
             {"seconds", x.seconds()},
             {"speedup", x.speedup()},
             {"worst_speedup", x.worst_speedup()},
+            {"step_seconds", x.step_seconds},
             {"select_seconds", x.select_seconds},
             {"attend_seconds", x.attend_seconds},
             {"attend_worst_seconds", x.attend_worst_seconds},
@@ -96,15 +97,16 @@ void print_prefill(const std::vector<Division>& all, std::ostream& out) {
 }
 
 void print_decode(const std::vector<Division>& all, std::ostream& out) {
-    Table table({"decode\ncontext", "GPUs", "one GPU\nus", "select\nus", "attend\nus",
+    Table table({"decode\ncontext", "GPUs", "one GPU\nus", "step\nus", "select\nus", "attend\nus",
                  "exchange\nKB", "exchange\nus", "all\nus", "speed-up", "all blocks\nwith one"});
     for (const Division& x : all) {
         const DecodeOverGpus& d = x.decode;
         table.add({count_text(x.sizes.tokens), std::to_string(x.gpus),
-                   number_text(d.one_seconds / kMicro), number_text(d.select_seconds / kMicro),
-                   number_text(d.attend_seconds / kMicro), number_text(d.exchange_bytes / 1000),
-                   number_text(d.exchange_seconds / kMicro), number_text(d.seconds() / kMicro),
-                   fixed_text(d.speedup(), 2), fixed_text(d.worst_speedup(), 2)});
+                   number_text(d.one_seconds / kMicro), number_text(d.step_seconds / kMicro),
+                   number_text(d.select_seconds / kMicro), number_text(d.attend_seconds / kMicro),
+                   number_text(d.exchange_bytes / 1000), number_text(d.exchange_seconds / kMicro),
+                   number_text(d.seconds() / kMicro), fixed_text(d.speedup(), 2),
+                   fixed_text(d.worst_speedup(), 2)});
     }
     table.print(out);
     out << '\n';

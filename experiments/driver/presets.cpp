@@ -214,6 +214,8 @@ void read_links(const Object& file, analysis::Hardware& on) {
     on.link = link("link");
     on.network = link("network");
     if (on.link) on.chips_of_host = file.size("chips_of_host");
+    if (file.has("step_microseconds"))
+        on.step_seconds = file.positive("step_microseconds") * kMicro;
 }
 
 std::vector<std::string> read_assumed(const Object& file) {

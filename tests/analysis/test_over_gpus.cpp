@@ -64,8 +64,18 @@ TEST(OverGpus, GathersTheOthersKeys) {
     for (int gpus : {2, 4, 8}) {
         const PrefillOverGpus over = prefill_over_gpus(layer_of(kMillion), gpus, linked_chip());
         EXPECT_DOUBLE_EQ(over.gather_bytes, all * (gpus - 1) / gpus);
-        EXPECT_DOUBLE_EQ(over.gather_seconds, over.gather_bytes / 4e11);
+        EXPECT_GE(over.gather_seconds, 0.999999 * over.gather_bytes / 4e11);
     }
+    // Two GPUs read from each other. Of three, in parts of a chunk's time alone on a link: 1 and 2
+    // share chunk 0 (0 to 2), while 0 has chunk 1 (0 to 1) and shares chunk 2 with no one (1 to 2).
+    // Then 0 and 1 share the link of GPU 2 for chunks 3 and 2 (2 to 4), and 2 has chunk 1 (2 to 3)
+    // and chunk 4 (3 to 4). At last 0 and 2 have chunks 4 and 5, from GPUs 1 and 0, and 1 chunk 3,
+    // alone (4 to 5), and 1 chunk 5 (5 to 6).
+    const double chunk_of_3 = all / 6 / 4e11;
+    EXPECT_NEAR(prefill_over_gpus(layer_of(kMillion), 2, linked_chip()).gather_seconds,
+                all / 2 / 4e11, 1e-9);
+    EXPECT_NEAR(prefill_over_gpus(layer_of(kMillion), 3, linked_chip()).gather_seconds,
+                6 * chunk_of_3, 1e-9);
     // 8 hosts of 8: 7 / 64 of all come over a GPU's network, the other 56 / 64 over its links.
     const PrefillOverGpus far = prefill_over_gpus(layer_of(kMillion), 64, linked_chip());
     EXPECT_DOUBLE_EQ(far.gather_bytes, all * 63 / 64);
@@ -126,10 +136,19 @@ TEST(OverGpus, DecodeIsReadingAndTwoExchanges) {
     EXPECT_DOUBLE_EQ(two.exchange_seconds, 2 * kLatency + two.exchange_bytes / 4e11);
     EXPECT_LT(two.worst_speedup(), two.speedup());
     EXPECT_LT(two.speedup(), 2);
+    // The lists of the three others are read in turn.
+    const DecodeOverGpus four = decode_over_gpus(layer_of(kMillion), 4, on);
+    EXPECT_DOUBLE_EQ(four.exchange_seconds, 3 * two.exchange_seconds);
+    // What a step takes beyond its bytes stands on both sides.
+    on.step_seconds = 1e-5;
+    const DecodeOverGpus slow = decode_over_gpus(layer_of(kMillion), 4, on);
+    EXPECT_DOUBLE_EQ(slow.one_seconds, four.one_seconds + 1e-5);
+    EXPECT_DOUBLE_EQ(slow.seconds(), four.seconds() + 1e-5);
     // Of 64 GPUs, 56 are on other hosts.
     const DecodeOverGpus far = decode_over_gpus(layer_of(kMillion), 64, on);
-    const double to_each = 8 * 4 * 16 + 64 * (4 * 128 + 8);
-    EXPECT_DOUBLE_EQ(far.exchange_seconds, 2 * (kLatency + kNetworkLatency) + 56 * to_each / 5e10);
+    const double candidates = 8 * 4 * 16, parts = 64 * (4 * 128 + 8);
+    EXPECT_DOUBLE_EQ(far.exchange_seconds, 2 * (kLatency + kNetworkLatency) + 6 * kLatency +
+                                               7 * candidates / 4e11 + 56 * parts / 5e10);
     EXPECT_LT(far.speedup(), 64);
 }
 
