@@ -127,6 +127,12 @@ public:
                  {}}};
     }
 
+    CoarseKeys coarse(const Maybe& keys, const Maybe& blocks) const {
+        if (!keys) return {};
+        return {in<2>("coarse keys", *keys),
+                maybe<const float, 2>("blocks of coarse keys", blocks)};
+    }
+
 private:
     Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
     static std::string type_of(const Operand& array) {

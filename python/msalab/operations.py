@@ -465,15 +465,34 @@ def store_int8(index_q, index_k, *, block_size=128, cu_seqlens_q=None, cu_seqlen
     return *stored, scales
 
 
-def _pair(scales):
-    """Scales of index_q and index_k."""
-    if scales is None:
+def store_coarse(index_k, *, block_size=128, cu_seqlens_k=None):
+    """An int8 copy of float32 index_k [Nk, didx] on the CPU: (keys, blocks), which index_select takes
+    as coarse=.
+
+    keys has the shape of index_k; blocks [blocks of all sequences, 3] float32 has a scale for each
+    block and bounds on what it loses (core/number/coarse_keys.h). Both may be moved to a GPU.
+    """
+    kind = _kind(index_k)
+    _shape("index_k", index_k, "Nk", "didx")
+    p = _problem(None, cu_seqlens_k, cu_seqlens_k, index_q=index_k[:, None], index_k=index_k,
+                 block_size=block_size)
+    stored = kind.empty_like(index_k, "int8"), kind.empty(index_k, (p.all_blocks, 3), "float32")
+    _msalab.store_coarse(p, index_k, *stored)
+    return stored
+
+
+def _pair(given, name="scales", of="of index_q and of index_k"):
+    if given is None:
         return None, None
     try:
-        of_q, of_k = scales
+        first, second = given
     except (TypeError, ValueError):
-        raise InputError("scales must be a pair, of index_q and of index_k") from None
-    return of_q, of_k
+        raise InputError(f"{name} must be a pair, {of}") from None
+    return first, second
+
+
+def _coarse(coarse):
+    return _pair(coarse, "coarse", "as store_coarse gives it")
 
 
 def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None,
@@ -535,26 +554,30 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
-                 block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
-                 seqused_k=None, max_seqlen_k=None, validate=False, cu_seqlens_q=None,
-                 cu_seqlens_k=None, layout=None, backend="auto"):
+def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begin_blocks=0,
+                 force_end_blocks=1, block_size=128, index_scale=None, return_index_lse=False,
+                 out=None, page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
+                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
     """index_scores and select_blocks in one: the same ids, without scores in memory.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
-    without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse. out
-    [Nq, Hkv, topk] int32: where the ids go. page_table, seqused_k, max_seqlen_k, validate: of keys
-    in pages [pages, page_size, didx], as in sparse_attention.
+    without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse.
+    coarse: an int8 copy of index_k, as store_coarse gives it; the ids stay those of index_q and
+    index_k, and a GPU may find them with less work. out [Nq, Hkv, topk] int32: where the ids go.
+    page_table, seqused_k, max_seqlen_k, validate: of keys in pages [pages, page_size, didx], as in
+    sparse_attention.
     """
     found = _select(index_q, index_k, *_pair(scales), topk, force_begin_blocks, force_end_blocks,
-                    block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k, layout,
-                    backend, out, _Pages(page_table, seqused_k, max_seqlen_k, validate))
+                    block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k,
+                    *_coarse(coarse), layout, backend, out,
+                    _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_index_lse else found[0]
 
 
 def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale, with_lse,
-            cu_q, cu_k, layout=None, backend="auto", ids=None, pages=_PACKED):
+            cu_q, cu_k, coarse_keys=None, coarse_blocks=None, layout=None, backend="auto", ids=None,
+            pages=_PACKED):
     kind = _kind(index_q)
     *lengths, keys, table, used = _lengths(layout, cu_q, cu_k, pages, index_k)
     p = _problem(*lengths, None, None, index_q, keys, block_size, None, scale)
@@ -564,7 +587,7 @@ def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
     call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse,
-         table, used)
+         table, used, coarse_keys, coarse_blocks)
     return ids, lse
 
 

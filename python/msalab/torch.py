@@ -295,7 +295,8 @@ _select = _Operator(
     "index_select",
     "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt topk, "
     "SymInt force_begin_blocks, SymInt force_end_blocks, SymInt block_size, float? index_scale, "
-    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k, Tensor? coarse_keys=None, "
+    "Tensor? coarse_blocks=None) -> (Tensor, Tensor)",
     4, _compute_select, _fake_select, _save_constant, direct=operations._select)
 
 
@@ -435,21 +436,22 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
 
 
 @_like(operations.index_select)
-def index_select(index_q, index_k, topk, *, scales=None, force_begin_blocks=0, force_end_blocks=1,
-                 block_size=128, index_scale=None, return_index_lse=False, out=None, page_table=None,
-                 seqused_k=None, max_seqlen_k=None, validate=False, cu_seqlens_q=None,
-                 cu_seqlens_k=None):
+def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begin_blocks=0,
+                 force_end_blocks=1, block_size=128, index_scale=None, return_index_lse=False,
+                 out=None, page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
+                 cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.index_select on tensors; neither ids nor their lse have a gradient. Compilers do not
     see a call with keys in pages or with out."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is None):
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._select, index_q, index_k, *operations._pair(scales), topk,
                        force_begin_blocks, force_end_blocks, block_size, index_scale,
-                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, pages)
+                       return_index_lse, cu_seqlens_q, cu_seqlens_k, *operations._coarse(coarse),
+                       None, "auto", out, pages)
         return found if return_index_lse else found[0]
     found = _select(index_q, index_k, *operations._pair(scales), topk, force_begin_blocks,
                     force_end_blocks, block_size, index_scale, return_index_lse, cu_seqlens_q,
-                    cu_seqlens_k)
+                    cu_seqlens_k, *operations._coarse(coarse))
     return found if return_index_lse else found[0]
 
 
