@@ -203,7 +203,7 @@ void CaseRun::select(Layer& layer, size_t element, View<float, 2> lse, const Mea
 void CaseRun::attend(Layer& layer, LoopOrder order, const Measurement& m) {
     const PagedKeys* const pages = layer.pages(m.page_size);
     AttentionInput in = pages == nullptr ? layer.attention() : layer.attention(*pages);
-    for (Keys<3>* keys : {&in.k, &in.v})
+    for (msa::Keys<3>* keys : {&in.k, &in.v})
         if (m.capacity > 0) *keys = keys->with_lengths(pages->lengths.view());
     backend_.sparse_attention(m.capacity > 0 ? *most_ : p_, in, layer.ids, layer.result(), order);
 }
