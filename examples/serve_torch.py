@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Serves several requests at once with MSA over a cache in pages: continuous batching in 200 lines.
+"""Serves several requests at once with MSA over a cache in pages: continuous batching.
 
 usage: serve_torch.py [--model FOLDER] [--requests 6] [--tokens 24] [--top-k 4] [--chunk 32]
-                      [--device cuda]
+                      [--device cuda] [--prompt 7] [--dense]
 
 needs: pip install . of this repository, PyTorch and transformers. Without --model a tiny Llama of
 random weights. All requests go through the model as one packed batch: prompts in chunks, decoded
@@ -13,7 +13,8 @@ with those of generate() where all blocks fit into k, and otherwise with those o
 
 On a GPU the model is in bfloat16, and a step in which all requests decode is a CUDA graph, captured
 once: lengths and pages are read there. Sums are rounded otherwise there than on packed keys, so a
-token whose two best choices are close may differ.
+token whose two best choices are close may differ. --dense serves the same requests once more by
+PyTorch's attention to all keys of the same pages, for the tokens a second of both.
 
 The Index Branch stands in for a fitted one: of a group's queries the sum, of all groups' keys the sum.
 """
@@ -80,10 +81,11 @@ class Pool:
 class PagedKeys:
     """The cache: of each layer K and V in one pool, and index keys in another. On a CPU unused rows are
     NaN here, to show that nobody reads them."""
+    unused = torch.nan
 
     def __init__(self, config, pages, at):
         def pool(*shape):
-            unused = torch.nan if at.device == "cpu" else 0
+            unused = self.unused if at.device == "cpu" else 0
             return torch.full((pages, *shape), unused, dtype=at.dtype, device=at.device)
         heads, self.block = (config.num_key_value_heads, config.head_dim), at.block
         self.kv = [pool(2, at.page, *heads) for _ in range(config.num_hidden_layers)]
@@ -95,6 +97,26 @@ class PagedKeys:
             msa.append(pool, rows, **where)
         ids = msa.msa_index_select(index_q, self.index[layer], top_k, block_size=self.block, **where)
         return msa.msa_sparse_attention(q, keys, values, ids, block_size=self.block, **where)
+
+
+class DensePages(PagedKeys):
+    """The same pages, of which PyTorch's attention reads all keys that a sequence may have."""
+    unused = 0  # which a weight of 0 does not hide
+
+    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
+        pools = self.kv[layer].unbind(1)
+        for pool, rows in zip(pools, (k, v)):
+            msa.append(pool, rows, **where)
+        cu, out = where["cu_seqlens_q"], []
+        used = torch.as_tensor(where["seqused_k"], device=q.device)
+        for row, tokens, begin, end in zip(where["page_table"], used, cu, cu[1:]):
+            keys, values = (pool[row.clamp(min=0)].flatten(0, 1).transpose(0, 1) for pool in pools)
+            at = tokens - end + torch.arange(begin, end, device=q.device)[:, None]
+            seen = torch.arange(keys.shape[1], device=q.device) <= at
+            out.append(torch.nn.functional.scaled_dot_product_attention(
+                q[None, begin:end].transpose(1, 2), keys[None], values[None], attn_mask=seen,
+                enable_gqa=True)[0].transpose(0, 1))
+        return torch.cat(out)
 
 
 class PackedKeys:
@@ -174,9 +196,10 @@ class Decode:
 
 
 class Engine:
-    def __init__(self, model, pages, top_k, chunk, at=Place(), drafts=4, most_running=4):
+    def __init__(self, model, pages, top_k, chunk, at=Place(), cache=PagedKeys, drafts=4,
+                 most_running=4):
         self.model, self.top_k, self.chunk, self.drafts = model, top_k, chunk, drafts
-        self.cache, self.pool, self.page = PagedKeys(model.config, pages, at), Pool(pages), at.page
+        self.cache, self.pool, self.page = cache(model.config, pages, at), Pool(pages), at.page
         self.most_running, self.waiting, self.running = most_running, deque(), []
         self.steps = self.accepted = self.shared = self.replayed = 0
         self.decode = None
@@ -268,9 +291,15 @@ class Engine:
             for page in request.pages:
                 self.pool.give_back(page)
 
-    def run(self):
+    def serve(self, requests):
+        """Until they are done; new tokens a second."""
+        for request in requests:
+            self.add(request)
+        began = time.perf_counter()
         while self.waiting or self.running:
             self.step()
+        made = sum(len(request.tokens) - len(request.prompt) for request in requests)
+        return made / (time.perf_counter() - began)
 
 
 def packed(model, request, top_k, at):
@@ -296,14 +325,14 @@ def tiny_model(head_dim):
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def make_requests(model, count, tokens):
+def make_requests(model, count, tokens, shortest):
     """Prompts of different lengths; every other one begins like the first."""
     draw = torch.Generator().manual_seed(1)
 
     def some(n):
         return torch.randint(model.config.vocab_size, (n,), generator=draw).tolist()
     beginning = some(70)
-    return [Request((beginning if number % 2 == 0 else []) + some(7 + 29 * number), tokens)
+    return [Request((beginning if number % 2 == 0 else []) + some(shortest + 29 * number), tokens)
             for number in range(count)]
 
 
@@ -312,6 +341,8 @@ def main(arguments=None):
     parser.add_argument("--model", help="a folder, of a model of the Llama family; default: a tiny one")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of each request")
+    parser.add_argument("--prompt", type=int, default=7, help="least tokens of a prompt of its own")
+    parser.add_argument("--dense", action="store_true", help="PyTorch's dense attention, too")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--top-k", type=int, default=4,
                         help=f"blocks of {Place.block} tokens, on a GPU {GPU.block}, for each query")
@@ -323,14 +354,14 @@ def main(arguments=None):
     model = (tiny_model(at.head_dim) if o.model is None else
              transformers.AutoModelForCausalLM.from_pretrained(o.model, dtype="float32").eval())
     model.to(at.device, at.dtype)
-    requests = make_requests(model, o.requests, o.tokens)
+    requests = make_requests(model, o.requests, o.tokens, o.prompt)
     with paged(model):
         engine = Engine(model, o.pages, o.top_k, o.chunk, at)
-        for request in requests:
-            engine.add(request)
-        began = time.perf_counter()
-        engine.run()
-        seconds = time.perf_counter() - began
+        rates = {"MSA": engine.serve(requests)}
+        if o.dense:
+            again = make_requests(model, o.requests, o.tokens, o.prompt)
+            dense = Engine(model, o.pages, o.top_k, o.chunk, at, DensePages)
+            rates["PyTorch's dense attention"] = dense.serve(again)
     longest = max(len(request.tokens) for request in requests)
     everything = o.top_k * at.block >= longest
     with contextlib.nullcontext() if everything else paged(model):
@@ -338,14 +369,17 @@ def main(arguments=None):
                     for request in requests]
     same = sum(request.tokens == tokens for request, tokens in zip(requests, expected))
     used = sum(-(-len(request.tokens) // at.page) for request in requests)
-    made = sum(len(request.tokens) - len(request.prompt) for request in requests)
     print(f"{o.requests} requests of up to {longest} tokens in {engine.steps} steps, "
-          f"{engine.replayed} of them replays of a graph; {engine.accepted} drafted tokens accepted; "
-          f"{made / seconds:.0f} new tokens a second")
+          f"{engine.replayed} of them replays of a graph; {engine.accepted} drafted tokens accepted")
     print(f"{used} pages of tokens in a pool of {o.pages}, {engine.shared} of them shared, "
           f"{len(engine.pool.free)} free at the end")
     print(f"{same} of {o.requests} requests have the tokens of "
           f"{'generate()' if everything else 'MSA on packed keys'}")
+    print("new tokens a second: "
+          + ", ".join(f"{rate:.0f} by {name}" for name, rate in rates.items()))
+    if o.dense and everything:
+        like = sum(one.tokens == other.tokens for one, other in zip(requests, again))
+        print(f"{like} of {o.requests} requests have the tokens of dense attention")
     return engine, same == o.requests
 
 

@@ -32,6 +32,14 @@ def test_requests_get_the_tokens_that_they_get_alone(serve, top_k, of, capsys):
     assert int(said.split("\n")[1].split()[0]) > 17  # pages were used again
 
 
+def test_dense_attention_serves_the_same_requests(serve, capsys):
+    _, same = serve.main(["--requests", "3", "--tokens", "5", "--top-k", "64", "--prompt", "9",
+                          "--dense"])
+    said = capsys.readouterr().out
+    assert same and "3 of 3 requests have the tokens of dense attention" in said
+    assert "by MSA, " in said and "by PyTorch's dense attention" in said
+
+
 def test_a_wrong_page_would_be_seen(serve, monkeypatch):
     """What the comparison is worth: keys in another page's place change tokens."""
     append = serve.msa.append
