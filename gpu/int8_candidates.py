@@ -12,7 +12,9 @@ values times their scales (core/number/operand_scales.h), by Cauchy and Schwarz
 so that the score of a block, a maximum over its keys, is known to within a bound of (row, block): both
 maxima are of the block. A block is sure where less than k upper bounds of others exceed its lower bound,
 out where k lower bounds exceed its upper bound, and else a candidate, to be scored again. The query's own
-block is kept without a score. Queries are evenly spread over those with more than k visible blocks.
+block is kept without a score. Queries are evenly spread over those with more than k visible blocks. A row
+is marked, and answered without the copy, if either half of its blocks fills the kernels' list of 32 with
+candidates, or more than 32 are to be scored again (gpu/kernels/index_candidates.h).
 """
 
 import argparse
@@ -22,6 +24,7 @@ import numpy as np
 from msalab.capture.reader import ActivationsReader
 
 INT8 = 127.0
+LISTED = 32
 
 
 def as_float(values) -> np.ndarray:
@@ -38,8 +41,8 @@ def rounded(values: np.ndarray, axes) -> np.ndarray:
 
 
 def measure(q: np.ndarray, k: np.ndarray, queries: np.ndarray, block_size: int, top_k: int):
-    """Of one sequence, q [N, H, d], k [N, d]. Rows of (wrong, sure, candidates): ids that int8 alone
-    gets wrong, blocks that are surely in, blocks to score again."""
+    """Of one sequence, q [N, H, d], k [N, d]. Rows of (wrong, sure, candidates, marked): ids that int8
+    alone gets wrong, blocks that are surely in, blocks to score again, whether the row is marked."""
     blocks = -(-len(k) // block_size)
     padded = np.zeros((blocks * block_size, k.shape[1]), np.float32)
     padded[:len(k)] = k
@@ -62,7 +65,10 @@ def measure(q: np.ndarray, k: np.ndarray, queries: np.ndarray, block_size: int, 
             sure = low > np.partition(high, own - keep - 1)[own - keep - 1]
             out = high < np.partition(low, own - keep)[own - keep]
             wrong = np.setdiff1d(np.argsort(-exact)[:keep], np.argsort(-score)[:keep])
-            rows.append((len(wrong), sure.sum(), own - sure.sum() - out.sum()))
+            again = own - sure.sum() - out.sum()
+            halves = (~out)[:own // 2], (~out)[own // 2:]
+            full = any(half.sum() >= LISTED and len(half) >= LISTED for half in halves)
+            rows.append((len(wrong), sure.sum(), again, full or again > LISTED))
     return np.array(rows)
 
 
@@ -74,7 +80,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--queries", type=int, default=512)
     options = parser.parse_args()
-    print("layer  wrong ids  sure  scored again: mean  99 %  most   rows above k   of visible")
+    print("layer  wrong ids  sure  scored again: mean  99 %  most   rows marked   of visible")
     for path in options.files:
         with ActivationsReader(path) as file:
             length = int(file.cu_seqlens[1])  # of the first sequence
@@ -85,10 +91,10 @@ def main() -> None:
                 queries = np.linspace(first, length - 1, options.queries).astype(int)
                 rows = measure(q, k.reshape(length, -1), queries, options.block_size,
                                options.top_k)
-                wrong, sure, again = rows.T
+                wrong, sure, again, marked = rows.T
                 print(f"{number:5}  {wrong.mean() / (options.top_k - 1):9.4f}  {sure.mean():4.1f}  "
                       f"{again.mean():18.1f}  {np.percentile(again, 99):4.0f}  {again.max():4}   "
-                      f"{np.mean(again > options.top_k):12.4f}   {np.mean(queries // options.block_size):10.1f}")
+                      f"{marked.mean():11.4f}   {np.mean(queries // options.block_size):10.1f}")
 
 
 if __name__ == "__main__":

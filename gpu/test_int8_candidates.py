@@ -15,7 +15,7 @@ def test_every_wrong_id_is_a_candidate_to_be_scored_again():
     rng = np.random.default_rng(20261126)
     q = rng.standard_normal((400, 2, 32)).astype(np.float32)
     k = rng.standard_normal((400, 32)).astype(np.float32)
-    wrong, sure, again = measured(q, k).T
+    wrong, sure, again, _ = measured(q, k).T
     assert wrong.sum() > 0  # int8 alone errs on such rows
     assert np.all(wrong <= again)
     assert np.all(sure <= TOP_K - 1) and np.all(sure + again >= TOP_K - 1)
@@ -28,8 +28,11 @@ def test_integers_are_sure_where_scores_differ():
     k[::BLOCK, 1] = 127  # every block's scale is 1
     q = np.zeros((160, 1, 8), np.float32)
     q[:, 0, 0] = 127
-    wrong, sure, again = measured(q, k).T
+    wrong, sure, again, marked = measured(q, k).T
+    assert not marked.any()
     assert np.all(wrong == 0) and np.all(sure == TOP_K - 1) and np.all(again == 0)
     k[:, 0] = 100  # all blocks tie
-    wrong, sure, again = measured(q, k).T
-    assert np.all(sure == 0) and np.all(again >= TOP_K)
+    wrong, sure, again, marked = measured(q, k).T
+    assert np.all(sure == 0) and np.all(again >= TOP_K) and not marked.any()
+    tie = np.tile(k[:1], (80 * BLOCK, 1))  # more than the lists have
+    assert measured(np.tile(q, (8, 1, 1)), tie).T[3][-1]
