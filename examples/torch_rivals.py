@@ -6,7 +6,8 @@ notebooks/08_torch.ipynb shows them.
 Five attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
 kernel of flash-linear-attention (fla), flash-msa, which selects itself, and the selection attention of cuDNN's
 NSA, which has no gradient. The others attend to all keys before a query: scaled_dot_product_attention, and FlashAttention 2, 3 and 4. Each output is compared with ours
-first; who computes something else gets no time.
+first; who computes something else gets no time. FlashInfer is not among them: its wheel 0.7.2 has MSA for compute
+capability 10.0, 10.3 and 12.x alone, none for Hopper (9.0).
 """
 
 import inspect

@@ -44,6 +44,7 @@ void add_attributes(const LayerInfo& layer, const std::string& group, Facts& fac
     if (layer.learned.qsa_heads > 0) add("qsa_compress", layer.learned.qsa_compress);
     add_given("own_block_size", layer.own_block_size);
     add_given("own_top_k", layer.own_top_k);
+    add_given("index_source", layer.learned.source);
     for (const auto& [name, values] : layer.own_attention) add_each(name, values);
 }
 

@@ -60,10 +60,16 @@ struct ActivationsWriter::Impl {
             h5::set_attribute(group, "qsa_compress", layer.learned.qsa_compress);
         if (layer.own_block_size) h5::set_attribute(group, "own_block_size", *layer.own_block_size);
         if (layer.own_top_k) h5::set_attribute(group, "own_top_k", *layer.own_top_k);
+        if (layer.learned.source) h5::set_attribute(group, "index_source", *layer.learned.source);
         for (const auto& [name, values] : layer.own_attention)
             h5::set_attribute(group, name, values);
         for (Field field : kFields) {
             if (!layer.has(field)) continue;
+            if (layer.learned.source && is_of_index(field)) {
+                h5::link(file, field_place(partial, *layer.learned.source, field),
+                         field_place(partial, layer.layer, field));
+                continue;
+            }
             const h5::Slab whole = field_slab(
                 field, 0, 0, {info.rows(layer, field), layer.heads(field), layer.channels(field)});
             std::vector<hsize_t> chunk = whole.count;

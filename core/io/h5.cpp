@@ -280,6 +280,12 @@ Handle make_group(hid_t file, const Place& place) {
     return group;
 }
 
+void link(hid_t file, const Place& from, const Place& to) {
+    if (H5Lcreate_hard(file, from.object.c_str(), file, to.object.c_str(), H5P_DEFAULT,
+                       H5P_DEFAULT) < 0)
+        refused(to.text());
+}
+
 bool has_attribute(hid_t object, const std::string& name) {
     return H5Aexists(object, name.c_str()) > 0;
 }

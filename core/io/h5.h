@@ -77,6 +77,8 @@ Handle open_object(hid_t file, const Place& place);
 Handle open_dataset(hid_t file, const Place& place);
 /// Opens a group, made with its parents where missing.
 Handle make_group(hid_t file, const Place& place);
+/// `to` names the same object as `from`.
+void link(hid_t file, const Place& from, const Place& to);
 
 bool has_attribute(hid_t object, const std::string& name);
 /// Text of a fixed or variable-length string attribute; InputError when missing or no text.

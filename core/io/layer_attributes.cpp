@@ -29,6 +29,7 @@ public:
         if (has("own_attention")) layer_.own_sparse = the_only("own_attention", "sparse");
         if (has("own_block_size")) layer_.own_block_size = count("own_block_size");
         if (has("own_top_k")) layer_.own_top_k = count("own_top_k");
+        if (has("index_source")) layer_.learned.source = index_source();
         for (const char* name : kOwnAttention)
             if (has(name)) layer_.own_attention[name] = own_attention(name);
     }
@@ -60,6 +61,14 @@ private:
         require(1 <= value && value <= kMost && value == std::floor(value), attribute(name), value,
                 ", must be an integer of at least 1");
         return static_cast<int64_t>(value);
+    }
+
+    int64_t index_source() const {
+        const double source = number("index_source");
+        require(source >= 0 && source < static_cast<double>(layer_.layer) &&
+                    source == std::floor(source),
+                attribute("index_source"), source, ", must be the number of an earlier layer");
+        return static_cast<int64_t>(source);
     }
 
     int64_t rotary_dim() const {

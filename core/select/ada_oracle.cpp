@@ -56,7 +56,7 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.rule = true}; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
 
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;

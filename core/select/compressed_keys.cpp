@@ -66,7 +66,7 @@ void CompressedKeys::score_part(Backend& backend, const Problem& p, View<const f
         }
 }
 
-PolicyCost CompressedKeysSelector::cost(const Phase& phase) const {
+PolicyCost CompressedKeysSelector::do_cost(const Phase& phase) const {
     return per_head(phase.problem,
                     over_queries(phase.problem, [&](int64_t keys) { return of_.whole(keys); }));
 }

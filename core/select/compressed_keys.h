@@ -62,7 +62,7 @@ public:
     }
     Family family() const override { return Family::keys; }
     /// Products of q with each piece, for all queries.
-    PolicyCost cost(const Phase& phase) const override;
+    PolicyCost do_cost(const Phase& phase) const override;
     void prepare(const SelectorLayer& layer) override { pieces_.emplace(layer, of_); }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         return pieces_->score(layer, chunk, fold_);

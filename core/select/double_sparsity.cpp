@@ -36,7 +36,7 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const double share =
             static_cast<double>(rank(phase.problem)) / static_cast<double>(phase.problem.head_dim);
         PolicyCost labels = per_head(phase.problem, share * keys_seen(phase.problem));

@@ -23,7 +23,7 @@ public:
                  &compress_, 1, 1024}};
     }
     /// Every key, or every mean of keys, is scored once.
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const PolicyCost cost = LightningPolicy::cost(phase);
         return compress_ == 1 ? cost
                               : cost_of_scored(cost, phase.problem,

@@ -14,7 +14,7 @@ class EvictingSelector : public Selector {
 public:
     Family family() const override { return Family::queries; }
     /// The attention that these policies use is computed anyway.
-    PolicyCost cost(const Phase&) const override { return {}; }
+    PolicyCost do_cost(const Phase&) const override { return {}; }
     void prepare(const SelectorLayer&) override;
     /// The attention that each block has received before the query; -inf if it was evicted.
     Mirror<3> score(const SelectorLayer&, const SelectorChunk&) override;

@@ -146,7 +146,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .values = true, .rope = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const double dims =
             static_cast<double>(phase.problem.head_dim) * (covariance_ != 0 ? 1 : 0);
         const double heads =

@@ -85,7 +85,7 @@ public:
     Needs needs() const override {
         return {.queries = true, .rule = true, .phases = Phases::prefill};
     }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const PolicyCost probe = probe_cost(phase.problem, phase.problem.block_size, phase.prompt),
                          map = per_head(phase.problem, block_pairs(phase.problem));
         return {probe.flops + map.flops, probe.bytes + map.bytes};

@@ -18,7 +18,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .in_order = true}; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
     void prepare(const SelectorLayer&) override { sequence_ = -1; }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const std::vector<int64_t> sequence = query_sequences(chunk.problem);

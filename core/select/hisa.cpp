@@ -21,7 +21,7 @@ public:
                  1 << 30}};
     }
     /// The mean of every complete block, and every visible token of the candidates.
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const auto scored = [&](int64_t keys) {
             return keys / phase.problem.block_size +
                    std::min(keys, (most(phase.problem) - 1) * phase.problem.block_size + keys -

@@ -14,7 +14,9 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     Needs needs() const override { return {.index = true}; }
-    PolicyCost cost(const Phase& phase) const override { return index_branch_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override {
+        return index_branch_cost(phase.problem);
+    }
 
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         const Problem& p = chunk.problem;

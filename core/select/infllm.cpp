@@ -33,7 +33,7 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, blocks_seen(phase.problem));
     }
 

@@ -47,7 +47,7 @@ public:
                "once, after the prompt";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {

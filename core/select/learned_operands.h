@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "core/tensor.h"
@@ -22,6 +23,9 @@ struct LearnedSizes {
     int64_t qsa_heads = 0;        // of QSA's indexer (core/indexer/qsa_kl.h),
     int64_t qsa_dim = 0;          // channels of each,
     int64_t qsa_compress = 0;     // and tokens of a piece of qsa_k
+    /// The earlier layer whose operands the layer has, of all its indexers, index_q and index_k
+    /// among them: it takes that layer's ids. Absent: they are its own.
+    std::optional<int64_t> source = {};
 };
 
 /// Reads rows [n, heads, channels] of an operand to the host, for the given packed tokens

@@ -60,7 +60,7 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     PolicyNeeds needs() const override { return {.lightning = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return phase.learned.dsa_heads > 0 ? lightning_cost(phase.problem, phase.learned)
                                            : index_branch_cost(phase.problem);
     }

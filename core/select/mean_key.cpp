@@ -17,7 +17,7 @@ public:
                "gate of MoBA at GQA-group granularity)";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {

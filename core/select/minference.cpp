@@ -32,7 +32,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         PolicyCost most;
         for (const char* pattern : kPatterns)
             most = std::max(

@@ -18,7 +18,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, phase.prompt > 0 ? blocks_seen(phase.problem)
                                                          : block_pairs(phase.problem));
     }

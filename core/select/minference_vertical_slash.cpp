@@ -25,7 +25,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return probe_cost(phase.problem, probe_, phase.prompt);
     }
     void prepare(const SelectorLayer& layer) override { lines_.emplace(layer, probe_); }

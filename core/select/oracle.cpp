@@ -13,7 +13,7 @@ public:
                "the recall definitions): the best any selector can keep";
     }
     Family family() const override { return Family::oracle; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
     Mirror<3> score(const SelectorLayer&, const SelectorChunk& chunk) override {
         return chunk.mass();
     }

@@ -143,7 +143,7 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.values = true, .rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const PolicyCost keys = oracle_cost(phase.problem);
         return {2 * keys.flops, 2 * keys.bytes};  // and values
     }

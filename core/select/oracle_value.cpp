@@ -21,7 +21,7 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.values = true}; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
 
     void prepare(const SelectorLayer& layer) override {
         const View<const float, 3> v = layer.v.host();

@@ -40,6 +40,7 @@ struct SelectorLayer {
     Mirror<2> index_k = {};  // [Nk, didx]; absent without an Index Branch
     Mirror<3> v = {};        // [Nk, Hkv, dh], where needs().values
     uint64_t seed = 0;
+    int64_t number = 0;                         // of the layer in the model
     SelectionRule rule = {};                    // to score for, if needs().uses_rule
     std::span<const SelectionRule> rules = {};  // all of the run, likewise; empty: `rule` alone
     /// q [n, Hq, dh] of any packed tokens (ascending), if needs().queries.
@@ -119,12 +120,21 @@ public:
     virtual Needs needs() const { return {}; }
     /// The cost of deciding for all queries of the phase. Each query is charged as if it came alone
     /// (decode); a decision made once for several queries is charged once. Not counted: sums over
-    /// blocks, top-k, and what is kept from one query to the next.
-    virtual PolicyCost cost(const Phase&) const = 0;
+    /// blocks, top-k, and what is kept from one query to the next. Nothing where an indexer's ids
+    /// are those of another layer.
+    PolicyCost cost(const Phase& phase) const {
+        return takes_ids(phase.learned) ? PolicyCost{} : do_cost(phase);
+    }
+    /// Whether in a layer with these operands the policy's ids are those of another layer.
+    bool takes_ids(const LearnedSizes& learned) const {
+        return family() == Family::index_branch && learned.source;
+    }
     /// Called once per layer, before its chunks. Computes what all rules have in common.
     virtual void prepare(const SelectorLayer&) {}
 
 private:
+    virtual PolicyCost do_cost(const Phase&) const = 0;
+
     std::string label_;  // empty: the name
 };
 

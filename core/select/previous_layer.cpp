@@ -17,7 +17,7 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.previous_layer = true}; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
     Mirror<3> score(const SelectorLayer&, const SelectorChunk& chunk) override {
         return chunk.previous_mass();
     }

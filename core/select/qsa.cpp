@@ -29,7 +29,7 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     PolicyNeeds needs() const override { return {.qsa = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         if (phase.learned.qsa_heads > 0) return qsa_cost(phase.problem, phase.learned);
         return cost_of_scored(index_branch_cost(phase.problem), phase.problem,
                               IndexPieces::seen(phase.problem, compress_));

@@ -38,7 +38,7 @@ public:
         return "one bound per block, the source's pages are 16 tokens";
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, 2 * blocks_seen(phase.problem));
     }
     void prepare(const SelectorLayer& layer) override {

@@ -29,7 +29,7 @@ public:
         return {{"page", "tokens of a page", &page_, 1, kMaxBlockSize}};
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_group(phase.problem, 2 * blocks_seen(in_pages(phase.problem)));
     }
     void prepare(const SelectorLayer& layer) override {

@@ -10,11 +10,12 @@ class RandomSelector final : public Selector {
 public:
     std::string_view name() const override { return "random"; }
     std::string_view rule() const override {
-        return "uniformly random visible blocks, a function of seed, token, group and block alone";
+        return "uniformly random visible blocks, a function of seed, layer, token, group and block "
+               "alone";
     }
     std::string_view note() const override { return "tokens are numbered through all sequences"; }
     Family family() const override { return Family::position; }
-    PolicyCost cost(const Phase&) const override { return {}; }
+    PolicyCost do_cost(const Phase&) const override { return {}; }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         Tensor<float, 3> scores(
             {chunk.problem.queries(), chunk.problem.kv_heads, chunk.problem.blocks()});
@@ -23,8 +24,8 @@ public:
             const int64_t token = chunk.tokens[static_cast<size_t>(i)];
             for (int64_t r = 0; r < scores.extent(1); ++r)
                 for (int64_t b = 0; b < scores.extent(2); ++b)
-                    scores(i, r, b) =
-                        static_cast<float>(random_uniform(mix(layer.seed, token, r, b)));
+                    scores(i, r, b) = static_cast<float>(
+                        random_uniform(mix(layer.seed, layer.number, token, r, b)));
         }
         return {layer.backend, std::move(scores)};
     }

@@ -98,7 +98,9 @@ constexpr NoPolicy kNoPolicies[] = {
     {"hca",
      "DeepSeek-V4's HCA attends to all of its learned entries of 128 tokens and selects "
      "none"},
-    {"index-share", "IndexShare shares one choice among layers; msa-reuse --every 4 measures it"}};
+    {"index-share",
+     "IndexShare shares one choice among layers; msa-fit-indexer --every 4 teaches it, and msa-reuse "
+     "--every 4 measures it without"}};
 
 [[noreturn]] void refuse(std::string_view name, const std::vector<std::string>& names) {
     for (const NoPolicy& none : kNoPolicies)

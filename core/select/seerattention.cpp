@@ -28,7 +28,7 @@ public:
     }
     Family family() const override { return Family::index_branch; }
     Needs needs() const override { return {.gate = true, .rule = threshold_ > 0}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return gate_cost(phase.problem, phase.learned);
     }
 

@@ -49,7 +49,7 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         return per_head(phase.problem, blocks_seen(phase.problem));
     }
 

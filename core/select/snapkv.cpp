@@ -33,7 +33,7 @@ public:
     }
     Family family() const override { return Family::queries; }
     Needs needs() const override { return {.queries = true, .decode_rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         if (phase.prompt > 0) return probe_cost(phase.problem, window_, phase.prompt);
         const PolicyCost all = oracle_cost(phase.problem);  // every query is of some window
         return {all.flops, all.bytes / static_cast<double>(window_)};

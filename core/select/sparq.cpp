@@ -54,7 +54,7 @@ public:
         return {{"rank", "channels looked at; 0: one of 8", &rank_, 0, kMaxHeadDim}};
     }
     Family family() const override { return Family::keys; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const double share = static_cast<double>(channels_read(phase.problem)) /
                              static_cast<double>(phase.problem.head_dim);
         return per_head(phase.problem, share * keys_seen(phase.problem));

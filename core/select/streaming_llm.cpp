@@ -17,7 +17,7 @@ public:
         return {{"sinks", "first tokens kept", &sinks_, 0, 65536}};
     }
     Family family() const override { return Family::position; }
-    PolicyCost cost(const Phase&) const override { return {}; }
+    PolicyCost do_cost(const Phase&) const override { return {}; }
     std::vector<KeptTokens> select(const SelectorLayer&, const SelectorChunk& chunk,
                                    std::span<const int64_t> budgets) const override {
         std::vector<KeptTokens> kept(budgets.size());

@@ -26,7 +26,7 @@ public:
     }
     Family family() const override { return Family::oracle; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
+    PolicyCost do_cost(const Phase& phase) const override { return oracle_cost(phase.problem); }
 
     void prepare(const SelectorLayer& layer) override {
         const Problem& p = layer.problem;

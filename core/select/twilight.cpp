@@ -41,7 +41,7 @@ public:
     }
     Family family() const override { return Family::keys; }
     Needs needs() const override { return {.queries = true, .rule = true}; }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const PolicyCost coarse = coarse_->cost(phase),
                          fine = per_head(
                              phase.problem, over_queries(phase.problem, [&](int64_t keys) {

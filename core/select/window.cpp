@@ -15,7 +15,7 @@ public:
                "app:prelim-swa in whole blocks; window-tokens counts tokens)";
     }
     Family family() const override { return Family::position; }
-    PolicyCost cost(const Phase&) const override { return {}; }
+    PolicyCost do_cost(const Phase&) const override { return {}; }
     Mirror<3> score(const SelectorLayer& layer, const SelectorChunk& chunk) override {
         Tensor<float, 3> scores(
             {chunk.problem.queries(), chunk.problem.kv_heads, chunk.problem.blocks()});

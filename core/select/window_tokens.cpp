@@ -15,7 +15,7 @@ public:
                "sliding-window baseline of app:prelim-swa)";
     }
     Family family() const override { return Family::position; }
-    PolicyCost cost(const Phase&) const override { return {}; }
+    PolicyCost do_cost(const Phase&) const override { return {}; }
     std::vector<KeptTokens> select(const SelectorLayer&, const SelectorChunk& chunk,
                                    std::span<const int64_t> budgets) const override {
         std::vector<KeptTokens> kept(budgets.size());

@@ -44,7 +44,7 @@ public:
     Needs needs() const override {
         return {.queries = true, .rule = true, .phases = Phases::prefill};
     }
-    PolicyCost cost(const Phase& phase) const override {
+    PolicyCost do_cost(const Phase& phase) const override {
         const Problem tiles = in_tiles(phase.problem);
         return per_head(phase.problem, static_cast<double>(tiles.block_size) * block_pairs(tiles));
     }

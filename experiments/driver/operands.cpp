@@ -12,10 +12,6 @@ namespace {
 
 using io::Field;
 
-bool is_index(Field field) {
-    return field != Field::x && field != Field::q && field != Field::k && field != Field::v;
-}
-
 LayerElements wanted(const io::LayerInfo& layer, const ElementChoice& choice) {
     return {{choice.main.value_or(layer.element), Element::f32},
             {choice.index.value_or(layer.element), Element::f32}};
@@ -49,7 +45,7 @@ std::string names(std::span<const LayerElements> layers, ElementPair LayerElemen
 
 ElementPair LayerElements::of(Field field) const {
     if (field == Field::x) return {};
-    return is_index(field) ? index : main;
+    return io::is_of_index(field) ? index : main;
 }
 
 LayerElements layer_elements(const Backend& backend, const io::LayerInfo& layer,
@@ -115,8 +111,8 @@ void round_field(const io::ActivationsReader& file, int64_t layer, Field field, 
     for (int64_t i = 0; i < values.size(); ++i)
         require(std::fabs(values.data()[i]) <= largest, file.name(), ": /layers/", layer, "/",
                 to_string(field), " holds ", values.data()[i], ", which is beyond the ", largest,
-                " that ", is_index(field) ? "--index-element " : "--element ", to_string(element),
-                " can hold");
+                " that ", io::is_of_index(field) ? "--index-element " : "--element ",
+                to_string(element), " can hold");
     round_to(element, {values.data(), static_cast<size_t>(values.size())});
 }
 

@@ -167,7 +167,9 @@ Price Pricer::fastest(const Setting& setting, std::optional<double> union_blocks
 }
 
 Price Pricer::operator()(const Setting& setting, std::optional<double> union_blocks) const {
-    if (make_selector(setting.selector)->needs().index) return fastest(setting, union_blocks, {});
+    const std::unique_ptr<Selector> selector = make_selector(setting.selector);
+    if (selector->takes_ids(layer_.learned)) return of_given_ids(setting, union_blocks);
+    if (selector->needs().index) return fastest(setting, union_blocks, {});
     return fastest(setting, union_blocks, selection(setting));
 }
 

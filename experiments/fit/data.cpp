@@ -6,7 +6,9 @@
 #include "core/cu_seqlens.h"
 #include "core/error.h"
 #include "core/indexer/projection.h"
+#include "experiments/driver/layer_pattern.h"
 #include "experiments/driver/operands.h"
+#include "experiments/driver/table.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/fit/rope.h"
 
@@ -41,11 +43,28 @@ Tensor<float, 3> rows_of_field(const io::ActivationsReader& file, int64_t layer,
 
 }  // namespace
 
-void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture architecture) {
-    require(!fitted(architecture).reads_x || file.layer(layer).has(Field::x), file.name(),
-            ": /layers/", layer,
+void check_layers(const io::ActivationsReader& file, std::span<const int64_t> layers,
+                  Architecture architecture) {
+    const io::LayerInfo& own = file.layer(layers.front());
+    require(!fitted(architecture).reads_x || own.has(Field::x), file.name(), ": /layers/",
+            own.layer,
             " has no x, the input of the projections, which an Index Branch is fitted to");
-    io::require_post_rope(file, layer);
+    const auto window = [](const io::LayerInfo& of) {
+        const auto at = of.own_attention.find("sliding_window");
+        return at == of.own_attention.end() ? std::string("none") : number_text(at->second[0], 9);
+    };
+    for (int64_t number : layers) {
+        const io::LayerInfo& layer = file.layer(number);
+        io::require_post_rope(file, number);
+        require_same_groups(file.name(), own, layer);
+        for (const auto& [what, of_own, of_layer] :
+             {std::tuple{"sliding_window", window(own), window(layer)},
+              {"element type", std::string(to_string(own.element)),
+               std::string(to_string(layer.element))}})
+            require(of_own == of_layer, file.name(), ": layer ", own.layer, " has ", what, " ",
+                    of_own, ", layer ", number, " has ", of_layer,
+                    ": an indexer can be shared only where they agree");
+    }
 }
 
 Tensor<float, 3> key_rows(const io::ActivationsReader& file, int64_t layer, QueryRange range,
@@ -59,7 +78,7 @@ Tensor<float, 3> query_rows(const io::ActivationsReader& file, int64_t layer, Qu
 }
 
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions& o,
-                         const IndexForm& form) {
+                         const IndexForm& form, bool with_x) {
     const FitArchitecture& of = fitted(o.architecture);
     TrainingLayer data;
     data.architecture = o.architecture;
@@ -72,11 +91,13 @@ TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const
         data.positions.push_back(seen.count - 1);
     data.rope = model_frequencies(o, file, layer);
     const LayerReader reader(file, data.info, float_elements(data.info, o.element));
-    const Tensor<float, 3> inputs =
-        query_rows(file, layer, {0, file.info().tokens()}, data.positions, form);
-    data.x =
-        Tensor<float, 3>({inputs.extent(0), 1, inputs.extent(1) * inputs.extent(2)}, Fill::nothing);
-    std::copy_n(inputs.data(), inputs.size(), data.x.data());
+    if (with_x) {
+        const Tensor<float, 3> inputs =
+            query_rows(file, layer, {0, file.info().tokens()}, data.positions, form);
+        data.x = Tensor<float, 3>({inputs.extent(0), 1, inputs.extent(1) * inputs.extent(2)},
+                                  Fill::nothing);
+        std::copy_n(inputs.data(), inputs.size(), data.x.data());
+    }
     data.q = reader.all(Field::q);
     data.k = reader.all(Field::k);
     data.v = reader.all(Field::v);

@@ -19,9 +19,11 @@ struct TrainingLayer {
     io::LayerInfo info;
     Problem problem;                 // every token is a query and a key; index_dim as asked
     std::vector<int64_t> positions;  // [N] in their sequences
-    Tensor<float, 3> x;              // [N, 1, d_model], or [N, 1, Hq dh]: q before RoPE
-    Tensor<float, 3> q, k, v;        // as in core/problem.h
-    std::vector<double> rope;        // frequencies of the model's RoPE; empty: it has none
+    /// [N, 1, d_model], or [N, 1, Hq dh]: q before RoPE; absent where the indexer is another
+    /// layer's
+    Tensor<float, 3> x;
+    Tensor<float, 3> q, k, v;  // as in core/problem.h
+    std::vector<double> rope;  // frequencies of the model's RoPE; empty: it has none
     Architecture architecture = Architecture::msa;
     /// Where keys are of several tokens: their inputs, and the first positions of these tokens.
     Tensor<float, 2> pooled;
@@ -37,13 +39,13 @@ struct TrainingLayer {
     }
 };
 
-/// Throws InputError unless the layer exists, is stored after RoPE and has the architecture's
-/// inputs.
-void check_layer(const io::ActivationsReader& file, int64_t layer, Architecture);
+/// Throws InputError unless the layers exist, are stored after RoPE, can share the ids of the first
+/// one, and that one has the architecture's inputs.
+void check_layers(const io::ActivationsReader& file, std::span<const int64_t> layers, Architecture);
 
-/// Without `pooled`.
+/// Without `pooled`; with_x: and with x.
 TrainingLayer read_layer(const io::ActivationsReader& file, int64_t layer, const FitOptions&,
-                         const IndexForm&);
+                         const IndexForm&, bool with_x);
 
 /// Sets `pooled` where the architecture has keys of several tokens: of x as it is now, or of the
 /// file's keys before RoPE.

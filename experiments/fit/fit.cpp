@@ -26,8 +26,9 @@ namespace {
 std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& file,
                                    std::ostream& err) {
     std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
-    for (int64_t layer : o.layers) {
-        check_layer(file, layer, o.architecture);
+    for (const std::vector<int64_t>& of : shared_layers(o)) {
+        const int64_t layer = of.front();
+        check_layers(file, of, o.architecture);
         check_start(o.start, index_form(o, file, layer), file.layer(layer),
                     model_frequencies(o, file, layer));
     }
@@ -107,20 +108,22 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
     const FitOptions& o = p.o;
     const FitRun run{o, p.file, p.split};
     std::vector<std::string> outputs{"summary.json", "rows.csv", "indexer.h5"};
-    for (int64_t layer : o.layers) outputs.push_back(checkpoint_name(layer));
+    const std::vector<std::vector<int64_t>> shared = shared_layers(o);
+    for (const std::vector<int64_t>& of : shared) outputs.push_back(checkpoint_name(of.front()));
     UnitRun job(kProgram.name, args, o, o.files, outputs, err,
                 o.together ? Ranks::alone() : Ranks::world());
     describe(job, p, workers, backend);
     check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
     std::vector<Unit> units;
     std::vector<Checkpoint> checkpoints;
-    for (int64_t layer : o.layers) {
+    for (const std::vector<int64_t>& of : shared) {
+        const int64_t layer = of.front();
         const Checkpoint& checkpoint =
             checkpoints.emplace_back(job.path(checkpoint_name(layer)), layer, job.record);
         units.push_back({unit_of(layer),
                          [&, layer, checkpoint](const Worker& worker, io::UnitWriter& to) {
                              announce(workers, layer);
-                             fit_layer(run, layer, checkpoint, worker, workers, to);
+                             fit_layer(run, of, checkpoint, worker, workers, to);
                          },
                          [checkpoint] { checkpoint.remove(); }});
     }
@@ -139,9 +142,11 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
 
 void follow(const Prepared& p, Backend& backend, int threads, const parallel::Group& workers) {
     const FitRun run{p.o, p.file, p.split};
+    const std::vector<std::vector<int64_t>> shared = shared_layers(p.o);
     for (int64_t layer = announce(workers, kNoLayer); layer != kNoLayer;
          layer = announce(workers, kNoLayer))
-        follow_layer(run, layer, backend, threads, workers);
+        for (const std::vector<int64_t>& of : shared)
+            if (of.front() == layer) follow_layer(run, of, backend, threads, workers);
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 #include "experiments/fit/indexer.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/select/selector.h"
+#include "experiments/fit/architecture.h"
 
 namespace msa::experiments::fit {
 
@@ -69,6 +71,11 @@ double PooledIndexer::teacher_entropy(const QueryOperands& queries, Teacher) con
     compute(queries, any_q, any_k, {}, {.target_entropy = nats.view()});
     return mean_of(nats);
 }
+
+Member::Member(TrainingLayer layer, Backend& backend, int threads)
+    : data(std::move(layer)),
+      operands(backend, data),
+      indexer(fitted(data.architecture).make(data, operands, threads)) {}
 
 PolicyCost cost_per_query(const Indexer& indexer, const TrainingLayer& data) {
     const std::unique_ptr<Selector> selector = make_selector(indexer.selector());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/select/policy.h"
 #include "core/selection.h"
@@ -65,6 +66,16 @@ protected:
     const LayerOperands& layer_;
     int threads_;
 };
+
+/// One of the layers that share an indexer: what teaches it there, and measures it.
+struct Member {
+    Member(TrainingLayer layer, Backend&, int threads);
+    TrainingLayer data;
+    LayerOperands operands;
+    std::unique_ptr<Indexer> indexer;
+};
+/// The indexer's own layer, which has x, and those that take its ids.
+using Members = std::vector<std::unique_ptr<Member>>;
 
 /// Cost of the scores per query of the layer.
 PolicyCost cost_per_query(const Indexer&, const TrainingLayer&);

@@ -16,9 +16,15 @@ using io::Field;
 
 constexpr int64_t kChunkTokens = 4096;
 
-/// The layer in the new file: the operands of another architecture stay.
-io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const FitOptions& o) {
+/// The layer in the new file: the operands of another architecture stay, unless its indexer is that
+/// of the layer `source`.
+io::LayerInfo new_layer(io::LayerInfo info, const IndexForm& form, const FitOptions& o,
+                        int64_t source) {
     if (!o.keep_x) info.model_dim = 0;
+    if (source != info.layer) {
+        info.index_dim = 0;
+        info.learned = {.source = source};
+    }
     fitted(form.architecture).set_sizes({form, o.block_size}, info);
     info.own_block_size = o.block_size;
     info.own_top_k = o.rule.top_k;
@@ -30,13 +36,18 @@ bool is_made(const IndexForm& form, Field field) {
     return std::find(made.begin(), made.end(), field) != made.end();
 }
 
+/// Whether another layer's is linked.
+bool is_taken(const io::LayerInfo& layer, Field field) {
+    return layer.learned.source && io::is_of_index(field);
+}
+
 bool is_of_tokens(Field field) { return std::string_view(io::rows_of(field)) == "tokens"; }
 
 void write_tokens(io::ActivationsWriter& to, const io::ActivationsReader& file,
                   const io::LayerInfo& layer, const IndexWeights& weights, QueryRange range,
                   int threads) {
     for (Field field : io::kFields) {
-        if (!layer.has(field) || !is_of_tokens(field)) continue;
+        if (!layer.has(field) || !is_of_tokens(field) || is_taken(layer, field)) continue;
         to.write(layer.layer, field, range.begin, 0,
                  is_made(weights.form(), field)
                      ? fitted_index(file, layer.layer, weights, field, range, threads)
@@ -71,7 +82,7 @@ void write_pooled_keys(io::ActivationsWriter& to, const io::ActivationsReader& f
 void write_others(io::ActivationsWriter& to, const io::ActivationsReader& file,
                   const io::LayerInfo& layer, const IndexWeights& weights, int threads) {
     for (Field field : io::kFields) {
-        if (!layer.has(field) || is_of_tokens(field)) continue;
+        if (!layer.has(field) || is_of_tokens(field) || is_taken(layer, field)) continue;
         if (is_made(weights.form(), field))
             write_pooled_keys(to, file, layer, weights, field, threads);
         else
@@ -139,7 +150,8 @@ void write_indexer_file(const std::filesystem::path& path, const io::Activations
     std::string made;
     for (int64_t layer : layers) {
         const IndexForm form = read_weights(results, layer).form();
-        info.layers.push_back(new_layer(file.layer(layer), form, o));
+        for (int64_t of : read_layers(results, layer))
+            info.layers.push_back(new_layer(file.layer(of), form, o, layer));
         made.clear();
         const std::span<const Field> fields = fitted(form.architecture).makes;
         for (size_t n = 0; n < fields.size(); ++n)
@@ -151,7 +163,8 @@ void write_indexer_file(const std::filesystem::path& path, const io::Activations
     info.producer += ", " + made + " by msa-fit-indexer";
     io::ActivationsWriter to(path, info, true);
     for (const io::LayerInfo& layer : info.layers) {
-        const IndexWeights weights = read_weights(results, layer.layer);
+        const IndexWeights weights =
+            read_weights(results, layer.learned.source.value_or(layer.layer));
         const int64_t n = info.tokens();
         for (int64_t begin = 0; begin < n; begin += kChunkTokens)
             write_tokens(to, file, layer, weights, {begin, std::min(begin + kChunkTokens, n)},

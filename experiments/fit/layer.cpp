@@ -52,15 +52,23 @@ std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t s
                   "; --overwrite starts again, a smaller --lr may help");
 }
 
-/// What every worker has of a layer.
+Members read_members(const FitRun& run, std::span<const int64_t> layers, const IndexForm& form,
+                     Backend& backend, int threads) {
+    Members members;
+    for (int64_t layer : layers)
+        members.push_back(std::make_unique<Member>(
+            read_layer(run.file, layer, run.options, form, members.empty()), backend, threads));
+    return members;
+}
+
+/// What every worker has of the layers of an indexer.
 struct Work {
-    Work(const FitRun& run, int64_t layer, Backend& backend, int threads,
+    Work(const FitRun& run, std::span<const int64_t> layers, Backend& backend, int threads,
          const parallel::Group& workers)
-        : form(index_form(run.options, run.file, layer)),
-          data(read_layer(run.file, layer, run.options, form)),
-          operands(backend, data),
-          indexer(fitted(form.architecture).make(data, operands, threads)),
-          trainer(run.options, data, operands, *indexer, run.split.train, threads, workers) {
+        : form(index_form(run.options, run.file, layers.front())),
+          members(read_members(run, layers, form, backend, threads)),
+          data(members.front()->data),
+          trainer(run.options, members, run.split.train, threads, workers) {
         if (fitted(form.architecture).reads_x)
             whitening.emplace(data.hidden(),
                               sample(run.split.train, kWhiteningTokens, run.options.seed), threads);
@@ -72,11 +80,10 @@ struct Work {
     }
 
     IndexForm form;
-    TrainingLayer data;
+    Members members;
+    TrainingLayer& data;  // of the first
     /// After which the hidden states of `data` are whitened, where the architecture reads them.
     std::optional<Whitening> whitening;
-    LayerOperands operands;
-    std::unique_ptr<Indexer> indexer;
     Trainer trainer;
 };
 
@@ -136,20 +143,22 @@ std::string unit_of(int64_t layer) { return concat("layer ", layer); }
 
 std::string pace_text(const FitOptions& o, double seconds_per_step) {
     const double layer = seconds_per_step * static_cast<double>(o.steps);
-    const double all = layer * static_cast<double>(o.layers.size());
+    const size_t layers = shared_layers(o).size();
+    const double all = layer * static_cast<double>(layers);
     if (all < 60) return "";
     return concat("note: about ", duration_text(layer), " a layer, ", duration_text(all), " all ",
-                  o.layers.size(), " one after the other, as the first ", kTimedSteps,
+                  layers, " one after the other, as the first ", kTimedSteps,
                   " steps went; --steps is ", o.steps,
                   ", and a step costs by --queries-per-step\n");
 }
 
-void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, const Worker& worker,
-               const parallel::Group& workers, io::UnitWriter& to) {
+void fit_layer(const FitRun& run, std::span<const int64_t> layers, const Checkpoint& checkpoint,
+               const Worker& worker, const parallel::Group& workers, io::UnitWriter& to) {
     const FitOptions& o = run.options;
-    const Work work(run, layer, worker.backend, worker.threads, workers);
+    const int64_t layer = layers.front();
+    const Work work(run, layers, worker.backend, worker.threads, workers);
     const std::vector<int64_t> evaluated = sample(run.split.held_out, o.eval_queries, o.seed);
-    const HeldOut held_out(o, work.data, work.operands, *work.indexer, evaluated, worker.threads);
+    const HeldOut held_out(o, work.members, evaluated, worker.threads);
     const IndexWeights start =
         start_weights(o.start, work.form, work.data, run.split.train, o.seed);
     FitState state;
@@ -161,16 +170,21 @@ void fit_layer(const FitRun& run, int64_t layer, const Checkpoint& checkpoint, c
     Progress progress(worker.progress, unit_of(layer), o.steps - state.step, "steps");
     take_steps(run, work, held_out, checkpoint, workers, worker.progress, progress, state);
     write_fit(to, layer, state, work.plain(state.best));
-    write_sizes(to, o, work.data, run.split, held_out, cost_per_query(*work.indexer, work.data));
+    write_sizes(to, o, work.data, run.split, held_out,
+                cost_per_query(*work.members.front()->indexer, work.data));
+    if (layers.size() > 1)
+        to.write<int64_t, 1>(concat("/fit/", layer, "/layers"),
+                             {layers.data(), {std::ssize(layers)}},
+                             {"layer", "layer", "its own layer, and those that take its ids"});
     held_out.write_blocks(to, start, state.best);
     to.write<int64_t, 1>(
         concat("/queries/", layer, "/token"), {evaluated.data(), {std::ssize(evaluated)}},
         {"query", "token", "packed token index of each held-out query that was evaluated"});
 }
 
-void follow_layer(const FitRun& run, int64_t layer, Backend& backend, int threads,
+void follow_layer(const FitRun& run, std::span<const int64_t> layers, Backend& backend, int threads,
                   const parallel::Group& workers) {
-    const Work work(run, layer, backend, threads, workers);
+    const Work work(run, layers, backend, threads, workers);
     FitState state = start_state(IndexWeights(work.form));
     work.trainer.broadcast_state(state);
     while (state.step < run.options.steps && !workers.any(stop_requested()))

@@ -2,6 +2,7 @@
 // One layer of msa-fit-indexer, from its activations to its curves and weights.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "core/io/activations.h"
@@ -26,14 +27,15 @@ struct FitRun {
 /// nothing where all together take less than a minute.
 std::string pace_text(const FitOptions&, double seconds_per_step);
 
-/// Fits `layer`, from its checkpoint if there is one, and writes it. Runs on the first of
-/// `workers`. Throws Interrupted if a stop is requested, InputError if the loss is not finite; in
-/// both cases the checkpoint has the last good state.
-void fit_layer(const FitRun&, int64_t layer, const Checkpoint&, const Worker&,
+/// Fits the indexer of `layers` (shared_layers), from its checkpoint if there is one, and writes
+/// it. Runs on the first of `workers`. Throws Interrupted if a stop is requested, InputError if the
+/// loss is not finite; in both cases the checkpoint has the last good state.
+void fit_layer(const FitRun&, std::span<const int64_t> layers, const Checkpoint&, const Worker&,
                const parallel::Group&, io::UnitWriter&);
 
 /// Runs on the other workers: their shares of the steps. Returns early if the first one throws as
 /// fit_layer says.
-void follow_layer(const FitRun&, int64_t layer, Backend&, int threads, const parallel::Group&);
+void follow_layer(const FitRun&, std::span<const int64_t> layers, Backend&, int threads,
+                  const parallel::Group&);
 
 }  // namespace msa::experiments::fit

@@ -10,7 +10,7 @@ namespace msa::experiments::fit {
 QueryOperands::QueryOperands(const LayerOperands& layer, const TrainingLayer& data,
                              std::span<const int64_t> tokens, Teacher teacher, int threads)
     : problem(data.problem.with_query_rows(tokens)),
-      x(gather_rows(data.x, tokens)),
+      x(data.x.size() > 0 ? gather_rows(data.x, tokens) : Tensor<float, 3>()),
       host_q(gather_rows(data.q, tokens)),
       q(layer.backend, host_view(host_q)) {
     for (int64_t token : tokens) positions.push_back(data.positions[static_cast<size_t>(token)]);

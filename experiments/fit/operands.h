@@ -31,7 +31,7 @@ struct QueryOperands {
                   Teacher teacher, int threads);
     Problem problem;  // these queries against all keys
     std::vector<int64_t> positions;
-    Tensor<float, 3> x;  // [n, 1, d_model]
+    Tensor<float, 3> x;  // [n, 1, d_model], where the layer has it
     Tensor<float, 3> host_q;
     Operand<3> q;             // [n, Hq, dh]
     Tensor<float, 3> target;  // [n, Hkv, keys of several tokens]: what the teacher gives each

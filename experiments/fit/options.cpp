@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "experiments/driver/layer_pattern.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/programs.h"
 
@@ -45,6 +46,12 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
     table.count("index-dim", "N", o.index_dim, "didx, channels of an index head",
                 between(kMinIndexDim, kMaxIndexDim));
     add_sizes(table, o);
+    table.count("every", "N", o.every,
+                "a layer gets an indexer of its own every N layers of the model, and the layers "
+                "between take its ids: the pattern F S S S of IndexShare is --every 4",
+                at_least(1));
+    add_groups(table, o.groups,
+               "likewise: layers A to B share the indexer of A; layers in no group have their own");
     table.choice("norm", "NORM", o.rms_norm, {"none", "rms"},
                  "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "
                  "for. Of normed heads the logits are bounded, so that a peaked teacher is out of "
@@ -91,6 +98,11 @@ void add_training(OptionTable& table, FitOptions& o) {
                 "sums over its tokens, max takes the largest. For qsa it "
                 "is per 4 tokens: the sum over them")
         .shown_as("mean; of seerattention max");
+    table.choice(
+        "taught-by", "LAYERS", o.taught_by_own, {"all", "own"},
+        "whose attention teaches an indexer that layers share: that of all of them, by the "
+        "mean of their KLs (IndexCache), or of its own layer alone. Held-out measures are "
+        "means over all of them either way");
     table.flag("keep-x", o.keep_x,
                "keep x in indexer.h5, so that another architecture can be fitted to it");
 }
@@ -110,6 +122,7 @@ void check(const FitOptions& o) {
     require(!of.one_teacher || *o.teacher == of.teacher, "--teacher is ", o.teacher_name(),
             ", must be ", kTeachers[static_cast<size_t>(of.teacher)], " with --architecture ",
             name);
+    require(o.groups.empty() || o.every == 1, "--every and --groups exclude each other");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
     require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
             ", must be 1 with --together, which has one layer at a time");
@@ -148,6 +161,17 @@ std::optional<FitOptions> parse_fit_options(std::span<const std::string> args, s
     if (!o->teacher) o->teacher = of.teacher;
     check(*o);
     return o;
+}
+
+std::vector<std::vector<int64_t>> shared_layers(const FitOptions& o) {
+    const LayerPattern pattern =
+        o.groups.empty() ? every(o.layers, o.every) : grouped(o.layers, o.groups);
+    std::vector<std::vector<int64_t>> of;
+    for (size_t t = 0; t < pattern.size(); ++t) {
+        if (pattern[t]) of.emplace_back();
+        of.back().push_back(o.layers[t]);
+    }
+    return of;
 }
 
 std::string FitOptions::teacher_name() const { return kTeachers[static_cast<size_t>(*teacher)]; }

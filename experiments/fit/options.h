@@ -38,7 +38,10 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     double learning_rate = 1e-4;
     double weight_decay = 0.01;
     Start start = Start::from_qk;
-    std::optional<Teacher> teacher;  // default: the architecture's
+    std::optional<Teacher> teacher;   // default: the architecture's
+    int64_t every = 1;                // layers of the model that share an indexer,
+    std::vector<std::string> groups;  // or the same as grouped() takes it
+    bool taught_by_own = false;       // by its own layer alone
     bool keep_x = false;
     bool together = false;  // workers share each step's queries, not the layers
     int64_t eval_every = 100;
@@ -46,6 +49,9 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
 
     std::string teacher_name() const;  // the value of --teacher
 };
+
+/// The layers of each indexer, ascending: the first one is its own, the others take its ids.
+std::vector<std::vector<int64_t>> shared_layers(const FitOptions&);
 
 /// The table of the options, bound to `o`.
 OptionTable option_table(FitOptions& o);

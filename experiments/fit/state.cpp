@@ -128,6 +128,13 @@ IndexWeights read_weights(const io::ResultsReader& from, int64_t layer) {
     return weights;
 }
 
+std::vector<int64_t> read_layers(const io::ResultsReader& from, int64_t layer) {
+    const std::string dataset = group_of(layer) + "/layers";
+    if (!from.has(dataset)) return {layer};
+    const Tensor<int64_t, 1> layers = from.read<int64_t, 1>(dataset);
+    return {layers.data(), layers.data() + layers.size()};
+}
+
 size_t read_best(const io::ResultsReader& from, int64_t layer) {
     const std::vector<Evaluation> all = read_evaluations(from, layer);
     const auto step = static_cast<int64_t>(from.number(group_of(layer), "best_step"));

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 #include "core/io/results.h"
 #include "experiments/fit/training.h"
@@ -16,6 +17,8 @@ void write_fit(io::UnitWriter&, int64_t layer, const FitState&, const IndexWeigh
 
 /// The weights of a finished layer.
 IndexWeights read_weights(const io::ResultsReader&, int64_t layer);
+/// The layers that its indexer is for, its own first.
+std::vector<int64_t> read_layers(const io::ResultsReader&, int64_t layer);
 /// Which of its evaluations is that of its weights.
 size_t read_best(const io::ResultsReader&, int64_t layer);
 /// Its evaluations, in order.

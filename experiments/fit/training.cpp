@@ -53,13 +53,11 @@ void check_workers(const FitOptions& o, int workers, int64_t train) {
             workers, " workers");
 }
 
-Trainer::Trainer(const FitOptions& options, const TrainingLayer& data, const LayerOperands& layer,
-                 const Indexer& indexer, std::span<const int64_t> tokens, int threads,
-                 const parallel::Group& workers)
+Trainer::Trainer(const FitOptions& options, const Members& members, std::span<const int64_t> tokens,
+                 int threads, const parallel::Group& workers)
     : o_(options),
-      data_(data),
-      layer_(layer),
-      indexer_(indexer),
+      members_(members),
+      data_(members.front()->data),
       tokens_(tokens),
       threads_(threads),
       workers_(workers) {}
@@ -128,22 +126,44 @@ IndexWeights Trainer::gradient(const IndexWeights& weights, const QueryOperands&
     return gradient;
 }
 
+double Trainer::loss(const QueryOperands& own, const IndexOperands& index,
+                     View<const int32_t, 3> ids, std::span<const int64_t> tokens,
+                     IndexGradient& d) const {
+    const size_t teachers = o_.taught_by_own ? 1 : members_.size();
+    double sum = mean_of(members_.front()->indexer->kl(own, index, ids, *o_.teacher, &d));
+    for (size_t n = 1; n < teachers; ++n) {
+        const Member& of = *members_[n];
+        const QueryOperands queries(of.operands, of.data, tokens, *o_.teacher, threads_);
+        IndexGradient more;
+        sum += mean_of(of.indexer->kl(queries, index, ids, *o_.teacher, &more));
+        for (const auto& [to, from] :
+             {std::pair{&d.q, &more.q}, {&d.k, &more.k}, {&d.weights, &more.weights}})
+            for (int64_t i = 0; i < to->size(); ++i) to->data()[i] += from->data()[i];
+    }
+    if (teachers == 1) return sum;
+    const auto share = 1 / static_cast<float>(teachers);
+    for (Tensor<float, 3>* of : {&d.q, &d.k, &d.weights})
+        for (float& value : values_of(*of)) value *= share;
+    return sum / static_cast<double>(teachers);
+}
+
 bool Trainer::advance(FitState& state) const {
-    Backend& backend = layer_.backend;
+    const Member& first = *members_.front();
     std::vector<int64_t> rows;
     for (int64_t n : stratified_sample(static_cast<int64_t>(tokens_.size()), o_.queries_per_step,
                                        mix(o_.seed, data_.info.layer, state.step)))
         rows.push_back(tokens_[static_cast<size_t>(n)]);
     const std::vector<int64_t> own = share(rows);
     const double part = static_cast<double>(own.size()) / static_cast<double>(rows.size());
-    const QueryOperands queries(layer_, data_, own, *o_.teacher, threads_);
-    const IndexOperands index(backend, state.weights, keys(state.weights), queries, threads_);
+    const QueryOperands queries(first.operands, data_, own, *o_.teacher, threads_);
+    const IndexOperands index(first.operands.backend, state.weights, keys(state.weights), queries,
+                              threads_);
 
     Tensor<int32_t, 3> ids;  // absent in warm-up
-    if (state.step >= *o_.warmup_steps) ids = indexer_.select(queries.problem, o_.rule, index);
+    if (state.step >= *o_.warmup_steps)
+        ids = first.indexer->select(queries.problem, o_.rule, index);
     IndexGradient d;
-    double loss =
-        part * mean_of(indexer_.kl(queries, index, std::as_const(ids).view(), *o_.teacher, &d));
+    double loss = part * this->loss(queries, index, std::as_const(ids).view(), own, d);
     workers_.all_reduce(std::span(&loss, 1));
     if (!std::isfinite(loss)) return false;
 

@@ -44,8 +44,8 @@ void check_workers(const FitOptions&, int workers, int64_t train);
 /// The training loop of one of `workers`.
 class Trainer {
 public:
-    Trainer(const FitOptions&, const TrainingLayer&, const LayerOperands&, const Indexer&,
-            std::span<const int64_t> tokens, int threads, const parallel::Group& workers);
+    Trainer(const FitOptions&, const Members&, std::span<const int64_t> tokens, int threads,
+            const parallel::Group& workers);
 
     /// Collective: all take the first one's steps, weights and moments.
     void broadcast_state(FitState&) const;
@@ -66,10 +66,14 @@ private:
     IndexWeights gradient(const IndexWeights&, const QueryOperands&, IndexGradient,
                           double part) const;
 
+    /// The mean over the layers that teach of this worker's mean loss, and its gradient. `ids`:
+    /// absent in warm-up.
+    double loss(const QueryOperands& own, const IndexOperands&, View<const int32_t, 3> ids,
+                std::span<const int64_t> tokens, IndexGradient&) const;
+
     const FitOptions& o_;
-    const TrainingLayer& data_;
-    const LayerOperands& layer_;
-    const Indexer& indexer_;
+    const Members& members_;
+    const TrainingLayer& data_;        // of the indexer's own layer
     std::span<const int64_t> tokens_;  // the training queries
     int threads_;
     const parallel::Group& workers_;

@@ -151,6 +151,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
         if (layer.own_sparse) row["own_attention"] = "sparse";
         if (layer.own_block_size) row["own_block_size"] = *layer.own_block_size;
         if (layer.own_top_k) row["own_top_k"] = *layer.own_top_k;
+        if (layer.learned.source) row["index_source"] = *layer.learned.source;
         for (const auto& [name, values] : layer.own_attention)
             row[name] = values.size() == 1 ? ordered_json(values[0]) : ordered_json(values);
         warn_of_own_attention(file, layer.layer, Computed::with_window_cap_and_sinks, err);

@@ -121,6 +121,7 @@ SelectorLayer LayerView::selector_layer(const Problem& whole, uint64_t seed) con
             .index_k = index_k,
             .v = v,
             .seed = seed,
+            .number = data.info.layer,
             .read_q =
                 [this](std::span<const int64_t> tokens) {
                     return Mirror<3>(backend, data.q(tokens, index));

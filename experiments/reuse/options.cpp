@@ -2,8 +2,8 @@
 #include "experiments/reuse/options.h"
 
 #include "core/select/selector.h"
+#include "experiments/driver/layer_pattern.h"
 #include "experiments/programs.h"
-#include "experiments/reuse/pattern.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -38,14 +38,9 @@ OptionTable option_table(ReuseOptions& o) {
     table.counts("every", "N,...", o.every,
                  "patterns to report: a layer computes its own ids every N layers of the model",
                  at_least(1));
-    table.names(
-        "groups", "A-B,...", o.groups,
-        [](const std::string& item) {
-            parse_group(item);
-            return item;
-        },
-        "a pattern to report: layers A to B share the ids of A; layers in no group compute their "
-        "own");
+    add_groups(table, o.groups,
+               "a pattern to report: layers A to B share the ids of A; layers in no group compute "
+               "their own");
     table.numbers("layers", "L,...", o.layers,
                   "layers; default: all of the file, which must be consecutive");
     table.text("selector", "NAME", o.selector,

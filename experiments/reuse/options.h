@@ -25,7 +25,7 @@ struct ReuseOptions : RunOptions,
 
     std::string selector = "index";
     std::vector<int64_t> every{2, 4};
-    std::vector<std::string> groups;  // "3-5": as parse_group takes them
+    std::vector<std::string> groups;  // "3-5": as grouped() takes them
 };
 
 /// The table of the options, bound to `o`.

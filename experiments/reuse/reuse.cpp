@@ -17,14 +17,12 @@ namespace {
 /// Layers take each other's ids: their groups of heads and their blocks must be the same.
 void require_alike(const std::string& file, const io::LayerInfo& a, const io::LayerInfo& b,
                    bool own_block_sizes) {
-    const auto alike = [&](const char* what, int64_t of_a, int64_t of_b, const char* why) {
-        require(of_a == of_b, file, ": layer ", a.layer, " has ", what, " ", of_a, ", layer ",
-                b.layer, " has ", of_b, ": ids can be shared only where they agree", why);
-    };
-    alike("kv_heads", a.kv_heads, b.kv_heads, "; choose others with --layers");
+    require_same_groups(file, a, b);
     if (own_block_sizes && a.own_block_size && b.own_block_size)
-        alike("block_size", *a.own_block_size, *b.own_block_size,
-              "; --block-size gives one for all");
+        require(*a.own_block_size == *b.own_block_size, file, ": layer ", a.layer,
+                " has block_size ", *a.own_block_size, ", layer ", b.layer, " has ",
+                *b.own_block_size,
+                ": ids can be shared only where they agree; --block-size gives one for all");
 }
 
 /// Fills in what depends on the file, and checks the options against it.
@@ -51,9 +49,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     resolve_pricing(o, file.info(), std::ssize(o.layers));
     require(o.block_size * o.rule.top_k <= *o.context, "--context is ", *o.context,
             ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
-    std::vector<Group> groups;
-    for (const std::string& item : o.groups) groups.push_back(parse_group(item));
-    grouped(o.layers, groups);
+    grouped(o.layers, o.groups);
     if (!missing.empty())
         err << "note: not measured: layers " << missing << "; distances count them\n";
 }

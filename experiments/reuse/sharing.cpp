@@ -55,7 +55,7 @@ struct LayerCosts {
 };
 
 Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
-             const std::string& name, const Pattern& pattern) {
+             const std::string& name, const LayerPattern& pattern) {
     Shared shared{.name = name, .pattern = pattern, .kept = {}, .cost = {}, .selection = {}};
     const std::vector<size_t> from = sources(pattern);
     std::vector<const Kept*> kept;
@@ -91,20 +91,17 @@ Tensor<double, 2> losses(const Findings& findings, Allowed allowed) {
 }
 
 void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
-    const auto as_shared = [&](const std::string& name, const Pattern& pattern) {
+    const auto as_shared = [&](const std::string& name, const LayerPattern& pattern) {
         return share(findings, costs, name, pattern);
     };
-    findings.own = as_shared("own ids", Pattern(findings.layers.size(), true));
+    findings.own = as_shared("own ids", LayerPattern(findings.layers.size(), true));
     for (int64_t step : findings.asked.every)
         findings.patterns.push_back(
             as_shared(concat("every ", step), every(findings.layers, step)));
-    if (!findings.asked.groups.empty()) {
-        std::vector<Group> groups;
+    const std::vector<std::string>& groups = findings.asked.groups;
+    if (!groups.empty()) {
         std::string name = "groups";
-        for (const std::string& item : findings.asked.groups) {
-            groups.push_back(parse_group(item));
-            name += (groups.size() == 1 ? " " : ",") + item;
-        }
+        for (size_t n = 0; n < groups.size(); ++n) name += (n == 0 ? " " : ",") + groups[n];
         findings.patterns.push_back(as_shared(name, grouped(findings.layers, groups)));
     }
     const auto any = [](const Kept&) { return true; };

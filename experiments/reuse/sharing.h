@@ -46,7 +46,7 @@ struct AtDistance {
 /// Measures of a pattern: mean over the layers, costs summed.
 struct Shared {
     std::string name;
-    Pattern pattern;
+    LayerPattern pattern;
     Kept kept;
     double most_lost = 0;             // mass_lost of the layer that loses most
     Cost cost, selection;             // of all layers; of the computed selections

@@ -33,7 +33,7 @@ Cost saved(const Findings& findings, const Shared& shared) {
     return findings.own.selection - shared.selection;
 }
 
-std::vector<int64_t> computing_layers(const Findings& findings, const Pattern& pattern) {
+std::vector<int64_t> computing_layers(const Findings& findings, const LayerPattern& pattern) {
     std::vector<int64_t> layers;
     for (size_t t = 0; t < pattern.size(); ++t)
         if (pattern[t]) layers.push_back(findings.layers[t]);

@@ -18,8 +18,10 @@ from .selectors import Rule
 @dataclass
 class IndexBranch:
     """Of one layer. Projections, rows are outputs: w_q [Hkv * didx, d_model], w_k [didx, d_model];
-    norm_q, norm_k [didx] or None; RoPE's frequencies [rotary_dim / 2] float64."""
+    norm_q, norm_k [didx] or None; RoPE's frequencies [rotary_dim / 2] float64. layer: whose hidden
+    states it reads."""
 
+    layer: int
     groups: int
     w_q: Tensor
     w_k: Tensor
@@ -29,8 +31,8 @@ class IndexBranch:
 
     def to(self, device) -> IndexBranch:
         tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
-        return IndexBranch(self.groups, *(None if tensor is None else tensor.to(device)
-                                          for tensor in tensors))
+        return IndexBranch(self.layer, self.groups, *(None if tensor is None else tensor.to(device)
+                                                      for tensor in tensors))
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """index_q [n, Hkv, didx] float32 of the hidden states x [n, d_model] at positions [n]."""
@@ -56,8 +58,8 @@ def rule(path) -> Rule:
 
 
 def read(path) -> dict[int, IndexBranch]:
-    """Layer -> its Index Branch, of what fitted.read takes. InputError naming the file and what is
-    wrong."""
+    """Layer -> its Index Branch, or the earlier layer's whose ids it takes, of what fitted.read takes.
+    InputError naming the file and what is wrong."""
     try:
         found = fitted.read(path)
     except CaptureError as error:
@@ -66,6 +68,9 @@ def read(path) -> dict[int, IndexBranch]:
     def tensor(values):
         return None if values is None else torch.from_numpy(values)
 
-    return {layer: IndexBranch(one.groups, *map(tensor, (one.w_q, one.w_k, one.norm_q, one.norm_k,
-                                                         one.frequencies)))
-            for layer, one in found.items()}
+    branches = {}
+    for layer, one in found.items():
+        branch = IndexBranch(layer, one.groups, *map(tensor, (one.w_q, one.w_k, one.norm_q, one.norm_k,
+                                                              one.frequencies)))
+        branches |= dict.fromkeys((layer, *one.shared_by), branch)
+    return branches

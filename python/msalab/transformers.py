@@ -136,6 +136,9 @@ class Layer:
     rule: Rule | None
     selector: str | Callable | None  # None: dense
     branch: indexers.IndexBranch | None = None
+    source: Layer | None = None  # whose ids it takes
+    shares: bool = False  # another layer takes its ids,
+    ids: tuple | None = None  # which are these, of the last call, with the lengths of its sequences
     observe: Callable | None = None
     x: Tensor | None = None  # of the call under way: input of the module,
     cache: object = None  # and its cache
@@ -229,10 +232,18 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan
         _require(choices, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
     branches = _branches(choices, indexer)
     layers = {}
-    for number, module in modules.items():
-        one = choices.get(number)
-        layer = layers[module] = Layer(number, one and one.rule, one and one.selector, observe=observe)
-        layer.branch = _fitting(branches.get(number), module, number)
+    numbered = {}
+    for number, module in sorted(modules.items()):
+        one, branch = choices.get(number), branches.get(number)
+        layer = layers[module] = numbered[number] = Layer(number, one and one.rule, one and one.selector,
+                                                          observe=observe)
+        if branch is not None:
+            _check_fit(branch, module, number)
+            if branch.layer == number:
+                layer.branch = branch.to(next(module.parameters()).device)
+            else:
+                layer.source = numbered[branch.layer]
+                layer.source.shares = True
         if layer.selector == OWN:
             layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
     return Plan(layers, sorted(choices))
@@ -252,18 +263,19 @@ def _branches(choices: dict, indexer) -> dict:
     lacking = [number for number in wanted if number not in found]
     _require(not lacking, f"the indexer has no Index Branch of layers {lacking}; it has those of "
              f"{sorted(found)}: fit them, or name them in dense_layers")
+    for number in wanted:
+        source = found[number].layer
+        _require(source in wanted and choices[source].rule == choices[number].rule, f"layer {number} takes the "
+                 f"ids of layer {source}, which does not select by its Index Branch for the same blocks")
     return {number: found[number] for number in wanted}
 
 
-def _fitting(branch, module, number: int):
-    if branch is None:
-        return None
+def _check_fit(branch, module, number: int):
     groups = module.config.num_attention_heads // module.num_key_value_groups
     width = module.q_proj.in_features if hasattr(module, "q_proj") else branch.w_q.shape[1]
     _require(branch.groups == groups and branch.w_q.shape[1] == width, f"layer {number}: the Index "
              f"Branch has {branch.groups} groups and takes {branch.w_q.shape[1]} channels, the "
              f"model has {groups} and {width}: it was fitted to another model")
-    return branch.to(next(module.parameters()).device)
 
 
 @torch.no_grad()
@@ -336,9 +348,12 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     else:
         if layer.selector == OWN:
             ids = _own_ids(block_indices, spans, cu_q)
+        elif layer.source is not None:
+            ids = _taken_ids(layer, lengths).to(query.device)
         elif layer.branch is not None:
             seen = key[:, :, :attention_mask.keys]
             ids = _index_ids(layer, x, cache, seen, spans, lengths)
+            layer.ids = (ids, lengths) if layer.shares else None
         else:
             ids = torch.cat([
                 selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
@@ -379,6 +394,14 @@ def _own_ids(block_indices, spans, cu_q) -> Tensor:
     ids = torch.cat(rows).to(torch.int32)
     ids = torch.where(ids < 0, padding, ids).sort(-1).values
     return torch.where(ids == padding, -1, ids).contiguous()
+
+
+def _taken_ids(layer: Layer, lengths) -> Tensor:
+    """Those of the layer that it shares an Index Branch with, which ran before it."""
+    source = layer.source
+    _require(source.ids is not None and source.ids[1] == lengths, f"layer {layer.number} takes the ids of layer "
+             f"{source.number}, which did not run before it on the same tokens")
+    return source.ids[0]
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def make_indexer(path, layers, *, groups, dim, model_dim, norm=True, rotary=None, theta=1e4,
-                 frequencies=None, seed=3, first=0):
+                 frequencies=None, seed=3, first=0, shared_by={}):
     rng = np.random.default_rng(seed)
     rotary = dim if rotary is None else rotary
     with h5py.File(path, "w") as file:
@@ -16,6 +16,8 @@ def make_indexer(path, layers, *, groups, dim, model_dim, norm=True, rotary=None
         file.create_group("run").attrs["options"] = json.dumps(
             {"block_size": 16, "top_k": 3, "forced_local": 1, "forced_first": first})
         for layer in layers:
+            if layer in shared_by:
+                file[f"fit/{layer}/layers"] = [layer, *shared_by[layer]]
             group = file.create_group(f"fit/{layer}/weights")
             group.attrs.update({"groups": groups, "index_dim": dim, "model_dim": model_dim,
                                 "rms_norm": int(norm), "rotary_dim": rotary, "rope_theta": theta})

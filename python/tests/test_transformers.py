@@ -177,14 +177,18 @@ def test_generates_with_all_blocks_what_the_model_generates(family):
     assert found.tolist() == own.tolist()
 
 
-@pytest.mark.parametrize("selector", ["mean-key", "quest", "window", "oracle", "index"])
+SHARED = {0: (1, 2)}  # layers that take the ids of layer 0; layer 3 has its own
+
+
+@pytest.mark.parametrize("selector", ["mean-key", "quest", "window", "oracle", "index", "index shared"])
 @torch.no_grad()
 def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
     model, ids, split = model_of("qwen3"), tokens_of(), 61
     options = {"selector": selector}
-    if selector == "index":
-        options = {"indexer": make_indexer(tmp_path / "results.h5", range(4), groups=GROUPS, dim=16,
-                                           model_dim=SIZES["hidden_size"])}
+    if selector.startswith("index"):
+        own, shared_by = ((0, 3), SHARED) if selector == "index shared" else (range(4), {})
+        options = {"indexer": make_indexer(tmp_path / "results.h5", own, groups=GROUPS, dim=16,
+                                           model_dim=SIZES["hidden_size"], shared_by=shared_by)}
     with attending(model, mt.NAME):
         configured(model, **options)
         whole = logits_of(model, ids)
@@ -196,6 +200,36 @@ def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
             steps.append(out.logits.double())
     found = torch.cat(steps, 1)
     assert_as_exact(model, ids, found - whole + logits_of(model, ids))
+
+
+def test_layers_that_share_an_indexer_attend_to_the_ids_of_its_own_layer(tmp_path):
+    model, ids = model_of("qwen3"), tokens_of()
+    sizes = {"groups": GROUPS, "dim": 16, "model_dim": SIZES["hidden_size"]}
+    shared = make_indexer(tmp_path / "shared.h5", (0, 3), **sizes, shared_by=SHARED)
+    found, alone = {}, {}
+    with attending(model, mt.NAME):
+        assert configured(model, indexer=shared, observe=observed(found)) == [0, 1, 2, 3]
+        logits_of(model, ids)
+        configured(model, indexer=shared, dense_layers=(1, 2), observe=observed(alone))
+        logits_of(model, ids)
+    assert (found[0] == alone[0]).all() and (found[1] == found[0]).all() and (found[2] == found[0]).all()
+    assert (found[3] != found[0]).any()
+
+    def refused(text, **options):
+        with pytest.raises(msalab.InputError, match=text):
+            configured(model, indexer=shared, **options)
+
+    refused("layer 1 takes the ids of layer 0, which does not select", dense_layers=(0,))
+    index, other = (Choice("index", Rule(BLOCK, top_k)) for top_k in (3, 4))
+    refused("layer 2 takes the ids of layer 0, which does not select", selector=None, block_size=None,
+            top_k=None, advice={0: index, 1: index, 2: other, 3: other})
+    block = model.model.layers[1]
+    with attending(model, mt.NAME), torch.no_grad():
+        configured(model, indexer=shared)
+        hidden = torch.zeros(1, 20, SIZES["hidden_size"])
+        with pytest.raises(msalab.InputError, match="layer 1 takes the ids of layer 0, which did not run"):
+            block(hidden, attention_mask=mt._spans(1, 20, 20), position_embeddings=model.model.rotary_emb(
+                hidden, torch.arange(20)[None]))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -590,6 +624,9 @@ def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path, c
         configured(model, selector=None, indexer=file, dense_layers=(0, 2))
         found = logits_of(model, ids)
     assert_as_exact(model, ids, found, own)
+    shared = make_indexer(tmp_path / "shared.h5", [1], groups=2, dim=16, model_dim=64, shared_by={1: (3,)})
+    assert convert(["convert", str(shared), "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert "layers [3] take the ids of this one" in capsys.readouterr().err
     plain = make_indexer(tmp_path / "plain.h5", [1], groups=2, dim=16, model_dim=64, norm=False)
     assert convert(["convert", str(plain), "--out", str(tmp_path / "none.safetensors")]) == 2
     assert "--norm rms" in capsys.readouterr().err

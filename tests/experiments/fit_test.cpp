@@ -133,6 +133,7 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
         }
         layer.softmax_scale = 0.1;  // of logits with a deviation of about 2.4
         layer.element = Element::f32;
+        if (number == spec.window_of) layer.own_attention["sliding_window"] = {64};
         info.layers.push_back(layer);
     }
     std::vector<int64_t> positions;
@@ -144,8 +145,8 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
         for (int64_t i = 0; spec.constant && i < info.tokens(); ++i) x(i, 0) = 1;
         for (io::Field field : {io::Field::q, io::Field::k, io::Field::v}) {
             const int64_t heads = layer.heads(field);
-            const auto stream =
-                static_cast<uint64_t>(1000 * (layer.layer + 1)) + static_cast<uint64_t>(field);
+            const auto stream = static_cast<uint64_t>(1000 * (spec.alike ? 4 : layer.layer + 1)) +
+                                static_cast<uint64_t>(field);
             const Tensor<float, 2> w =
                 normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
             Tensor<float, 3> values = project(x, w, heads);

@@ -19,8 +19,10 @@ struct Linear {
     io::RopeState state = io::RopeState::post_rope;
     bool interleaved = false;  // RoPE turns channels 2c and 2c + 1
     bool with_x = true;
-    bool constant = false;  // the first channel of x is 1, of which the others are independent
-    uint64_t stream = 1;    // of x
+    bool constant = false;   // the first channel of x is 1, of which the others are independent
+    uint64_t stream = 1;     // of x
+    bool alike = false;      // all layers are as layer 3 is
+    int64_t window_of = -1;  // layer with a sliding window of 64
 };
 
 /// How far two right fits may differ.

@@ -3,6 +3,7 @@
 // learns, and that nothing but the question decides the result.
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "core/io/results.h"
@@ -152,12 +153,16 @@ TEST(FitPace, IsToldWhereTheWorkIsLong) {
     experiments::fit::FitOptions o;
     o.steps = 1500;
     o.layers.resize(30);
+    std::iota(o.layers.begin(), o.layers.end(), 0);
     EXPECT_EQ(experiments::fit::pace_text(o, 0.001), "");
     const std::string said = experiments::fit::pace_text(o, 0.24);
     EXPECT_TRUE(said.starts_with("note: about 6 min a layer, 3 h 0 min all 30 ")) << said;
     o.steps = 100;
     EXPECT_TRUE(
         experiments::fit::pace_text(o, 0.24).starts_with("note: about 24 s a layer, 12 min"));
+    o.every = 4;
+    EXPECT_TRUE(
+        experiments::fit::pace_text(o, 0.24).starts_with("note: about 24 s a layer, 3 min all 8 "));
 }
 
 TEST_F(Fit, WarmUpDecidesTheSupport) {

@@ -38,6 +38,7 @@ const RefusedFit kRefusedFits[] = {
     {{"--block-size", "7"}, "--block-size is 7, must be from 8 to 256"},
     {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
     {{"--forced-first", "4"}, "forced_local + forced_first is 5, must not exceed top_k = 4"},
+    {{"--taught-by", "none"}, "--taught-by is 'none', must be one of: all, own"},
     {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
     {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
     {{"--teacher", "min"}, "--teacher is 'min', must be one of: mean, max"},

@@ -290,7 +290,7 @@ TEST_F(Reuse, RefusesBadInput) {
     refuses(file, {"--every", "0"}, "--every");
     refuses(file, {"--groups", "2-1"}, "--groups has '2-1'");
     refuses(file, {"--groups", "0-1,1-2"}, "layer 1 in two groups");
-    refuses(file, {"--groups", "4-5"}, "whose first layer is not measured");
+    refuses(file, {"--groups", "4-5"}, "whose first layer is not among those chosen");
     refuses(file, {"--selector", "snapkv"}, "--selector has snapkv");
     refuses(file, {"--context", "32"}, "--context is 32, must be at least the 128 tokens");
     refuses(file, {"--positions", "512:520"}, "at least 2 are needed");

@@ -11,13 +11,12 @@
 namespace msa::test {
 namespace {
 
-using experiments::reuse::Group;
-using experiments::reuse::Pattern;
+using Pattern = experiments::LayerPattern;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 double loss_of(const Pattern& pattern, View<const double, 2> loss) {
-    const std::vector<size_t> from = experiments::reuse::sources(pattern);
+    const std::vector<size_t> from = experiments::sources(pattern);
     double sum = 0;
     for (size_t t = 0; t < from.size(); ++t)
         sum += loss(static_cast<int64_t>(from[t]), static_cast<int64_t>(t));
@@ -76,22 +75,17 @@ TEST(ReusePattern, LeastLossIsThatOfTryingAll) {
 
 TEST(ReusePattern, EveryCountsLayersOfTheModel) {
     const std::vector<int64_t> numbers{3, 5, 6, 9, 10, 11};
-    EXPECT_EQ(experiments::reuse::every(numbers, 1), Pattern(6, true));
-    EXPECT_EQ(experiments::reuse::every(numbers, 2),
-              (Pattern{true, true, false, true, false, true}));
-    EXPECT_EQ(experiments::reuse::every(numbers, 4),
-              (Pattern{true, false, false, true, false, false}));
-    EXPECT_EQ(experiments::reuse::sources(experiments::reuse::every(numbers, 4)),
+    EXPECT_EQ(experiments::every(numbers, 1), Pattern(6, true));
+    EXPECT_EQ(experiments::every(numbers, 2), (Pattern{true, true, false, true, false, true}));
+    EXPECT_EQ(experiments::every(numbers, 4), (Pattern{true, false, false, true, false, false}));
+    EXPECT_EQ(experiments::sources(experiments::every(numbers, 4)),
               (std::vector<size_t>{0, 0, 0, 3, 3, 3}));
 }
 
 TEST(ReusePattern, GroupsShareTheIdsOfTheirFirstLayer) {
     const std::vector<int64_t> numbers{3, 4, 5, 6, 9, 10};
     const auto grouped = [&](const std::vector<std::string>& items) {
-        std::vector<Group> groups;
-        for (const std::string& item : items)
-            groups.push_back(experiments::reuse::parse_group(item));
-        return experiments::reuse::grouped(numbers, groups);
+        return experiments::grouped(numbers, items);
     };
     const auto refused = [&](const std::vector<std::string>& items) {
         return refusal([&] { grouped(items); });
@@ -105,7 +99,8 @@ TEST(ReusePattern, GroupsShareTheIdsOfTheirFirstLayer) {
         EXPECT_NE(refused({bad}).find("--groups"), std::string::npos)
             << bad << ": " << refused({bad});
     EXPECT_EQ(refused({"7-9"}),
-              "--groups has 7-9, whose first layer is not measured; there are: 3, 4, 5, 6, 9, 10");
+              "--groups has 7-9, whose first layer is not among those chosen; there are: 3, 4, 5, "
+              "6, 9, 10");
     EXPECT_EQ(refused({"3-5", "5-6"}), "--groups has layer 5 in two groups, from 3 and from 5");
 }
 

@@ -29,7 +29,8 @@ FIT, TRAINED = "results.h5", "indexer.safetensors"  # names in a folder
 class Fitted:
     """Of one layer. Projections, rows are outputs: w_q [Hkv * didx, d_model], w_k [didx, d_model];
     norm_q, norm_k [didx] or None; RoPE's frequencies [rotary_dim / 2] float64, channel c with channel
-    c + rotary_dim / 2: those of `theta`, or where it is None of another kind."""
+    c + rotary_dim / 2: those of `theta`, or where it is None of another kind. shared_by: the layers
+    that take its ids (msa-fit-indexer --every)."""
 
     groups: int
     w_q: np.ndarray
@@ -38,6 +39,7 @@ class Fitted:
     norm_k: np.ndarray | None
     frequencies: np.ndarray
     theta: float | None
+    shared_by: tuple[int, ...] = ()
 
 
 def plain_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
@@ -56,7 +58,7 @@ def read(path) -> dict[int, Fitted]:
         with h5py.File(path, "r") as file:
             require("fit" in file and len(file["fit"]), f"{path}: has no fitted weights (/fit); those "
                     "of msa-fit-indexer are in the results.h5 beside its indexer.h5")
-            return {int(layer): _read_layer(f"{path}: /fit/{layer}", group["weights"])
+            return {int(layer): _read_layer(f"{path}: /fit/{layer}", group)
                     for layer, group in sorted(file["fit"].items(), key=lambda one: int(one[0]))}
     except CaptureError:
         raise
@@ -80,7 +82,9 @@ def _checked(place: str, values, *shape, dtype=np.float32) -> np.ndarray:
     return found
 
 
-def _read_layer(place: str, group) -> Fitted:
+def _read_layer(place: str, fit) -> Fitted:
+    group = fit["weights"]
+    shared_by = tuple(map(int, fit["layers"][1:])) if "layers" in fit else ()
     for name, what in (("w_index_w", "an indexer of --architecture dsa"),
                        ("w_gate_k", "a gate of --architecture seerattention"),
                        ("w_qsa_k", "an indexer of --architecture qsa")):
@@ -100,7 +104,7 @@ def _read_layer(place: str, group) -> Fitted:
         theta, frequencies = None, values("rope_frequencies", rotary // 2, dtype=np.float64)
     norms = [values(f"index_{side}_norm", dim) if form["rms_norm"] else None for side in "qk"]
     return Fitted(groups, values("w_index_q", groups * dim, model_dim),
-                  values("w_index_k", dim, model_dim), *norms, frequencies, theta)
+                  values("w_index_k", dim, model_dim), *norms, frequencies, theta, shared_by)
 
 
 def _read_safetensors(path) -> dict[int, Fitted]:
@@ -137,6 +141,9 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
             f"{', '.join(map(str, branches))}")
     for layer in wanted:
         branch, place = branches[layer], f"{path}: layer {layer}"
+        require(not branch.shared_by, f"{place}: layers {list(branch.shared_by)} take the ids of this one, and "
+                "in MiniMax-M3's configuration every sparse layer has an Index Branch: msa-fit-indexer "
+                "without --every and --groups fits them")
         require(branch.norm_q is not None, f"{place}: the Index Branch has no RMS norms, and "
                 "MiniMax-M3's has: msa-fit-indexer --norm rms fits them")
         require(len(branch.frequencies), f"{place}: the Index Branch has no RoPE, and MiniMax-M3's has")

@@ -105,6 +105,45 @@ TEST_F(EveryPolicy, SelectsWhatItsScoresSay) {
     }
 }
 
+/// What a layer with another's ids pays for them: nothing; for all else what it pays anyway.
+TEST_F(EveryPolicy, ChargesNothingForIdsOfAnotherLayer) {
+    LearnedSizes own{.gate_dim = 32, .gate_block_size = 32};
+    LearnedSizes taken = own;
+    taken.source = 3;
+    int indexers = 0;
+    for (const std::string& name : list_policies()) {
+        const std::unique_ptr<msa::Policy> policy = make_policy(name);
+        const bool takes = policy->family() == Family::index_branch;
+        indexers += takes ? 1 : 0;
+        EXPECT_EQ(policy->takes_ids(taken), takes) << name;
+        EXPECT_FALSE(policy->takes_ids(own)) << name;
+        const PolicyCost cost = policy->cost({p_, 0, taken}), alone = policy->cost({p_, 0, own});
+        EXPECT_EQ(cost.flops, takes ? 0 : alone.flops) << name;
+        EXPECT_EQ(cost.bytes, takes ? 0 : alone.bytes) << name;
+        if (takes) EXPECT_GT(alone.flops, 0) << name;
+    }
+    EXPECT_GE(indexers, 5);
+}
+
+/// Layers do not share the draws of `random`, and one layer has the same again.
+TEST_F(EveryPolicy, RandomDrawsAnewInEveryLayer) {
+    SelectorLayer layer = selector_layer();
+    std::vector<int64_t> tokens(285);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    const auto drawn = [&](int64_t number) {
+        layer.number = number;
+        const std::unique_ptr<Selector> selector = make_selector("random");
+        const Mirror<3> scores = selector->score(layer, selector_chunk(layer, p_, tokens));
+        const View<const float, 3> host = scores.host();
+        return std::vector<float>(host.data(), host.data() + host.size());
+    };
+    const std::vector<float> of_0 = drawn(0), of_1 = drawn(1);
+    EXPECT_EQ(drawn(0), of_0);
+    size_t same = 0;
+    for (size_t n = 0; n < of_0.size(); ++n) same += of_0[n] == of_1[n] ? 1 : 0;
+    EXPECT_LE(same, of_0.size() / 100);  // of 24 bits
+}
+
 TEST_F(EveryPolicy, SaysWhatItIs) {
     for (const std::string& name : list_policies()) {
         const std::unique_ptr<msa::Policy> policy = make_policy(name);
@@ -144,7 +183,7 @@ TEST(PolicyOptions, AreSetByTheLabel) {
 TEST(PolicyNames, OfOtherMethodsAreRefusedWithTheReason) {
     for (const auto& [name, says] : {std::pair("csa", "dsa:compress=4"),
                                      {"hca", "selects none"},
-                                     {"index-share", "msa-reuse --every 4"}}) {
+                                     {"index-share", "msa-fit-indexer --every 4"}}) {
         EXPECT_NE(refused(name).find(says), std::string::npos) << refused(name);
         EXPECT_EQ(refused(name).find("there are:"), std::string::npos);
         EXPECT_THROW(make_selector(name), InputError);
