@@ -24,7 +24,7 @@ public:
     }
     /// Every key, or every mean of keys, is scored once.
     PolicyCost do_cost(const Phase& phase) const override {
-        const PolicyCost cost = LightningPolicy::cost(phase);
+        const PolicyCost cost = LightningPolicy::do_cost(phase);
         return compress_ == 1 ? cost
                               : cost_of_scored(cost, phase.problem,
                                                IndexPieces::seen(phase.problem, compress_));

@@ -28,7 +28,7 @@ public:
                                       own_block(keys, phase.problem.block_size) *
                                           phase.problem.block_size);
         };
-        return cost_of_scored(LightningPolicy<Kind>::cost(phase), phase.problem,
+        return cost_of_scored(LightningPolicy<Kind>::do_cost(phase), phase.problem,
                               over_queries(phase.problem, scored));
     }
     void prepare(const SelectorLayer& layer) override {
