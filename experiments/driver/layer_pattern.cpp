@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/options.h"
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/io/layer_info.h"
 #include "experiments/driver/option_table.h"
 
 namespace msa::experiments {

@@ -2,6 +2,7 @@
 #include "experiments/fit/data.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "core/cu_seqlens.h"
 #include "core/error.h"
