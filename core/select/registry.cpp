@@ -99,7 +99,8 @@ constexpr NoPolicy kNoPolicies[] = {
      "DeepSeek-V4's HCA attends to all of its learned entries of 128 tokens and selects "
      "none"},
     {"index-share",
-     "IndexShare shares one choice among layers; msa-fit-indexer --every 4 teaches it, and msa-reuse "
+     "IndexShare shares one choice among layers; msa-fit-indexer --every 4 teaches it, and "
+     "msa-reuse "
      "--every 4 measures it without"}};
 
 [[noreturn]] void refuse(std::string_view name, const std::vector<std::string>& names) {

@@ -35,8 +35,9 @@ TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
         EXPECT_EQ(with(name, int64_t{64}), "");
     }
     for (double value : {-1.0, 0.5, 3.0, HUGE_VAL})
-        EXPECT_EQ(with("index_source", value),
-                  at + concat("index_source is ", value, ", must be the number of an earlier layer"));
+        EXPECT_EQ(
+            with("index_source", value),
+            at + concat("index_source is ", value, ", must be the number of an earlier layer"));
     EXPECT_EQ(with("index_source", int64_t{2}), "");
     for (const char* name : {"softcap", "rope_theta", "rope_attention_factor", "softmax_scale"}) {
         for (double value : {-1.0, 0.0, std::nan(""), HUGE_VAL})
