@@ -11,7 +11,7 @@ namespace msa::cuda {
 
 /// Whether a row's ids are to be written.
 __device__ inline bool is_wanted(const IndexSelectArgs& args, int64_t row) {
-    return args.only.marked == nullptr || args.only.marked[row] != 0;
+    return args.only == nullptr || args.only[row] != 0;
 }
 
 /// The lists that the parts made for one row, and a copy of the score (ordered_key) of each list's
@@ -118,16 +118,13 @@ __device__ inline QueryParts first_lists(const IndexSelectArgs& args, const Tile
 
 /// Called by a warp: writes the lists of `count` places of a tile from `place` on, as ids or, if
 /// the tile has several parts, as lists of this part; `first`: those of the tile's first query.
-/// Takes AtOnce places at a time; row_at(place) is a place's row of the tile. `listed`: the rows
-/// that a tile of as many `queries` is made of; null: neighbours.
+/// Takes AtOnce places at a time; row_at(place) is a place's row of the tile.
 template <int Kept, int AtOnce, typename S, typename RowAt>
 __device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePart& of,
-                            QueryParts first, int place, int count, RowAt row_at,
-                            const int32_t* listed = nullptr) {
+                            QueryParts first, int place, int count, RowAt row_at) {
     const QueryTile& tile = of.tile;
     const DeviceRule& rule = args.rule;
-    const int lane = threadIdx.x % kWarp;
-    const int rows = listed == nullptr ? tile.queries * args.groups : tile.queries;
+    const int lane = threadIdx.x % kWarp, rows = tile.queries * args.groups;
     for (const int end = place + count; place < end; place += AtOnce) {
         if (row_at(place) >= rows) break;
         WarpTopK list[AtOnce];
@@ -136,8 +133,7 @@ __device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePa
 #pragma unroll
         for (int n = 0; n < AtOnce && row_at(place + n) < rows; ++n) {
             const int row = row_at(place + n);
-            const int64_t out_row =
-                listed == nullptr ? tile.query * args.groups + row : listed[row];
+            const int64_t out_row = tile.query * args.groups + row;
             if (of.parts == 1) {
                 if (is_wanted(args, out_row)) ids[n] = args.ids + out_row * rule.top_k;
                 id[n] =

@@ -117,13 +117,6 @@ struct Listed {
     }
 };
 
-/// The order of a sequence's marked rows has no influence.
-__device__ void list_marked(const IndexCandidates& args, const QueryTile& tile, int64_t row) {
-    const int64_t first_query = args.sequence_blocks[tile.first_block].queries.begin;
-    const int at = atomicAdd(args.marked_counts + tile.sequence, 1);
-    args.marked_rows[first_query * args.listed.groups + at] = static_cast<int32_t>(row);
-}
-
 template <int Threads, int Each>
 __device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, int row_of_tile,
                             Team<Threads>& team) {
@@ -149,7 +142,6 @@ __device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, 
     if (team.thread() == 0) {
         args.rows[row] = {static_cast<uint8_t>(sure), static_cast<uint8_t>(again)};
         args.marked[row] = marked ? 1 : 0;
-        if (marked) list_marked(args, tile, row);
     }
     if (sure + again == 0) return;
     team.clear_places();
@@ -180,43 +172,33 @@ __global__ void __launch_bounds__(Threads > kThreads ? Threads : kThreads)
         find_of_row<Threads, Each>(args, tile, row, team);
 }
 
-/// Called by a thread block: to[i] is the sum of count(0) to count(i - 1), to[n] of all.
-template <typename Count>
-__device__ void add_up(int n, Count count, int32_t* to) {
-    __shared__ int warps[kScanThreads / kWarp];
+/// A thread block adds up the blocks' uses and work items.
+__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ IndexCandidates args) {
+    __shared__ int2 warps[kScanThreads / kWarp];
     const auto thread = static_cast<int>(threadIdx.x);
     const int lane = thread % kWarp;
-    const int each = (n + kScanThreads - 1) / kScanThreads;
-    const int first = min(thread * each, n), last = min(first + each, n);
-    int own = 0;
-    for (int i = first; i < last; ++i) own += count(i);
-    int before = own;  // inclusive, of the warp
+    const int each = (args.all_blocks + kScanThreads - 1) / kScanThreads;
+    const int first = min(thread * each, args.all_blocks),
+              last = min(first + each, args.all_blocks);
+    const auto items = [](int uses) { return (uses + kItemUses - 1) / kItemUses; };
+    int2 own{};
+    for (int b = first; b < last; ++b) own.x += args.counts[b], own.y += items(args.counts[b]);
+    int2 before = own;  // inclusive, of the warp
     for (int step = 1; step < kWarp; step *= 2) {
-        const int other = __shfl_up_sync(kAllLanes, before, step);
-        if (lane >= step) before += other;
+        const int x = __shfl_up_sync(kAllLanes, before.x, step),
+                  y = __shfl_up_sync(kAllLanes, before.y, step);
+        if (lane >= step) before.x += x, before.y += y;
     }
-    __syncthreads();  // a sum before is done with `warps`
     if (lane == kWarp - 1) warps[thread / kWarp] = before;
     __syncthreads();
-    before -= own;
-    for (int w = 0; w < thread / kWarp; ++w) before += warps[w];
-    for (int i = first; i < last; ++i) {
-        to[i] = before;
-        before += count(i);
+    before.x -= own.x, before.y -= own.y;
+    for (int w = 0; w < thread / kWarp; ++w) before.x += warps[w].x, before.y += warps[w].y;
+    for (int b = first; b < last; ++b) {
+        args.starts[b] = before.x, args.items[b] = before.y;
+        before.x += args.counts[b], before.y += items(args.counts[b]);
     }
-    if (thread == kScanThreads - 1) to[n] = before;
-}
-
-__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ IndexCandidates args) {
-    const auto items = [](int count, int each) { return (count + each - 1) / each; };
-    const auto uses = [&](int b) { return args.counts[b]; };
-    const auto marked = [&](int s) { return args.marked_counts[args.sequences[s].sequence]; };
-    add_up(args.all_blocks, uses, args.starts);
-    add_up(
-        args.all_blocks, [&](int b) { return items(uses(b), kItemUses); }, args.items);
-    add_up(
-        args.sequence_count, [&](int s) { return items(marked(s), kIndexPrefillRows); },
-        args.marked_items);
+    if (thread == kScanThreads - 1)
+        args.starts[args.all_blocks] = before.x, args.items[args.all_blocks] = before.y;
 }
 
 /// A warp per row, a lane per use. The order of a block's uses has no influence.

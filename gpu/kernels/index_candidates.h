@@ -7,8 +7,7 @@
 //   place     the uses, by block
 //   rescore   scores of the uses in the operands' type (index_rescore_sm90.h)
 //   pick      the best of each row's rescored blocks complete its ids
-// A row of which the lists do not hold all candidates is marked and listed (MarkedRows); its ids
-// are not written.
+// A row of which the lists do not hold all candidates is marked; its ids are not written.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,20 +32,14 @@ struct IndexCandidates {
     const QueryTile* tiles;
     int tile_count;
     int all_blocks;
-    RowCandidates* rows;         // [Nq, Hkv]
-    uint8_t* marked;             // [Nq, Hkv] 1: too many candidates
-    int32_t* marked_rows;        // those, see MarkedRows
-    int32_t* marked_counts;      // [S] likewise; 0 before
-    int32_t* marked_items;       // [sequence_count + 1] likewise
-    const QueryTile* sequences;  // [sequence_count] likewise
-    int sequence_count;
-    const SequenceBlock* sequence_blocks;  // [all_blocks]
-    int32_t* blocks;                       // [Nq, Hkv, kMostRescored] ids
-    float* scores;                         // likewise
-    int32_t* counts;                       // [all_blocks] of uses; 0 before
-    int32_t* starts;                       // [all_blocks + 1] of uses
-    int32_t* items;                        // [all_blocks + 1] of work items
-    int32_t* uses;  // row * kMostRescored + place, of which there are at most 2^31
+    RowCandidates* rows;  // [Nq, Hkv]
+    uint8_t* marked;      // [Nq, Hkv] 1: too many candidates
+    int32_t* blocks;      // [Nq, Hkv, kMostRescored] ids
+    float* scores;        // likewise
+    int32_t* counts;      // [all_blocks] of uses; 0 before
+    int32_t* starts;      // [all_blocks + 1] of uses
+    int32_t* items;       // [all_blocks + 1] of work items
+    int32_t* uses;        // row * kMostRescored + place, of which there are at most 2^31
 };
 
 /// find, scan and place; needs parts of all queries.

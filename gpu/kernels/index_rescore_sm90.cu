@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4) rescore(const __grid_constant__
     for (int item = first_item; item < last_item; ++item) {
         while (of.items[block + 1] <= item) ++block;
         if (block != loaded) {
-            const SequenceBlock keys = of.sequence_blocks[block];
+            const SequenceBlock keys = args.sequence_blocks[block];
             within = keys.block % kBlocksPerTile;
             __syncthreads();  // all products with the tile before are done
             if (threadIdx.x == 0) {

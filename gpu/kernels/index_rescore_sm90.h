@@ -15,8 +15,9 @@ cudaError_t launch_coarse_rows(const void* index_q, int64_t rows, int width, flo
 
 struct RescoreArgs {
     IndexCandidates candidates;
-    const void* index_q;  // [Nq, Hkv, didx]
-    CUtensorMap index_k;  // as in IndexSelectArgs
+    const void* index_q;                   // [Nq, Hkv, didx]
+    CUtensorMap index_k;                   // as in IndexSelectArgs
+    const SequenceBlock* sequence_blocks;  // [all_blocks]
     int thread_blocks;
 };
 /// The scores of all uses, bit for bit those that index_select_sm90 compares.

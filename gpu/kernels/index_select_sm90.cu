@@ -60,28 +60,6 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-/// The rows of the thread block's tile of marked ones, all of one sequence; null: it has none. `to`
-/// counts rows as queries.
-template <int Rows>
-__device__ const int32_t* listed_tile(const IndexSelectArgs& args, TilePart& to) {
-    const MarkedRows& of = args.only;
-    const auto item = static_cast<int>(blockIdx.x);
-    if (item >= of.items[of.sequence_count]) return nullptr;
-    int sequence = 0;  // the last that begins at or before the item
-    for (int end = of.sequence_count; end - sequence > 1;) {
-        const int middle = (sequence + end) / 2;
-        if (of.items[middle] <= item)
-            sequence = middle;
-        else
-            end = middle;
-    }
-    const QueryTile& all = of.sequences[sequence];
-    const int first = (item - of.items[sequence]) * Rows;
-    to = {all, 0, 1};
-    to.tile.queries = min(Rows, of.counts[all.sequence] - first);
-    return of.rows + all.query * args.groups + first;
-}
-
 template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
@@ -93,61 +71,46 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     PartNow part{};
-    bool on_device = false;           // the lengths
-    const int32_t* listed = nullptr;  // the tile's rows; null: neighbours
+    bool on_device = false;  // the lengths
     if constexpr (Rows::kConsumers == 1) on_device = args.now.tiles != nullptr;
-    bool from_list = false;  // of marked rows
-    if constexpr (Rows::kConsumers > 1 && sizeof(typename Shape::Value) == 2)
-        from_list = args.only.rows != nullptr;
     if (on_device) {
         if (!args.keys_settled) wait_for_previous_kernel();
         static_assert(sizeof(shared.tiles) >= kMostTilesNow * sizeof(int) || Rows::kConsumers > 1);
         if (!find_part(args.now, args.key_map, reinterpret_cast<int*>(shared.tiles[0]), part))
             return;
-    } else if (from_list) {
-        wait_for_previous_kernel();
-        listed = listed_tile<Rows::kRows>(args, part.piece);
-        if (listed == nullptr) return;
     } else {
         part.piece = args.parts[blockIdx.x];
         part.lists = first_lists(args, part.piece);
     }
     const TilePart& piece = part.piece;
     const QueryTile& tile = piece.tile;
-    const int rows = listed == nullptr ? tile.queries * args.groups : tile.queries;
+    const int rows = tile.queries * args.groups;
     const DeviceRule& rule = args.rule;
-    const auto number = [&](int row) {  // counted over all
-        return listed == nullptr ? static_cast<int>(tile.query) * args.groups + row : listed[row];
-    };
-
-    if (!Coarse && args.only.marked != nullptr && listed == nullptr) {
-        wait_for_previous_kernel();
-        bool wanted = false;
-        for (int row = threadIdx.x; row < rows; row += Rows::kThreads)
-            wanted |= is_wanted(args, number(row));
-        if (__syncthreads_or(wanted) == 0) return;
-    }
-    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
-    for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
-        const int row = row_at<Rows>(place);
-        const int seen =
-            row < rows ? seen_keys(args.visible, number(row) / args.groups) - part.fewer : 0;
-        const RowRule own(rule, max(seen, 0), BlockSize);
-        shared.limit[place] = own.limit;
-        shared.lists.clear(place, Coarse ? Kept : own.kept);
-    }
-    __syncthreads();
-    int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
-    if (listed != nullptr) {
-        blocks = 0;
-        for (const int limit : shared.limit) blocks = max(blocks, limit);
-    }
+    const int blocks = (tile.most_visible + BlockSize - 1) / BlockSize - rule.forced_local;
     const int all_tiles = max(0, (blocks + kBlocksPerTile - 1) / kBlocksPerTile);
     const auto part_start = [&](int n) {
         return static_cast<int>(int64_t{all_tiles} * n / piece.parts);
     };
     const int first_tile = part_start(piece.part);
     const int count = part_start(piece.part + 1) - first_tile;
+
+    if (!Coarse && args.only != nullptr) {
+        wait_for_previous_kernel();
+        bool wanted = false;
+        for (int row = threadIdx.x; row < rows; row += Rows::kThreads)
+            wanted |= is_wanted(args, tile.query * args.groups + row);
+        if (__syncthreads_or(wanted) == 0) return;
+    }
+    if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
+    for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
+        const int row = row_at<Rows>(place);
+        const int seen =
+            row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
+        const RowRule own(rule, max(seen, 0), BlockSize);
+        shared.limit[place] = own.limit;
+        shared.lists.clear(place, Coarse ? Kept : own.kept);
+    }
+    __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == Rows::kConsumers) {
@@ -176,14 +139,12 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         args.now.seen[query] = max(0, seen_keys(args.visible, query) - part.fewer);
     }
     RowOperand<Shape> operand[Rows::kHalves];
+    const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
     for (int half = 0; half < Rows::kHalves; ++half) {
-        int row[2];
-        for (int side = 0; side < 2; ++side) {
-            row[side] = row_at<Rows>(first_row<Rows>(warpgroup, half) + 8 * side);
-            row[side] = row[side] < rows ? number(row[side]) : INT_MAX;
-        }
-        operand[half].load(static_cast<const char*>(args.index_q), Shape::kRowBytes, 1, INT_MAX,
-                           row);
+        const int place = first_row<Rows>(warpgroup, half);
+        operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
+                           query_bytes, args.groups, rows,
+                           {row_at<Rows>(place), row_at<Rows>(place + 8)});
     }
 
     const int lane = threadIdx.x % kWarp;
@@ -224,7 +185,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     __syncwarp();
     for (int half = 0; half < Rows::kHalves; ++half)
         write_lists<Kept, kAtOnce>(args, shared, piece, part.lists, warp_place + half * kHalfRows,
-                                   16, row_at<Rows>, listed);
+                                   16, row_at<Rows>);
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse = false>

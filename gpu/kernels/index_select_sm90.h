@@ -24,17 +24,6 @@ constexpr int kMostIndexParts = 512;
 constexpr int kCoarseListed = 32;       // blocks of a part's list, of an int8 copy
 constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
 
-/// Rows (query, group) whose ids are wanted, where not all are, on Hopper. With few queries a
-/// sequence, tiles without a marked row end at once; else tiles are made of the listed rows.
-struct MarkedRows {
-    const uint8_t* marked = nullptr;       // [Nq, Hkv], not 0; null: all rows
-    const int32_t* rows = nullptr;         // [Nq, Hkv] those of each sequence from its first row on
-    const int32_t* counts = nullptr;       // [S]
-    const QueryTile* sequences = nullptr;  // those with queries, each as one tile
-    const int32_t* items = nullptr;  // [sequence_count + 1] where their tiles of 256 rows begin
-    int sequence_count = 0;
-};
-
 struct IndexSelectArgs {
     const void* index_q;    // [Nq, Hkv, didx]
     const void* all_keys;   // [Nk, didx], the same as index_k
@@ -57,7 +46,7 @@ struct IndexSelectArgs {
     // parts; the result is their lists of the kCoarseListed best upper bounds, and no ids.
     const CoarseRow* coarse_rows;
     const float* coarse_blocks;
-    MarkedRows only;
+    const uint8_t* only;  // [Nq, Hkv] not 0: rows whose ids are wanted, on Hopper; null: all
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512
     const QueryParts* of_query;        // [Nq], where most_parts > 1

@@ -226,46 +226,32 @@ namespace {
 struct CandidateMemory {
     Tensor<RowCandidates, 1> rows;
     Tensor<uint8_t, 1> marked;
-    Tensor<int32_t, 1> marked_rows, blocks, uses, starts, items, marked_items;
-    Tensor<int32_t, 1> counts;  // of uses, then of marked rows
+    Tensor<int32_t, 1> blocks, uses, counts, starts, items;
     Tensor<float, 1> scores;
-    int64_t all_blocks;
 
-    CandidateMemory(const Call& call, int64_t row_count)
+    CandidateMemory(const Call& call, int64_t row_count, int64_t all_blocks)
         : rows(call.scratch<RowCandidates, 1>({row_count})),
           marked(call.scratch<uint8_t, 1>({row_count})),
-          marked_rows(call.scratch<int32_t, 1>({row_count})),
           blocks(call.scratch<int32_t, 1>({row_count * kMostRescored})),
           uses(call.scratch<int32_t, 1>({row_count * kMostRescored})),
-          starts(call.scratch<int32_t, 1>({call.layout->key_blocks().size() + 1})),
-          items(call.scratch<int32_t, 1>({call.layout->key_blocks().size() + 1})),
-          marked_items(call.scratch<int32_t, 1>({call.problem.sequences() + 1})),
-          counts(call.scratch<int32_t, 1>(
-              {call.layout->key_blocks().size() + call.problem.sequences()})),
-          scores(call.scratch<float, 1>({row_count * kMostRescored})),
-          all_blocks(call.layout->key_blocks().size()) {
-        check(cudaMemsetAsync(counts.data(), 0,
-                              sizeof(int32_t) * static_cast<size_t>(counts.size()), call.stream()),
+          counts(call.scratch<int32_t, 1>({all_blocks})),
+          starts(call.scratch<int32_t, 1>({all_blocks + 1})),
+          items(call.scratch<int32_t, 1>({all_blocks + 1})),
+          scores(call.scratch<float, 1>({row_count * kMostRescored})) {
+        check(cudaMemsetAsync(counts.data(), 0, sizeof(int32_t) * static_cast<size_t>(all_blocks),
+                              call.stream()),
               "clearing the uses of blocks");
     }
     /// `listed`: the arguments of that pass.
     IndexCandidates candidates(const Call& call, const IndexSelectArgs& listed) {
         constexpr int64_t kTileQueries = 16;
         const auto& tiles = call.layout->tiles(kTileQueries, TileOrder::by_query).device;
-        const auto& sequences =
-            call.layout->tiles(call.problem.batch.longest_queries(), TileOrder::by_query).device;
         return {.listed = listed,
                 .tiles = tiles.data(),
                 .tile_count = narrow(tiles.size()),
-                .all_blocks = narrow(all_blocks),
+                .all_blocks = narrow(counts.size()),
                 .rows = rows.data(),
                 .marked = marked.data(),
-                .marked_rows = marked_rows.data(),
-                .marked_counts = counts.data() + all_blocks,
-                .marked_items = marked_items.data(),
-                .sequences = sequences.data(),
-                .sequence_count = narrow(sequences.size()),
-                .sequence_blocks = call.layout->key_blocks().data(),
                 .blocks = blocks.data(),
                 .scores = scores.data(),
                 .counts = counts.data(),
@@ -275,21 +261,6 @@ struct CandidateMemory {
     }
 };
 
-/// The kernel over the operands answers the marked rows alone.
-void only_marked(IndexSelectArgs& exact, const IndexCandidates& found) {
-    exact.only.marked = found.marked;
-    if (exact.decode) return;
-    exact.only = {.marked = found.marked,
-                  .rows = found.marked_rows,
-                  .counts = found.marked_counts,
-                  .sequences = found.sequences,
-                  .items = found.marked_items,
-                  .sequence_count = found.sequence_count};
-    exact.part_count =
-        narrow(ceil_div(exact.queries * exact.groups, kIndexPrefillRows)) + found.sequence_count;
-    exact.most_parts = 1;
-}
-
 }  // namespace
 
 void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -297,6 +268,7 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
     const int64_t rows = p.queries() * p.kv_heads;
+    const auto& key_blocks = call.layout->key_blocks();
     auto coarse_q = call.scratch<Int8, 3>(in.index_q.shape());
     auto coarse_rows = call.scratch<CoarseRow, 1>({rows});
     const IndexInput copy{coarse_q, in.coarse.keys};
@@ -304,14 +276,15 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, copy, ids);
     listed.coarse_rows = coarse_rows.data();
     listed.coarse_blocks = in.coarse.blocks.data();
-    CandidateMemory memory(call, rows);
+    CandidateMemory memory(call, rows, key_blocks.size());
     const IndexCandidates found = memory.candidates(call, listed);
     IndexPlan plan(call, in, kIndexPrefillRows);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
-    only_marked(exact, found);
+    exact.only = memory.marked.data();
     const RescoreArgs rescored{.candidates = found,
                                .index_q = in.index_q.data(),
                                .index_k = exact.index_k,
+                               .sequence_blocks = key_blocks.data(),
                                .thread_blocks = 4 * call.device.sms};
     by_half(in.index_q.element(), [&]<typename T>() {
         check(launch_coarse_rows<T>(in.index_q.data(), rows, listed.index_dim, listed.scale,
