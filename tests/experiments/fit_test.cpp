@@ -93,7 +93,7 @@ void FitArchitecture::expect_threads_and_resume_change_no_bit(
     std::vector<std::string> resume = with({"--resume"});
     resume.insert(resume.end(), architecture_.begin(), architecture_.end());
     int code = -1, interrupted = 0;
-    for (int64_t delay = 30000; code != 0; delay += 15000) {
+    for (int64_t delay = 30000; code != 0; delay += delay / 4) {
         code = run_for("msa-fit-indexer", args({file}, "parts", resume),
                        std::chrono::microseconds(delay), SIGINT);
         interrupted += std::filesystem::exists(path("parts/checkpoint-3.h5")) ? 1 : 0;

@@ -17,7 +17,7 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
     for (int64_t trial = 0; trial < kTrials; ++trial) {
         const std::string out = concat("killed", trial), jobs = concat(1 + trial % 2);
         int code = -1;
-        for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += 3000 + 1700 * trial) {
+        for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += delay / 4) {
             code = run_for("msa-fit-indexer",
                            args({file}, out, {"--eval-every", "2", "--resume", "--jobs", jobs}),
                            std::chrono::microseconds(delay));
@@ -70,7 +70,7 @@ TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
     resume.emplace_back("--resume");
     ASSERT_EQ(run({file}, "whole", more).code, 0);
     int interrupted = 0;
-    for (int64_t delay = 40000;; delay += 20000) {
+    for (int64_t delay = 40000;; delay += delay / 4) {
         const int code = run_for("msa-fit-indexer", args({file}, "out", resume),
                                  std::chrono::microseconds(delay), SIGINT);
         if (code == 0) break;
@@ -100,7 +100,7 @@ TEST_F(FitResume, ARefusalTrainsAndLosesNothing) {
     };
     ASSERT_EQ(run({file}, "whole", more).code, 0);
     for (int64_t delay = 40000; !std::filesystem::exists(path("out/checkpoint-3.h5"));
-         delay += 20000)
+         delay += delay / 4)
         ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with({"--resume"})),
                           std::chrono::microseconds(delay), SIGINT),
                   0);
@@ -127,7 +127,7 @@ TEST_F(FitResume, GoesOnWithARunThatReplacesAnother) {
     ASSERT_EQ(run({file}, "whole", more).code, 0);
     ASSERT_EQ(run({file}, "out").code, 0);
     for (int64_t delay = 40000; !std::filesystem::exists(path("out/checkpoint-3.h5"));
-         delay += 20000)
+         delay += delay / 4)
         ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with("--overwrite")),
                           std::chrono::microseconds(delay), SIGINT),
                   0);

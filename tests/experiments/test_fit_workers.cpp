@@ -256,7 +256,7 @@ TEST_F(FitWorkers, InterruptedTheyGoOnWithAnyNumber) {
     resume.emplace_back("--resume");
     int interrupted = 0;
     const char* devices[] = {"0,1", "0", "0,1,2"};
-    for (int64_t delay = 40000, turn = 0;; delay += 30000, ++turn) {
+    for (int64_t delay = 40000, turn = 0;; delay += delay / 4, ++turn) {
         const int code =
             run_for("msa-fit-indexer", args({file_}, "out", together(devices[turn % 3], resume)),
                     std::chrono::microseconds(delay), SIGINT);

@@ -271,7 +271,7 @@ TEST_F(PretrainSweep, AKilledShardLosesItsRunAlone) {
     done("killed", more);
     more.back() = "0/2";
     int code = -1, killed = 0;
-    for (int64_t delay = 150; code != 0; delay += 100) {
+    for (int64_t delay = 150; code != 0; delay += delay / 4) {
         code = run_for("msa-pretrain", words("killed", more), std::chrono::milliseconds(delay));
         ASSERT_TRUE(code == 0 || code == -1) << code;
         killed += code == -1 ? 1 : 0;

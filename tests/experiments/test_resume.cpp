@@ -39,13 +39,13 @@ protected:
 TEST_F(Resume, AfterKillsAtManyMoments) {
     using std::chrono::microseconds;
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
-    constexpr int64_t kTrials = repeated(12, 3);
+    constexpr int64_t kTrials = repeated(6, 3);
     int64_t killed = 0;
     // Later and later, so that some kills hit every step: start, layers, assembly, small files.
     for (int64_t trial = 0; trial < kTrials; ++trial) {
         const std::string out = concat("killed", trial);
         int code = -1;
-        for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += 2000 + 300 * trial) {
+        for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += delay / 4) {
             code = run_for("msa-analyze", args(out, {"--resume"}), microseconds(delay));
             ASSERT_TRUE(code == 0 || code == -1) << code;
             killed += code == -1 ? 1 : 0;

@@ -100,7 +100,7 @@ TEST_F(Shards, AKilledOneGoesOn) {
     std::vector<std::string> folders = analyze_in(2, "part");
     std::filesystem::remove_all(folders[0]);
     int code = -1, killed = 0;
-    for (int64_t delay = 4000; code != 0; delay += 3000) {
+    for (int64_t delay = 4000; code != 0; delay += delay / 4) {
         code = run_for("msa-analyze", analyze("part0", {"--shard", "0/2", "--resume"}),
                        microseconds(delay));
         ASSERT_TRUE(code == 0 || code == -1) << code;
