@@ -95,7 +95,7 @@ void write_others(io::ActivationsWriter& to, const io::ActivationsReader& file,
 
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
                               const IndexWeights& weights, Field field, QueryRange range,
-                              int threads, const ChangeProduct& change) {
+                              int threads) {
     const std::span<const Field> made = fitted(weights.form().architecture).makes;
     MSA_CHECK(is_made(weights.form(), field));
     const Problem queries =
@@ -105,8 +105,8 @@ Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer,
     const Tensor<float, 3> rows = query_rows(file, layer, range, positions, weights.form());
     const View<const float, 2> inputs(rows.data(),
                                       {rows.extent(0), rows.extent(1) * rows.extent(2)});
-    if (field == made.front()) return index_queries(weights, inputs, positions, threads, change);
-    if (field == made[1]) return index_keys(weights, inputs, positions, threads, change);
+    if (field == made.front()) return index_queries(weights, inputs, positions, threads);
+    if (field == made[1]) return index_keys(weights, inputs, positions, threads);
     return index_head_weights(weights, inputs, threads);
 }
 

@@ -16,8 +16,7 @@ namespace msa::experiments::fit {
 /// Computes an operand [n, heads, channels] from the weights for the tokens [range) of a file:
 /// one that has a row per token.
 Tensor<float, 3> fitted_index(const io::ActivationsReader& file, int64_t layer, const IndexWeights&,
-                              io::Field, QueryRange range, int threads = 0,
-                              const ChangeProduct& = {});
+                              io::Field, QueryRange range, int threads = 0);
 
 /// Index Branches of a fit, for layers of a file that has their inputs.
 struct FittedBranches {

@@ -8,7 +8,6 @@
 #include "analysis/recall.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/program.h"
-#include "experiments/fit/indexer_file.h"
 #include "experiments/measure/measure.h"
 
 namespace msa::experiments::precision {
@@ -29,19 +28,17 @@ struct IndexOperands {
     Tensor<float, 3> q, k;
 };
 
-/// Those that the weights make of x. The norm's weights stay as they are.
-IndexOperands project(const io::ActivationsReader& file, int64_t layer, IndexWeights weights,
-                      std::span<const int64_t> tokens, const Projection& as, int threads) {
+/// Those that the weights make of x [Nk, d_model]. The norm's weights stay as they are.
+IndexOperands project(View<const float, 2> x, std::span<const int64_t> positions,
+                      IndexWeights weights, std::span<const int64_t> tokens, const Projection& as,
+                      int threads) {
     for (View<float, 2> w : {weights.w_q(), weights.w_k()})
         store_as(as.precision, View<float, 3>(w.data(), {w.extent(0), 1, w.extent(1)}));
     ChangeProduct change;
     if (as.rounded_product)
         change = [&](View<float, 3> product) { store_as(as.precision, product); };
-    const auto all = [&](io::Field field) {
-        return fit::fitted_index(file, layer, weights, field, {0, file.info().tokens()}, threads,
-                                 change);
-    };
-    return {gather_rows(all(io::Field::index_q).view(), tokens), all(io::Field::index_k)};
+    return {gather_rows(index_queries(weights, x, positions, threads, change).view(), tokens),
+            index_keys(weights, x, positions, threads, change)};
 }
 
 /// Attention of some queries over a cache, on the host.
@@ -221,9 +218,13 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     std::vector<IndexOperands> operands;  // as projected; or of the file
     if (weights != nullptr) {
         projected = projections(o.formats);
+        const Tensor<float, 3> rows =
+            file.read(layer.layer, io::Field::x, {0, file.info().tokens()});
+        const View<const float, 2> x = rows_of(rows.view());
+        std::vector<int64_t> positions;
+        for (const KeyRange& seen : visible_keys(whole)) positions.push_back(seen.count - 1);
         for (const Projection& as : projected)
-            operands.push_back(
-                project(file, layer.layer, *weights, queries.tokens, as, worker.threads));
+            operands.push_back(project(x, positions, *weights, queries.tokens, as, worker.threads));
     } else if (has_index) {
         operands.push_back({data.index_q(queries.tokens), copy_of(host_view(data.index_k))});
     }
