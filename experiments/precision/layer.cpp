@@ -41,6 +41,20 @@ IndexOperands project(View<const float, 2> x, std::span<const int64_t> positions
             index_keys(weights, x, positions, threads, change)};
 }
 
+/// The operands of every projection of a layer, whose x is read once.
+std::vector<IndexOperands> project_all(const io::ActivationsReader& file, int64_t layer,
+                                       const Problem& p, const IndexWeights& weights,
+                                       std::span<const int64_t> tokens,
+                                       std::span<const Projection> projected, int threads) {
+    const Tensor<float, 3> x = file.read(layer, io::Field::x, {0, file.info().tokens()});
+    std::vector<int64_t> positions;
+    for (const KeyRange& seen : visible_keys(p)) positions.push_back(seen.count - 1);
+    std::vector<IndexOperands> operands;
+    for (const Projection& as : projected)
+        operands.push_back(project(rows_of(x.view()), positions, weights, tokens, as, threads));
+    return operands;
+}
+
 /// Attention of some queries over a cache, on the host.
 struct Attended {
     Tensor<float, 3> dense, sparse;  // [Nq, Hq, dh]; sparse is absent without ids
@@ -218,13 +232,8 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
     std::vector<IndexOperands> operands;  // as projected; or of the file
     if (weights != nullptr) {
         projected = projections(o.formats);
-        const Tensor<float, 3> rows =
-            file.read(layer.layer, io::Field::x, {0, file.info().tokens()});
-        const View<const float, 2> x = rows_of(rows.view());
-        std::vector<int64_t> positions;
-        for (const KeyRange& seen : visible_keys(whole)) positions.push_back(seen.count - 1);
-        for (const Projection& as : projected)
-            operands.push_back(project(x, positions, *weights, queries.tokens, as, worker.threads));
+        operands = project_all(file, layer.layer, whole, *weights, queries.tokens, projected,
+                               worker.threads);
     } else if (has_index) {
         operands.push_back({data.index_q(queries.tokens), copy_of(host_view(data.index_k))});
     }

@@ -97,32 +97,6 @@ TEST_F(Pretrain, EveryChoiceOfTrainingRuns) {
     }
 }
 
-TEST_F(Pretrain, WhatDecidesATrainingChangesItsWeights) {
-    text_file("a.txt");
-    const auto train = [&](const char* name, const Words& choice) {
-        Words more{"--steps", "4",      "--evaluate", "0",         "--probe",
-                   "0",       "--clip", "0.1",        "--signals", "both"};
-        more.insert(more.end(), choice.begin(), choice.end());
-        const Outcome outcome = run(name, more);
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-    };
-    train("attached", {"--detach", "off"});
-    for (const Words& choice : std::vector<Words>{{"--detach-lm", "on"},
-                                                  {"--clip-index", "together"},
-                                                  {"--attach-from", "2"},
-                                                  {"--attach-until", "1"},
-                                                  {"--kl-teacher", "other"},
-                                                  {"--freeze-index"},
-                                                  {"--kl-weight", "3"},
-                                                  {"--begin", "document"},
-                                                  {"--bos", "on"}}) {
-        Words changed{"--detach", "off", "--overwrite"};
-        changed.insert(changed.end(), choice.begin(), choice.end());
-        train("changed", changed);
-        EXPECT_FALSE(same_weights("changed", "attached")) << choice.front();
-    }
-}
-
 TEST_F(Pretrain, KilledAndResumedGivesTheSameBits) {
     text_file("a.txt");
     ASSERT_EQ(run("whole").code, 0);
