@@ -53,11 +53,12 @@ protected:
             WrongGroup workers(right, error);
             const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
             const IndexForm form = fit::index_form(*o, file, 3);
-            fit::TrainingLayer data = fit::read_layer(file, 3, *o, form);
+            fit::Members members;
+            members.push_back(std::make_unique<fit::Member>(
+                fit::read_layer(file, 3, *o, form, true), *backend, 1));
+            fit::TrainingLayer& data = members.front()->data;
             fit::pool(data, file, form);
-            const fit::LayerOperands operands(*backend, data);
-            const auto indexer = fit::fitted(o->architecture).make(data, operands, 1);
-            const fit::Trainer trainer(*o, data, operands, *indexer, split.train, 1, workers);
+            const fit::Trainer trainer(*o, members, split.train, 1, workers);
             fit::FitState state = fit::start_state(
                 right.is_first() ? fit::start_weights(o->start, form, data, split.train, o->seed)
                                  : IndexWeights(form));
