@@ -117,10 +117,10 @@ struct Slab {
 void read(hid_t dataset, hid_t memory, const Slab& slab, void* to, const Place& place);
 void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, const Place& place);
 
-/// Creates a dataset with its groups. chunk empty: contiguous; otherwise chunked with fletcher32
-/// and, where `deflated`, shuffle and deflate 1. InputError when a chunk is above HDF5's limit.
+/// Creates a dataset with its groups. chunk empty: contiguous; otherwise chunked with shuffle,
+/// deflate 1 and fletcher32. InputError when a chunk is above HDF5's limit.
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
-                      const std::vector<hsize_t>& chunk, bool deflated = true);
+                      const std::vector<hsize_t>& chunk);
 
 /// A list of texts like `/done`: a dataset of one axis. Texts are written with variable length and
 /// read with either.

@@ -26,8 +26,8 @@ public:
     UnitWriter& operator=(UnitWriter&&) = delete;
 
     /// Writes a whole dataset at an absolute HDF5 path and creates its groups. T: float, double,
-    /// int32_t, int64_t. Datasets of 16 KiB and more are chunked, and deflated unless
-    /// `describe` says otherwise.
+    /// int32_t, int64_t. Datasets of 16 KiB and more are chunked, shuffled, deflated,
+    /// unless `describe` says otherwise.
     template <typename T, int Rank>
     void write(const std::string& dataset, View<const T, Rank> values, const Describe& describe);
     /// Creates a dataset of the given shape, to be filled by rows (slices of the first axis).
