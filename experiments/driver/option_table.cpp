@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/utf8.h"
-#include "experiments/driver/command_line.h"
+#include "experiments/driver/table.h"
 
 namespace msa::experiments {
 namespace {
@@ -296,16 +296,41 @@ OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& fo
 }
 
 bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
-    const auto all = read_command_line(about_, rows_, args, out);
-    if (!all) return false;
-    auto values = all->begin();
+    po::options_description description(kLineWidth);
+    std::list<std::vector<std::string>> given;  // of each row; switches hold a word when set
+    std::list<bool> switches;
+    std::string positional;
+    for (const OptionRow& row : rows_) {
+        given.emplace_back();
+        const char* const flag = row.flag.c_str();
+        if (row.positional) positional = row.flag;
+        if (row.is_switch) {
+            switches.push_back(false);
+            description.add_options()(flag, po::bool_switch(&switches.back()), row.help.c_str());
+        } else if (row.repeatable) {
+            const std::string shown =
+                row.shown_default.empty() ? "" : msa::concat(" (=", row.shown_default, ")");
+            description.add_options()(flag, po::value(&given.back())->value_name(row.form + shown),
+                                      row.help.c_str());
+        } else {
+            auto* value = po::value<std::string>()->value_name(row.form)->notifier(
+                [&to = given.back(), shown = row.shown_default](const std::string& text) {
+                    if (text != shown || text.empty()) to.push_back(text);
+                });
+            if (!row.shown_default.empty()) value->default_value(row.shown_default);
+            description.add_options()(flag, value, row.help.c_str());
+        }
+    }
+    if (!parse_command_line(about_, description, positional, args, out)) return false;
+    auto values = given.begin();
+    auto is_set = switches.begin();
     for (OptionRow& row : rows_) {
-        for (const std::string& value : *values++) {
-            if (!value.empty() && value == row.shown_default && !row.repeatable) continue;
-            require(row.is_switch || !value.empty(), "--", row.flag, " is empty, must be ",
-                    row.form);
+        if (row.is_switch && *is_set++) row.take("");
+        for (const std::string& value : *values) {
+            require(!value.empty(), "--", row.flag, " is empty, must be ", row.form);
             row.take(value);
         }
+        ++values;
     }
     for (const OptionRow& row : rows_) row.check();
     return true;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The options of a program as one table. A row defines an option completely: flag, help, default,
 // allowed values, the variable that it sets, and whether it decides the results. The rows give the
-// parser (command_line.h), --help, experiments/CLI.md, the checks, and the record of a run that
-// --resume compares.
+// parser, --help, experiments/CLI.md, the checks, and the record of a run that --resume compares.
 #pragma once
 
 #include <filesystem>

@@ -5,7 +5,42 @@
 #include <iostream>
 #include <sstream>
 
+#include "experiments/driver/table.h"
+#include "experiments/driver/version.h"
+
 namespace msa::experiments {
+namespace {
+
+std::string question(const About& about) {
+    return about.does.empty() ? about.program.question
+                              : concat(about.program.question, ' ', about.does);
+}
+
+void print_help(const About& about, const po::options_description& options, std::ostream& out) {
+    out << about.program.name << ": " << question(about) << "\n\nusage: " << about.program.name
+        << ' ' << about.usage << "\n\n"
+        << options << "\nCounts take the suffixes K = 2^10 and M = 2^20. Ranges are half open.\n";
+    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
+    out << "\nExamples:\n";
+    for (const std::string& example : about.examples) out << "  " << example << '\n';
+}
+
+void print_markdown(const About& about, const po::options_description& options, std::ostream& out) {
+    out << "## " << about.program.name << "\n\n"
+        << question(about) << "\n\n    " << about.program.name << ' ' << about.usage
+        << "\n\n| option | meaning |\n|---|---|\n";
+    for (const auto& option : options.options()) {
+        std::string parameter = option->format_parameter();
+        out << "| `--" << option->long_name() << (parameter.empty() ? "" : " ") << parameter
+            << "` | " << option->description() << " |\n";
+    }
+    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
+    out << "\n```\n";
+    for (const std::string& example : about.examples) out << example << '\n';
+    out << "```\n";
+}
+
+}  // namespace
 
 std::optional<int64_t> count_of(std::string_view word) {
     int shift = 0;
@@ -105,6 +140,60 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
     while (!there.empty() && !std::filesystem::exists(there)) there = there.parent_path();
     require(there.empty() || std::filesystem::is_directory(there), "--", option, " is ",
             folder.string(), ", but ", there.string(), " is a file, not a folder");
+}
+
+bool parse_command_line(const About& about, const po::options_description& options,
+                        const std::string& positional, std::span<const std::string> args,
+                        std::ostream& out) {
+    po::options_description visible("Options", kLineWidth);
+    visible.add(options);
+    visible.add_options()("help,h", "print this help")(
+        "help-markdown", "print the help as Markdown")("version", "print version and commit");
+    po::positional_options_description positions;
+    if (!positional.empty()) positions.add(positional.c_str(), -1);
+    po::variables_map values;
+    const auto parser = [&] {
+        return po::command_line_parser(std::vector<std::string>(args.begin(), args.end()))
+            .options(visible)
+            .positional(positions)
+            .style(po::command_line_style::unix_style & ~po::command_line_style::allow_guessing);
+    };
+    try {
+        po::store(parser().run(), values);
+        if (values.contains("help")) print_help(about, visible, out);
+        if (values.contains("help-markdown")) print_markdown(about, options, out);
+        if (values.contains("version"))
+            out << about.program.name << ' ' << kVersion << " (" << kCommit << ")\n";
+        if (values.contains("help") || values.contains("help-markdown") ||
+            values.contains("version"))
+            return false;
+        po::notify(values);
+    } catch (const po::validation_error& error) {
+        const std::string option = error.get_option_name();
+        const auto* known =
+            visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
+        const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
+        throw InputError(
+            concat(error.what(), form, "; ", about.program.name, " --help lists the options"));
+    } catch (const po::unknown_option& error) {
+        const std::string asked = error.get_option_name();
+        std::string meant;
+        for (const auto& option : visible.options())
+            if (("--" + option->long_name()).starts_with(asked))
+                meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
+        throw InputError(concat(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
+                                about.program.name, " --help lists the options"));
+    } catch (const po::multiple_occurrences& error) {
+        const bool names_files = error.get_option_name() == "--" + positional;
+        throw InputError(
+            concat(names_files ? concat(about.program.name, " reads one input, several are named")
+                               : std::string(error.what()),
+                   "; ", about.program.name, " --help lists the options"));
+    } catch (const po::error& error) {
+        throw InputError(
+            concat(error.what(), "; ", about.program.name, " --help lists the options"));
+    }
+    return true;
 }
 
 }  // namespace msa::experiments

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What a program says of itself, and what values of options have in common (option_table.h).
+// Parsing of command lines, used by the table of options (option_table.h). One Boost description
+// per program gives the parser, the help and the generated reference (experiments/CLI.md).
 #pragma once
 
+#include <boost/program_options.hpp>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
@@ -17,6 +19,8 @@
 #include "experiments/programs.h"
 
 namespace msa::experiments {
+
+namespace po = boost::program_options;
 
 /// The text of a program's help.
 struct About {
@@ -72,5 +76,13 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
 
 /// Whether "--option" is among the arguments. For defaults that depend on whether the user chose.
 bool given(std::span<const std::string> args, const std::string& option);
+
+/// Adds --help, --help-markdown and --version, parses `args` into the variables that `options`
+/// names, positional arguments into the option `positional` (none when empty). Returns false if
+/// help or version was requested and written to `out`. InputError for unknown, repeated and
+/// malformed options; abbreviations are not accepted.
+bool parse_command_line(const About& about, const po::options_description& options,
+                        const std::string& positional, std::span<const std::string> args,
+                        std::ostream& out);
 
 }  // namespace msa::experiments
