@@ -80,8 +80,9 @@ TEST_P(CoarseIndexForms, ManyBlocks) {
             const Tensor<int32_t, 3> want = runner.index_select(p, rule, o);
             const std::string kernel = runner.backend().answered_by();
             EXPECT_TRUE(identical(runner.index_select_coarse(p, rule, o), want));
-            if (half && kernel == "index_select_sm90")
+            if (half && kernel == "index_select_sm90") {
                 EXPECT_EQ(runner.backend().answered_by(), "index_select_coarse_sm90");
+            }
         }
     }
 }

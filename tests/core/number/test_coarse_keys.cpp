@@ -54,7 +54,7 @@ void for_each_error(const Problem& p, const Operands& o, const Check& check) {
 
 class CoarseKeysOf : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, CoarseKeysOf, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& one) { return one.param.name; });
 
 TEST_P(CoarseKeysOf, ScoresAreWithinTheirBounds) {
     const Problem& p = GetParam().problem;
