@@ -115,10 +115,15 @@ TEST_F(Cost, OverGpus) {
     for (const json& row : cost["rows"]) {
         const auto gpus = row["gpus"].get<double>();
         EXPECT_EQ(row["prefill"]["ranks"].size(), row["gpus"].get<size_t>());
-        // Chunks whose keys fit into the cache gain a little; 64 GPUs wait for the network, and
-        // their first chunks go by unions alone.
+        // Chunks whose keys fit into the cache gain a little; 8 GPUs wait for keys, as they share
+        // the link of whoever has them; 64 for the network, and their first chunks go by unions
+        // alone.
         EXPECT_LT(row["prefill"]["speedup"], 1.02 * gpus);
-        EXPECT_GT(row["prefill"]["speedup"], (gpus > 8 ? 0.6 : 0.95) * gpus) << row["gpus"];
+        EXPECT_GT(row["prefill"]["speedup"], (gpus > 8   ? 0.6
+                                              : gpus > 2 ? 0.85
+                                                         : 0.95) *
+                                                 gpus)
+            << row["gpus"];
         EXPECT_LT(row["prefill"]["imbalance"], gpus > 8 ? 0.08 : 0.03);
         EXPECT_LT(row["decode"]["worst_speedup"], row["decode"]["speedup"]);
     }
