@@ -126,7 +126,7 @@ Matrix Pass::gather(View<const float, 3> from, const std::vector<int64_t>& rows,
 /// The Main Branch's, [rows * G, keys].
 Matrix Pass::logits(const Part& part, int64_t r) const {
     const KeyRows keys(in_.k[part.first][r].data(), part.count, p_.head_dim,
-                    Eigen::OuterStride<>(p_.kv_heads * p_.head_dim));
+                       Eigen::OuterStride<>(p_.kv_heads * p_.head_dim));
     Matrix all = gather(in_.q, part.rows, r * group_size_, group_size_) * keys.transpose();
     if (p_.softcap)
         all = all.unaryExpr([this](float s) { return static_cast<float>(p_.logit(double{s})); });
@@ -138,7 +138,7 @@ Matrix Pass::logits(const Part& part, int64_t r) const {
 /// index_q . index_k [rows * H, keys].
 Matrix Pass::products(const Part& part, const Matrix& index_q) const {
     const KeyRows keys(in_.index.index_k[part.first].data(), part.count, index_q.cols(),
-                    Eigen::OuterStride<>(index_q.cols()));
+                       Eigen::OuterStride<>(index_q.cols()));
     return index_q * keys.transpose();
 }
 
@@ -309,7 +309,7 @@ void Pass::add_gradient(const Part& part, const Matrix& d_scores, Matrix product
         }
     }
     const KeyRows keys(in_.index.index_k[part.first].data(), part.count, width,
-                    Eigen::OuterStride<>(width));
+                       Eigen::OuterStride<>(width));
     const Matrix d_q = d * keys;
     for (size_t a = 0; a < part.rows.size(); ++a)
         Eigen::Map<Matrix>(to_.d_index_q[part.rows[a]].data(), heads, width) +=
