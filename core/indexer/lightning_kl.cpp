@@ -25,7 +25,7 @@ constexpr int64_t kStripTokens = 1024;  // whose gradients the tiles hold
 constexpr float kLeast = std::numeric_limits<float>::min();
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using KeyRows = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
+using ChosenKeys = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
 using Line = Eigen::Map<Eigen::ArrayXf>;
 
 class Pass {
@@ -125,8 +125,8 @@ Matrix Pass::gather(View<const float, 3> from, const std::vector<int64_t>& rows,
 
 /// The Main Branch's, [rows * G, keys].
 Matrix Pass::logits(const Part& part, int64_t r) const {
-    const KeyRows keys(in_.k[part.first][r].data(), part.count, p_.head_dim,
-                       Eigen::OuterStride<>(p_.kv_heads * p_.head_dim));
+    const ChosenKeys keys(in_.k[part.first][r].data(), part.count, p_.head_dim,
+                          Eigen::OuterStride<>(p_.kv_heads * p_.head_dim));
     Matrix all = gather(in_.q, part.rows, r * group_size_, group_size_) * keys.transpose();
     if (p_.softcap)
         all = all.unaryExpr([this](float s) { return static_cast<float>(p_.logit(double{s})); });
@@ -137,8 +137,8 @@ Matrix Pass::logits(const Part& part, int64_t r) const {
 
 /// index_q . index_k [rows * H, keys].
 Matrix Pass::products(const Part& part, const Matrix& index_q) const {
-    const KeyRows keys(in_.index.index_k[part.first].data(), part.count, index_q.cols(),
-                       Eigen::OuterStride<>(index_q.cols()));
+    const ChosenKeys keys(in_.index.index_k[part.first].data(), part.count, index_q.cols(),
+                          Eigen::OuterStride<>(index_q.cols()));
     return index_q * keys.transpose();
 }
 
@@ -308,8 +308,8 @@ void Pass::add_gradient(const Part& part, const Matrix& d_scores, Matrix product
             row = (row > 0.0F).select(score * (scale_ * in_.index.weights(i, h)), 0.0F);
         }
     }
-    const KeyRows keys(in_.index.index_k[part.first].data(), part.count, width,
-                       Eigen::OuterStride<>(width));
+    const ChosenKeys keys(in_.index.index_k[part.first].data(), part.count, width,
+                          Eigen::OuterStride<>(width));
     const Matrix d_q = d * keys;
     for (size_t a = 0; a < part.rows.size(); ++a)
         Eigen::Map<Matrix>(to_.d_index_q[part.rows[a]].data(), heads, width) +=
