@@ -157,8 +157,10 @@ TEST_P(Pages, WindowCapAndSinksApplyToPages) {
 
 /// A sequence's own tokens go where its keys are read, in every way that K and V share pages.
 TEST_P(Pages, AppendedRowsAreKeys) {
-    for (const auto& [page_size, how] :
+    for (const std::pair<int, Pool>& layout :
          {std::pair{16, Pool::apart}, {32, Pool::by_page}, {8, Pool::by_row}}) {
+        const int page_size = layout.first;
+        const Pool how = layout.second;
         const Case c = lengths("appended", {40, 0, 1, 129, 16}, 1000, 16);
         const Operands o = make_operands(c, GetParam().element);
         Backend& b = runner_.backend();
