@@ -294,18 +294,21 @@ h5::Handle ActivationsFile::open(const LayerInfo& layer, Field field) const {
     return dataset;
 }
 
-/// A slab as floats, whatever is in it.
-void ActivationsFile::read_raw(hid_t dataset, const LayerInfo& layer, Field field, QueryRange range,
+/// A slab as floats, whatever is in it. Other threads may read while it is converted.
+void ActivationsFile::read_raw(const LayerInfo& layer, Field field, QueryRange range,
                                int64_t first_head, View<float, 3> to) const {
-    const h5::Place place = field_place(path_, layer.layer, field);
-    const h5::Slab slab = field_slab(field, range.begin, first_head, to.shape());
-    const h5::Handle memory = h5::memory_type(layer.element);
+    const auto read_as_stored = [&](void* values) {
+        const h5::Lock lock;
+        h5::read(open(layer, field), h5::memory_type(layer.element),
+                 field_slab(field, range.begin, first_head, to.shape()), values,
+                 field_place(path_, layer.layer, field));
+    };
     if (layer.element == Element::f32) {
-        h5::read(dataset, memory, slab, to.data(), place);
+        read_as_stored(to.data());
         return;
     }
     std::vector<uint16_t> raw(static_cast<size_t>(to.size()));
-    h5::read(dataset, memory, slab, raw.data(), place);
+    read_as_stored(raw.data());
     using Row = Eigen::Map<Eigen::ArrayXf>;
     if (layer.element == Element::f16)
         Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<f16, Eigen::Dynamic, 1>>(
@@ -318,7 +321,7 @@ void ActivationsFile::read_raw(hid_t dataset, const LayerInfo& layer, Field fiel
 }
 
 /// Throws with the count of NaN and Inf in the whole dataset and the first of them.
-void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, Field field) const {
+void ActivationsFile::report_non_finite(const LayerInfo& layer, Field field) const {
     int64_t count = 0;
     std::string first;
     const Shape<3> shape{0, layer.heads(field), layer.channels(field)};
@@ -326,7 +329,7 @@ void ActivationsFile::report_non_finite(hid_t dataset, const LayerInfo& layer, F
     for (int64_t begin = 0; begin < rows; begin += kChunkTokens) {
         const int64_t end = std::min(begin + kChunkTokens, rows);
         Tensor<float, 3> window({end - begin, shape[1], shape[2]});
-        read_raw(dataset, layer, field, {begin, end}, 0, window);
+        read_raw(layer, field, {begin, end}, 0, window);
         for (int64_t i = 0; i < window.size(); ++i) {
             if (std::isfinite(window.data()[i])) continue;
             if (count++ == 0)
@@ -346,7 +349,7 @@ void ActivationsFile::check_not_repeated(const LayerInfo& layer) const {
     const int64_t dim = layer.head_dim;
     for (Field field : {Field::k, Field::v}) {
         Tensor<float, 3> last({1, 2, dim});
-        read_raw(open(layer, field), layer, field, {info_.tokens() - 1, info_.tokens()}, 0, last);
+        read_raw(layer, field, {info_.tokens() - 1, info_.tokens()}, 0, last);
         const float* head = last.data();
         const bool constant = std::all_of(head, head + dim, [&](float c) { return c == *head; });
         if (constant || !std::equal(head, head + dim, head + dim)) return;
@@ -359,10 +362,9 @@ void ActivationsFile::check_not_repeated(const LayerInfo& layer) const {
 
 void ActivationsFile::read(const LayerInfo& layer, Field field, QueryRange range,
                            int64_t first_head, View<float, 3> to) const {
-    const h5::Handle dataset = open(layer, field);
-    read_raw(dataset, layer, field, range, first_head, to);
+    read_raw(layer, field, range, first_head, to);
     if (!Eigen::Map<const Eigen::ArrayXf>(to.data(), to.size()).isFinite().all())
-        report_non_finite(dataset, layer, field);
+        report_non_finite(layer, field);
 }
 
 void ActivationsFile::read_tokens(std::span<int32_t> to) const {

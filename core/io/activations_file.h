@@ -26,9 +26,8 @@ public:
 
 private:
     h5::Handle open(const LayerInfo&, Field) const;
-    void read_raw(hid_t dataset, const LayerInfo&, Field, QueryRange, int64_t first_head,
-                  View<float, 3> to) const;
-    [[noreturn]] void report_non_finite(hid_t dataset, const LayerInfo&, Field) const;
+    void read_raw(const LayerInfo&, Field, QueryRange, int64_t first_head, View<float, 3> to) const;
+    [[noreturn]] void report_non_finite(const LayerInfo&, Field) const;
     void check_not_repeated(const LayerInfo&) const;
 
     std::filesystem::path path_;

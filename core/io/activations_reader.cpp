@@ -173,7 +173,6 @@ void ActivationsReader::read(int64_t number, Field field, QueryRange range, int6
                 0 <= first_head && first_head + to.extent(1) <= layer.heads(field),
             impl_->name, ": a buffer of shape ", msa::to_string(to.shape()),
             " does not fit heads from ", first_head, " of /layers/", number, "/", to_string(field));
-    const h5::Lock lock;
     int64_t first = 0;  // row of the file
     for (const ActivationsFile& file : impl_->files) {
         const int64_t rows = file.info().rows(layer, field);

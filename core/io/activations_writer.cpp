@@ -77,7 +77,7 @@ struct ActivationsWriter::Impl {
             if (has_head_axis(field)) chunk[1] = 1;
             const h5::Handle dataset =
                 h5::create_dataset(file, field_place(partial, layer.layer, field),
-                                   h5::memory_type(layer.element), whole.count, chunk);
+                                   h5::memory_type(layer.element), whole.count, {chunk, false});
             if (layer.element == Element::bf16)
                 h5::set_attribute(dataset, "logical_dtype", std::string("bfloat16"));
         }
@@ -130,7 +130,7 @@ void ActivationsWriter::write_tokens(std::span<const int32_t> tokens) {
     const h5::Place at{impl_->partial, "/tokens"};
     const h5::Handle dataset =
         h5::create_dataset(impl_->file, at, H5T_STD_I32LE, {tokens.size()},
-                           {std::min<hsize_t>(tokens.size(), hsize_t{1} << 16)});
+                           {{std::min<hsize_t>(tokens.size(), hsize_t{1} << 16)}});
     h5::write(dataset, H5T_NATIVE_INT32, {{0}, {tokens.size()}}, tokens.data(), at);
 }
 

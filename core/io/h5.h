@@ -117,10 +117,14 @@ struct Slab {
 void read(hid_t dataset, hid_t memory, const Slab& slab, void* to, const Place& place);
 void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, const Place& place);
 
-/// Creates a dataset with its groups. chunk empty: contiguous; otherwise chunked with shuffle,
-/// deflate 1 and fletcher32. InputError when a chunk is above HDF5's limit.
+/// How a dataset lies in its file: contiguous without a chunk, otherwise in chunks with fletcher32.
+struct Storage {
+    std::vector<hsize_t> chunk;
+    bool deflated = true;  // chunks are shuffled and deflated (1) before
+};
+/// Creates a dataset with its groups. InputError when a chunk is above HDF5's limit.
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
-                      const std::vector<hsize_t>& chunk);
+                      const Storage& storage);
 
 /// A list of texts like `/done`: a dataset of one axis. Texts are written with variable length and
 /// read with either.

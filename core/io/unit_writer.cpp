@@ -57,9 +57,9 @@ UnitWriter::UnitWriter(UnitWriter&&) noexcept = default;
 
 void UnitWriter::Impl::create(const std::string& name, hid_t type,
                               const std::vector<hsize_t>& shape, const Describe& describe) const {
-    const h5::Handle dataset =
-        h5::create_dataset(file, at(name), type, shape,
-                           describe.deflated ? chunk_of(shape, type) : std::vector<hsize_t>());
+    h5::Storage storage;
+    if (describe.deflated) storage.chunk = chunk_of(shape, type);
+    const h5::Handle dataset = h5::create_dataset(file, at(name), type, shape, storage);
     h5::set_attribute(dataset, "axes", describe.axes);
     h5::set_attribute(dataset, "unit", describe.unit);
     h5::set_attribute(dataset, "description", describe.description);

@@ -227,8 +227,9 @@ private:
         if (!chunk.empty()) chunk[0] = std::min<hsize_t>(chunk[0], 16);
         const io::h5::Place place{"fuzz", name};
         if (io::h5::exists(file_, name)) return;
-        const Handle made = io::h5::create_dataset(
-            file_, place, stored, shape, decide_.choose(2) == 1 ? chunk : std::vector<hsize_t>{});
+        io::h5::Storage storage;
+        if (decide_.choose(2) == 1) storage.chunk = chunk;
+        const Handle made = io::h5::create_dataset(file_, place, stored, shape, storage);
         if (type == 2 && decide_.choose(8) != 1)
             io::h5::set_attribute(made, "logical_dtype", std::string("bfloat16"));
         hsize_t count = 1;

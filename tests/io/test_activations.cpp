@@ -161,7 +161,7 @@ TEST_F(Activations, UnknownLayersAndPreRope) {
     }
 }
 
-TEST_F(Activations, ChunksHoldOneHead) {
+TEST_F(Activations, ChunksHoldOneHeadAndAreNotPacked) {
     write();
     const h5::Handle file = h5::open_file(path_);
     for (const char* name : {"q", "k", "v", "index_q"}) {
@@ -170,6 +170,11 @@ TEST_F(Activations, ChunksHoldOneHead) {
         std::array<hsize_t, 3> chunk{};
         EXPECT_EQ(H5Pget_chunk(layout, 3, chunk.data()), 3) << name;
         EXPECT_EQ(chunk[1], 1U) << name;
+        EXPECT_EQ(H5Pget_nfilters(layout), 1) << name;
+        EXPECT_GE(H5Pget_filter_by_id2(layout, H5Z_FILTER_FLETCHER32, nullptr, nullptr, nullptr, 0,
+                                       nullptr, nullptr),
+                  0)
+            << name;
     }
 }
 

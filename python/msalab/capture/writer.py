@@ -73,8 +73,7 @@ class ActivationsWriter:
             rows = self._tokens if name != "qsa_k" else self._pieces(layer, slice(None))
             shape = (rows, *array.shape[1:])
             chunks = (max(1, min(rows, CHUNK_TOKENS)), *(1,) * (len(shape) - 2), shape[-1])
-            self._dataset(group, name, element, shape=shape, chunks=chunks, shuffle=True,
-                          compression="gzip", compression_opts=1, fletcher32=True)
+            self._dataset(group, name, element, shape=shape, chunks=chunks, fletcher32=True)
         for name, array in layer.weights.items():
             self._dataset(group, f"weights/{name}", array.dtype,
                           data=array.view(np.uint16) if array.dtype == bfloat16 else array)
