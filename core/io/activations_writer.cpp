@@ -135,7 +135,6 @@ void ActivationsWriter::write_tokens(std::span<const int32_t> tokens) {
 }
 
 void ActivationsWriter::finish() {
-    const h5::Lock lock;
     h5::close_durably(std::move(impl_->file), impl_->partial);
     impl_->output.finish();
 }

@@ -86,22 +86,25 @@ std::vector<DatasetInfo> DatasetReader::datasets(const std::string& group) const
 }
 
 void DatasetReader::visit(const DatasetInfo& dataset, const Visitor& visitor) const {
-    const h5::Lock lock;
     constexpr int64_t kValues = int64_t{1} << 20;
     const h5::Place place = impl_->at(dataset.path);
-    const h5::Handle opened = h5::open_dataset(impl_->file, place);
     if (dataset.shape.empty() || element_total(dataset.shape) == 0) return;
     const int64_t rows = dataset.shape[0], row = element_total(dataset.shape) / rows;
     const int64_t step = std::clamp<int64_t>(kValues / row, 1, rows);
     h5::Slab slab{std::vector<hsize_t>(dataset.shape.size(), 0),
                   {dataset.shape.begin(), dataset.shape.end()}};
-    std::vector<double> values(static_cast<size_t>(step * row));
+    std::vector<double> values;
     for (int64_t first = 0; first < rows; first += step) {
         const int64_t count = std::min(step, rows - first);
         slab.offset[0] = static_cast<hsize_t>(first);
         slab.count[0] = static_cast<hsize_t>(count);
-        h5::read(opened, H5T_NATIVE_DOUBLE, slab, values.data(), place);
-        visitor(std::span(values).first(static_cast<size_t>(count * row)));
+        {
+            const h5::Lock lock;
+            const h5::Handle opened = h5::open_dataset(impl_->file, place);
+            values.resize(static_cast<size_t>(count * row));
+            h5::read(opened, H5T_NATIVE_DOUBLE, slab, values.data(), place);
+        }
+        visitor(values);
     }
 }
 

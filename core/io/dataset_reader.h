@@ -40,6 +40,7 @@ public:
     /// Every dataset under a group, in natural order. InputError if groups are nested 32 deep.
     std::vector<DatasetInfo> datasets(const std::string& group) const;
     /// Streams the values of a numeric dataset of any rank from 1 as doubles, some MiB at a time.
+    /// Other threads may read while the visitor works.
     using Visitor = std::function<void(std::span<const double>)>;
     void visit(const DatasetInfo& dataset, const Visitor& visitor) const;
     template <typename T, int Rank>

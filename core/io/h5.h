@@ -62,7 +62,8 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
 /// Creates or truncates a file without HDF5's own lock; the caller holds one (partial_file.h).
 /// SystemError if the system refuses.
 Handle create_file(const std::filesystem::path& path);
-/// Flushes and closes `file`, then waits until the bytes are on the device.
+/// Flushes and closes `file`, then waits, without the library's lock, until the bytes are on the
+/// disk.
 void close_durably(Handle file, const std::filesystem::path& path);
 
 bool exists(hid_t location, const std::string& path);

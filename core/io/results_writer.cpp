@@ -165,6 +165,8 @@ struct ResultsWriter::Impl {
 
     /// The units that take the place of their parts.
     void join_parts(const JoinParts& join);
+    /// Everything in one file, which is still open.
+    h5::Handle assemble(const std::filesystem::path& to, const JoinParts& join);
     void open(IfExists if_exists);
 };
 
@@ -300,23 +302,24 @@ void ResultsWriter::Impl::join_parts(const JoinParts& join) {
     }
 }
 
+h5::Handle ResultsWriter::Impl::assemble(const std::filesystem::path& to, const JoinParts& join) {
+    const h5::Lock library;
+    join_parts(join);
+    h5::Handle file = h5::create_file(to);
+    const std::vector<std::string> names = in_order();
+    uintmax_t bytes = kAbout;
+    for (const std::string& unit : names) bytes += std::filesystem::file_size(units.at(unit));
+    reserve(to, bytes);
+    for (const std::string& unit : names) merge(h5::open_file(units.at(unit)), file, "/", to);
+    write_run(file, to, record);
+    h5::write_texts(file, {to, "/done"}, names);
+    return file;
+}
+
 void ResultsWriter::finish(const JoinParts& join) {
     if (impl_->complete) return;
-    const h5::Lock lock;
-    impl_->join_parts(join);
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
-    h5::Handle file = h5::create_file(assembled);
-    const std::vector<std::string> names = impl_->in_order();
-    uintmax_t bytes = kAbout;
-    for (const std::string& unit : names)
-        bytes += std::filesystem::file_size(impl_->units.at(unit));
-    reserve(assembled, bytes);
-    for (const std::string& unit : names)
-        merge(h5::open_file(impl_->units.at(unit)), file, "/", assembled);
-
-    write_run(file, assembled, impl_->record);
-    h5::write_texts(file, {assembled, "/done"}, names);
-    h5::close_durably(std::move(file), assembled);
+    h5::close_durably(impl_->assemble(assembled, join), assembled);
     release_rest(assembled);
     append_checksum(assembled);
     std::filesystem::rename(assembled, impl_->path);

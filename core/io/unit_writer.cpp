@@ -104,13 +104,16 @@ void UnitWriter::note(const std::string& name, const std::string& text) {
 }
 
 void UnitWriter::finish() {
-    const h5::Lock lock;
-    h5::set_attribute(h5::open_object(impl_->file, impl_->at("/")), "notes",
-                      nlohmann::json(impl_->notes)
-                          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    {
+        const h5::Lock lock;
+        h5::set_attribute(h5::open_object(impl_->file, impl_->at("/")), "notes",
+                          nlohmann::json(impl_->notes)
+                              .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
     h5::close_durably(std::move(impl_->file), impl_->temporary);
     append_checksum(impl_->temporary);
     std::filesystem::rename(impl_->temporary, impl_->path);
+    const h5::Lock lock;
     impl_->done();
 }
 
