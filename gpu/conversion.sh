@@ -1,27 +1,47 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The experiment of docs/dense_to_msa.md on a machine with a GPU: what is missing of it.
+# The experiment of docs/dense_to_msa.md on a machine with GPUs: what is missing of it.
 #   gpu/conversion.sh OUT SECONDS [WORDS...]
 #   gpu/conversion.sh --smoke OUT
-# A run is missing unless data/conversion/records or OUT has its record, ARM-seed-S.tar. One that is under way
-# when SECONDS are up stops behind a saved step in results/conversion, and goes on when this is started again on
-# the same machine. WORDS go to every `msalab train`. In the environment:
+# A run is missing unless data/conversion/records/FORM or OUT has its record, ARM-seed-S.tar.xz. One that is under
+# way when SECONDS are up stops behind a saved step in WORK, and goes on when this is started again on the same
+# machine. WORDS go to every `msalab train`. In the environment:
+#   FORM    small (default) or large: which of the two registered experiments
+#   RUNS    of its runs those to do, in this order, as "dense-1 msa-512-1" (ARM-SEED)
+#   GPUS    numbers of those that take one run each at a time (default: 0)
+#   LEAST   seconds that a run takes: with fewer left none is begun (default: 60)
 #   MODEL   folder or FILE.gguf (default: results/smollm2)
-#   CORPUS  archive of what `./msalab corpus` writes, unpacked into results/corpus unless that is there
-#   SEEDS, ARMS, STEPS, WARMUP, CONTEXT, BATCH, ROWS, PROCESSES, DEVICE, SEQUENCES, LENGTHS, EXERCISES: see below
-# --smoke: a model of the same shape with random weights, each arm for a few steps: does it run, how fast?
-# msalab must be importable with the cuda backend (PYTHONPATH=build/release/python).
+#   INPUTS  archive of data/conversion/inputs.py, unpacked into WORK once (default: inputs.tar.xz there)
+#   WORK    folder of runs (default: results/conversion)
+#   STEPS, WARMUP, CONTEXT, BATCH, ROWS, PROCESSES, DEVICE, SEQUENCES, LENGTHS, EXERCISES: see below
+# --smoke: random weights of the model's shape: how fast is an arm, does it resume bit for bit? Then runs of a few
+# steps, their records and the judge's words. With DEVICE=cpu these alone, of a small model.
+# msalab must be importable, with the cuda backend for GPUs (PYTHONPATH=build/release/python).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 began=$SECONDS smoke=0 tries=0
 if [[ $1 == --smoke ]]; then smoke=1 && shift; fi
-out=$1 work=results/conversion records=data/conversion/records
+out=$1 work=${WORK:-results/conversion} form=${FORM:-small}
 mkdir -p "$out" "$work"
-read -ra seeds <<<"${SEEDS:-1 2 3}"
-read -ra arms <<<"${ARMS:-dense msa-512 window-512 fitted msa-1024 window-1024}"
-steps=${STEPS:-800} warmup=${WARMUP:-80} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-2}
+case $form in # what is worth most comes first
+    small)
+        steps=200 warmup=20 exercises=32
+        runs="dense-1 msa-512-1 msa-1024-1 fitted-1 dense-2 msa-512-2 msa-1024-2 window-512-1 dense-3 msa-512-3 msa-1024-3"
+        ;;
+    large)
+        steps=800 warmup=80 exercises=64 runs=
+        for seed in 1 2 3; do
+            for arm in dense msa-512 msa-1024 window-512 fitted window-1024; do runs+="$arm-$seed "; done
+        done
+        ;;
+    *) echo "FORM is $form, must be small or large" >&2 && exit 2 ;;
+esac
+records=data/conversion/records/$form
+steps=${STEPS:-$steps} warmup=${WARMUP:-$warmup} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-4}
 processes=${PROCESSES:-1} device=${DEVICE:-cuda} sequences=${SEQUENCES:-24} lengths=${LENGTHS:-2048,4096,8192}
-dtype=bfloat16
+exercises=${EXERCISES:-$exercises} dtype=bfloat16
+read -ra runs <<<"${RUNS:-$runs}"
+read -ra gpus <<<"${GPUS:-0}"
 [[ $device != cpu ]] || dtype=float32
 export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 
@@ -29,9 +49,9 @@ export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZER
 words_of() {
     case $1 in
         dense) echo --attention dense --steps "$steps" ;;
-        msa-*) echo --top-k $((${1#msa-} / 64)) --steps "$steps" --warmup "$warmup" ;;
+        msa-*) echo --top-k $((${1#msa-} / 64)) --steps "$steps" --warmup "$warmup" "${start[@]}" ;;
         window-*) echo --attention window --top-k $((${1#window-} / 64)) --steps "$steps" ;;
-        fitted) echo --top-k 8 --steps "$warmup" --warmup "$warmup" ;;
+        fitted) echo --top-k 8 --steps "$warmup" --warmup "$warmup" "${start[@]}" ;;
     esac
 }
 
@@ -53,84 +73,112 @@ train() { # OUT WORDS...
         --block-size 64 --save-every 200 --resume "${@:2}"
 }
 
+left() { echo $((seconds - (SECONDS - began))); }
+
+run() { # ARM-SEED WORDS...
+    local arm=${1%-*} seed=${1##*-} code=0 own
+    local name=$arm-seed-$seed run=$work/$arm-seed-$seed
+    read -ra own <<<"$(words_of "$arm")"
+    train "$run" --data "$work/tokens.safetensors" --seed "$seed" --seconds "$(left)" "${own[@]}" "${@:2}" \
+        >"$run.txt" 2>&1 || code=$?
+    if [[ ! -f $run/summary.json ]]; then
+        echo "$name: not ended, exit code $code: $(tail -n 1 "$run.txt")"
+        [[ ! -f $run/diverged.json ]] || tar -C "$run" -cJf "$out/$name.tar.xz" diverged.json curves.csv run.json
+        return
+    fi
+    read -ra own <<<"$(evaluation_of "$arm" "$run")"
+    timeout -s INT "$(($(left) > 10 ? $(left) : 10))" python3 -m msalab evaluate "$run/model" \
+        --text "$work/held_out.txt" --context "$context" --sequences "$sequences" --block-size 64 \
+        --tasks needle,multi_key,recall --lengths "$lengths" --exercises "$exercises" --device "$device" \
+        --dtype $dtype --out "$run/evaluation" --resume ${bytes:+"$bytes"} "${own[@]}" >"$run.txt" 2>&1 ||
+        { echo "$name: not evaluated: $(tail -n 1 "$run.txt")" && return; }
+    python3 data/conversion/records.py "$run" "$out/$name.tar.xz"
+    echo "$name: $((SECONDS - began)) s: $(grep -m 1 '^dense' "$run.txt")"
+}
+
+# The queue, for each GPU.
+take() { # GPU WORDS...
+    local one
+    for one in "${runs[@]}"; do
+        local name=${one%-*}-seed-${one##*-}
+        exec {lock}>"$work/$name.lock"
+        if flock -n "$lock" && [[ ! -f $records/$name.tar.xz && ! -f $out/$name.tar.xz ]] &&
+            (($(left) > ${LEAST:-60})); then
+            # Another one could end it meanwhile; a run that ends has a record or says why not.
+            CUDA_VISIBLE_DEVICES=$1 run "$one" "${@:2}"
+        fi
+        exec {lock}>&-
+    done
+}
+
+queue() { # WORDS...
+    local gpu
+    if [[ ! -f $work/held_out.txt ]]; then
+        tar -C "$work" -xJf "${INPUTS:-$work/inputs.tar.xz}"
+    fi
+    start=()
+    for file in "$work"/indexer.*; do
+        [[ ! -f $file ]] || start=(--indexer "$file")
+    done
+    for gpu in "${gpus[@]}"; do take "$gpu" "$@" & done
+    wait
+}
+
 if ((smoke)); then
-    model=$work/smoke-model batch=4
-    python3 - "$model" <<'CODE'
+    work=$work/smoke records=$work/none seconds=1000000 batch=4 steps=6 warmup=3 start=() bytes=--bytes
+    model=$work/model shape="hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192"
+    rm -rf "$work" "$out"/*-seed-*.tar.xz
+    mkdir -p "$work"/corpus/{train,held_out}
+    runs=(dense-1 msa-512-1 fitted-1) sequences=8 exercises=2
+    if [[ $device == cpu ]]; then
+        shape="hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, vocab_size=256, max_position_embeddings=1024"
+        context=1024 batch=2 rows=1 lengths=512,1024 runs=(dense-1 msa-512-1)
+        steps=4 warmup=2 sequences=6 exercises=1
+    fi
+    python3 - "$model" <<CODE
 import sys
 import torch
 import transformers
 torch.manual_seed(0)
 transformers.LlamaForCausalLM(transformers.LlamaConfig(
-    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-    num_key_value_heads=3, max_position_embeddings=8192, rope_theta=1e5, tie_word_embeddings=True,
-    dtype=torch.bfloat16)).to(torch.bfloat16).save_pretrained(sys.argv[1])
+    $shape, rope_theta=1e5, tie_word_embeddings=True)).to(torch.bfloat16).save_pretrained(sys.argv[1])
 CODE
     # Rows of one document, and of several: cuDNN has a plan for every number of them.
     cat core/*.cpp core/*/*.cpp >"$work/one.txt"
     for file in core/*.cpp core/*/*.cpp docs/*.md; do cat "$file" && printf '\0'; done >"$work/many.txt"
-    steps=6 warmup=3
     smoke() { # NAME TEXT WORDS...
         train "$work/$1" --data "$work/$2.txt" --bytes --log-every 1 --probe-every 0 "${@:3}"
     }
-    for each in dense:4:one dense:1:many window-512:4:one msa-512:4:one msa-512:1:many; do
-        IFS=: read -r arm rows text <<<"$each"
-        name=smoke-$arm-$rows-$text
-        read -ra own <<<"$(words_of "$arm")"
-        smoke "$name" "$text" --overwrite "${own[@]}" 2>&1 | tail -n 1 || echo "$name FAILED"
-        cp "$work/$name/curves.csv" "$out/$name.csv"
-        grep -E ',(loss|tokens_per_second),' "$out/$name.csv" | sed "s/^/$name: /"
+    if [[ $device != cpu ]]; then
+        for each in dense:4:one dense:1:many window-512:4:one msa-512:4:one msa-512:1:many; do
+            IFS=: read -r arm rows text <<<"$each"
+            name=smoke-$arm-$rows-$text
+            read -ra own <<<"$(words_of "$arm")"
+            smoke "$name" "$text" "${own[@]}" 2>&1 | tail -n 1 || echo "$name FAILED"
+            cp "$work/$name/curves.csv" "$out/$name.csv" || continue
+            grep -E ',(loss|tokens_per_second),' "$out/$name.csv" | sed "s/^/$name: /"
+        done
+        steps=3 warmup=1
+        read -ra own <<<"$(words_of msa-512)"
+        smoke whole many --deterministic "${own[@]}" 2>&1 | tail -n 1
+        until smoke parts many --deterministic --seconds 0 "${own[@]}" 2>&1 | tail -n 1; do ((++tries < 5)) || break; done
+        for file in model.safetensors indexer.safetensors; do
+            cmp "$work"/{whole,parts}/model/$file && echo "$file: resumed bit for bit"
+        done
+    fi
+    for kind in english c code; do
+        cp "$work/one.txt" "$work/corpus/train/$kind.txt"
+        cp "$work/many.txt" "$work/corpus/held_out/$kind.txt"
     done
-    steps=3 warmup=1
-    read -ra own <<<"$(words_of msa-512)"
-    smoke whole many --overwrite --deterministic "${own[@]}" 2>&1 | tail -n 1
-    rm -rf "$work/parts"
-    until smoke parts many --deterministic --seconds 0 "${own[@]}" 2>&1 | tail -n 1; do ((++tries < 5)) || break; done
-    for file in model.safetensors indexer.safetensors; do
-        cmp "$work"/{whole,parts}/model/$file && echo "$file: resumed bit for bit"
-    done
+    python3 data/conversion/inputs.py "$model" "$work/corpus" "$work/inputs.tar.xz" --context "$context" --bytes 2>&1 |
+        tail -n 1
+    INPUTS=$work/inputs.tar.xz queue --bytes
+    python3 data/conversion/judge.py "$out"
     exit
 fi
 
 seconds=$2 model=${MODEL:-results/smollm2}
 shift 2
-if [[ ! -f results/corpus/manifest.json ]]; then
-    mkdir -p results/corpus
-    tar -C results/corpus -xJf "${CORPUS:-results/corpus.tar.xz}"
-fi
-tokens=$work/tokens.safetensors
-[[ -f $tokens ]] || python3 -m msalab.training "$model" --context "$context" --tokens-out "$tokens" \
-    --data results/corpus/train/{english,c,code}.txt
-# Held-out documents that a context is not too long for.
-[[ -f $work/held_out.txt ]] || python3 - "$work/held_out.txt" results/corpus/held_out/{english,c,code}.txt <<'CODE'
-import sys
-kinds = [[one for one in open(path, encoding="utf-8").read().split("\0") if len(one) > 40000] for path in sys.argv[2:]]
-turns = zip(*kinds)  # a document of each kind in turn
-open(sys.argv[1], "w", encoding="utf-8").write("\0".join(one for turn in turns for one in turn))
-CODE
-
-for seed in "${seeds[@]}"; do
-    for arm in "${arms[@]}"; do
-        name=$arm-seed-$seed run=$work/$arm-seed-$seed
-        if [[ -f $records/$name.tar || -f $out/$name.tar ]]; then continue; fi
-        left=$((seconds - (SECONDS - began)))
-        ((left > 30)) || exit 0
-        read -ra own <<<"$(words_of "$arm")"
-        code=0
-        train "$run" --data "$tokens" --seed "$seed" --seconds "$left" "${own[@]}" "$@" 2>&1 | tail -n 2 || code=$?
-        if [[ ! -f $run/summary.json ]]; then
-            echo "$name: not ended, exit code $code"
-            [[ -f $run/diverged.json ]] && tar -C "$run" -cf "$out/$name.tar" diverged.json curves.csv run.json
-            continue
-        fi
-        read -ra own <<<"$(evaluation_of "$arm" "$run")"
-        left=$((seconds - (SECONDS - began)))
-        timeout -s INT "$((left > 10 ? left : 10))" python3 -m msalab evaluate "$run/model" --text "$work/held_out.txt" \
-            --context "$context" --sequences "$sequences" --block-size 64 --tasks needle,multi_key,recall \
-            --lengths "$lengths" --exercises "${EXERCISES:-16}" --device "$device" --dtype $dtype --out "$run/evaluation" --resume \
-            "${own[@]}" >"$run/evaluation.txt" 2>&1 || { tail -n 1 "$run/evaluation.txt" && continue; }
-        cp "$run/evaluation/summary.json" "$run/evaluation.json"
-        cp "$run/evaluation/results.h5" "$run/evaluation.h5"
-        tar -C "$run" -cf "$out/$name.tar" summary.json curves.csv evaluation.json evaluation.h5
-        echo "$name: $(head -n 4 "$run/evaluation.txt" | tail -n 2)"
-    done
-done
+queue "$@"

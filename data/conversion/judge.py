@@ -6,68 +6,95 @@ docs/dense_to_msa.md has had since before they were made.
 usage: judge.py RECORDS   (needs python/ of this repository: PYTHONPATH=python)
 """
 
-import io
+import json
 import math
 import sys
 import tarfile
 from pathlib import Path
 
-import h5py
 import numpy as np
+from records import Record
 
 from msalab.evaluation.intervals import interval_text, ratio_interval
 
-MOST_EXCESS, MOST_POINTS = 0.005, 0.02  # of bits a token, and of exact matches
+MOST_EXCESS, MOST_LOST = 0.005, 0.02  # of bits a token, and of right answers
+FEWEST_SEEDS = 2
 OWN = {"msa": "index@{}", "window": "window@{},first=1"}  # what an arm's own attention is called
 UNTRAINED = ("index@{}", "mean-key@{}", "mean-key@{},first=1", "quest@{}", "quest@{},first=1", "window@{},first=1")
-
-
-class Record:
-    """nats [token] and right [answer] of an arm's model with the attention that `config` names."""
-
-    def __init__(self, path: Path, config: str):
-        with tarfile.open(path) as tar, h5py.File(io.BytesIO(tar.extractfile("evaluation.h5").read())) as file:
-            names = [name.decode() for name in file["configs"][()]]
-            row = names.index(config)
-            text = file["evaluate/text"]
-            self.nats = text["nats"][row].astype(float)
-            self.document = text["document"][()][text["sequence"][()]]
-            self.right = {name: group["right"][row] for name, group in sorted(file["evaluate/retrieval"].items())}
+YES, NO, OPEN = "near-lossless", "not near-lossless", "undecided"
 
 
 def records(folder: Path, arm: str, config: str) -> dict[str, Record]:
     """Seed -> record; diverged runs have none."""
     found = {}
-    for path in sorted(folder.glob(f"{arm}-seed-*.tar")):
+    for path in sorted(folder.glob(f"{arm}-seed-*.tar.xz")):
         with tarfile.open(path) as tar:
-            whole = "evaluation.h5" in tar.getnames()
-        if whole:
-            found[path.stem.rpartition("-")[2]] = Record(path, config)
+            if "evaluation.json" not in tar.getnames():
+                continue
+        record = Record(path)
+        if config in record.configs:
+            found[path.name.removesuffix(".tar.xz").rpartition("-")[2]] = record.select(config)
     return found
 
 
-def excess(one: list, base: list, seed: int = 0) -> dict:
+def kind_of(record: Record, trained: bool) -> str:
+    """What records must share to be compared; one whose model was not trained has its own steps."""
+    run = record.summary
+    names = ("context", "batch", *(("steps",) if trained else ()))
+    return json.dumps([run["model"], run["inputs"]["tokens"], {name: run["options"][name] for name in names},
+                       record.tokens.tolist(), [*record.right]])
+
+
+def excess(one: list, base: list) -> dict:
     """Of bits a token, as a share of the base's; documents are drawn with replacement, seeds are averaged."""
-    document = base[0].document
-    if any(not np.array_equal(record.document, document) for record in (*one, *base)):
-        sys.exit("the records are not of the same text")
     more, own = (np.mean([record.nats for record in records], 0) for records in (one, base))
-    by = [[values[document == number].sum() for number in np.unique(document)] for values in (more - own, own)]
-    return ratio_interval(by[0], by[1], seed)
+    return ratio_interval(more - own, own, 0)
 
 
-def judge(one: list, base: list):
-    """(lines, near-lossless)"""
-    found = excess(one, base)
-    percent = {name: value if name == "units" or value is None else 100 * value for name, value in found.items()}
-    lines = [f"  excess {percent['mean']:+.3f} % of {np.mean([r.nats.mean() for r in base]) / math.log(2):.4f} bits "
-             f"a token, 95 %: {interval_text(percent, 'documents', 3)}"]
-    good = found["high"] is not None and found["high"] < MOST_EXCESS
+def gained(one: list, base: list) -> dict:
+    """Share of right answers above the base's; exercises of all tasks are drawn with replacement."""
+    mine, other = (np.mean([np.concatenate([*record.right.values()]) for record in records], 0)
+                   for records in (one, base))
+    return ratio_interval(mine - other, np.ones(len(mine)), 0)
+
+
+def side_of(interval: dict, bound: float, sign: int) -> str:
+    """Of an interval that should lie below the bound, or, with sign -1, above it."""
+    low, high = interval["low"], interval["high"]
+    if low is None:
+        return OPEN
+    if sign < 0:
+        low, high, bound = -high, -low, -bound
+    return YES if high < bound else NO if low > bound else OPEN
+
+
+def verdict(pairs: list) -> str:
+    """pairs: (record, base) of each seed."""
+    one, base = zip(*pairs)
+    parts = [side_of(excess(one, base), MOST_EXCESS, 1), side_of(gained(one, base), -MOST_LOST, -1)]
+    if NO in parts:
+        return NO
+    alone = [side_of(excess([mine], [other]), MOST_EXCESS, 1) for mine, other in pairs]
+    return YES if len(pairs) >= FEWEST_SEEDS and {*parts, *alone} == {YES} else OPEN
+
+
+def describe(pairs: list) -> list[str]:
+    def percent(interval):
+        return {name: value if name == "units" or value is None else 100 * value for name, value in interval.items()}
+
+    one, base = zip(*pairs)
+    found, answers = percent(excess(one, base)), percent(gained(one, base))
+    bits = np.mean([record.nats.sum() / record.tokens.sum() for record in base]) / math.log(2)
+    lines = [f"  excess {found['mean']:+.3f} % of {bits:.4f} bits a token, 95 %: "
+             f"{interval_text(found, 'documents', 3)}",
+             f"  right answers {answers['mean']:+.1f} of 100, 95 %: {interval_text(answers, 'exercises', 1)}"]
+    if len(pairs) > 1:
+        seeds = [100 * excess([mine], [other])["mean"] for mine, other in pairs]
+        lines.append(f"  excess of each seed: {', '.join(f'{value:+.3f} %' for value in seeds)}")
     for task in base[0].right:
-        mine, other = (np.mean([record.right[task].mean() for record in records]) for records in (one, base))
-        lines.append(f"  {task}: {100 * mine:.1f} against {100 * other:.1f} of 100")
-        good = good and mine >= other - MOST_POINTS
-    return lines, good
+        mine, other = (100 * np.mean([record.right[task].mean() for record in records]) for records in (one, base))
+        lines.append(f"  {task}: {mine:.1f} against {other:.1f} of 100")
+    return lines
 
 
 def main():
@@ -77,21 +104,27 @@ def main():
     base = records(folder, "dense", "dense")
     if not base:
         sys.exit(f"{folder}: has no record of the arm dense")
-    arms = [(f"{kind}-{budget}", own.format(budget)) for kind, own in OWN.items() for budget in (512, 1024)]
-    for arm, config in arms:
+
+    def pairs_of(arm, config, trained):
         found = records(folder, arm, config)
-        seeds = sorted(found.keys() & base.keys())
-        if seeds:
-            lines, good = judge([found[seed] for seed in seeds], [base[seed] for seed in seeds])
-            print(f"{arm}, seeds {', '.join(seeds)}: {'near-lossless' if good else 'not near-lossless'}", *lines,
-                  sep="\n")
-    for budget in (512, 1024):  # of the model as it was: each seed has the same one
+        pairs = [(found[seed], base[seed]) for seed in sorted(found.keys() & base.keys())]
+        if len({kind_of(record, trained) for pair in pairs for record in pair}) > 1:
+            sys.exit(f"{folder}: records of {arm} and dense are of different models, tokens, steps or texts")
+        return pairs
+
+    run = next(iter(base.values())).summary
+    print(f"after {run['tokens'] / 1e6:.1f} million tokens:")
+    for kind, own in OWN.items():
+        for budget in (512, 1024):
+            arm = f"{kind}-{budget}"
+            pairs = pairs_of(arm, own.format(budget), True)
+            if pairs:
+                print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs), sep="\n")
+    for budget in (512, 1024):
         for config in (one.format(budget) for one in UNTRAINED):
-            found = records(folder, "fitted", config)
-            seeds = sorted(found.keys() & base.keys())
-            if seeds:
-                lines, _ = judge([found[seed] for seed in seeds], [base[seed] for seed in seeds])
-                print(f"not trained, {config}:", *lines, sep="\n")
+            pairs = pairs_of("fitted", config, False)
+            if pairs:
+                print(f"not trained, {config}:", *describe(pairs), sep="\n")
 
 
 if __name__ == "__main__":
