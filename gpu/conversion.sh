@@ -37,7 +37,7 @@ case $form in # what is worth most comes first
     *) echo "FORM is $form, must be small or large" >&2 && exit 2 ;;
 esac
 records=data/conversion/records/$form
-steps=${STEPS:-$steps} warmup=${WARMUP:-$warmup} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-4}
+steps=${STEPS:-$steps} warmup=${WARMUP:-$warmup} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-2}
 processes=${PROCESSES:-1} device=${DEVICE:-cuda} sequences=${SEQUENCES:-24} lengths=${LENGTHS:-2048,4096,8192}
 exercises=${EXERCISES:-$exercises} dtype=bfloat16
 read -ra runs <<<"${RUNS:-$runs}"

@@ -97,8 +97,9 @@ std::string guarded(Body call) {
     }
 }
 
-// Outside a graph, decoding builds a plan for every number of keys.
-constexpr size_t kMostPlans = 32, kMostPlacements = 8;
+// Outside a graph, decoding builds a plan for every number of keys, and training on packed
+// documents two for every number of them in a batch, which is from 1 to 50 or so.
+constexpr size_t kMostPlans = 128, kMostPlacements = 8;
 
 struct Plan {
     Sizes sizes;
