@@ -456,18 +456,15 @@ void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, cons
 
 Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
                       const Storage& storage) {
-    const auto& [chunk, deflated] = storage;
     const Handle parents(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
     H5Pset_create_intermediate_group(parents, 1);
     const Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_obj_track_times(layout, false);  // the same content, the same bytes
-    check_chunk(place, type, chunk);
-    if (!chunk.empty() && std::find(shape.begin(), shape.end(), hsize_t{0}) == shape.end()) {
-        H5Pset_chunk(layout, static_cast<int>(chunk.size()), chunk.data());
-        if (deflated) {
-            H5Pset_shuffle(layout);
-            H5Pset_deflate(layout, 1);
-        }
+    check_chunk(place, type, storage.chunk);
+    if (!storage.chunk.empty() && std::ranges::count(shape, hsize_t{0}) == 0) {
+        H5Pset_chunk(layout, static_cast<int>(storage.chunk.size()), storage.chunk.data());
+        if (storage.deflated) H5Pset_shuffle(layout);
+        if (storage.deflated) H5Pset_deflate(layout, 1);
         H5Pset_fletcher32(layout);
     }
     const Handle space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr),
