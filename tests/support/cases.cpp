@@ -27,6 +27,8 @@ constexpr Sizes kSmall{8, 2, 32, 16, 16}, kPaper{32, 2, 128, 128, 128}, kNarrow{
     kPilot{64, 16, 64, 64, 32};  // its heads, groups enough
 const std::vector<int64_t> kRagged{0, 39, 74, 74, 75, 170}, kQueries{0, 100, 101, 138, 438},
     kKeys{0, 228, 358, 395, 895};
+constexpr Tags kGroupCounts = kTruth | kTuned | kGradient | kKl,
+               kWideGroups = kTuned | kGradient | kKl | kE4m3;
 constexpr SelectionRule k(int64_t top_k) { return {.top_k = top_k}; }
 
 const std::vector<Row> kRows{
@@ -67,10 +69,15 @@ const std::vector<Row> kRows{
     {"odd_dims", kTruth, {6, 2, 37, 19, 11}, {0, 85}, {0, 85}, k(4)},
     {"largest_block", kTruth, {4, 1, 64, 32, 256}, {0, 40}, {0, 600}, k(2)},
     {"paper_heads", kTruth, {16, 1, 128, 128, 128}, {0, 27}, {0, 450}, k(3)},
-    {"five_groups_of_8", kTruth, {40, 5, 64, 64, 32}, {0, 40}, {0, 40}, k(2)},
-    {"six_groups_of_16", kTruth, {96, 6, 64, 64, 32}, {0, 9}, {0, 70}, k(2)},
-    {"seven_groups_of_8", kTruth, {56, 7, 64, 64, 32}, {0, 5, 22}, {0, 40, 57}, k(4)},
-    {"twelve_groups_of_16", kTruth, {192, 12, 64, 64, 32}, {0, 9}, {0, 40}, k(2)},
+    // Numbers of groups that are no powers of two: on every backend, and by every tuned kernel.
+    {"five_groups_of_8", kGroupCounts, {40, 5, 64, 64, 32}, {0, 8}, {0, 70}, k(2)},
+    {"five_groups_of_16", kGroupCounts, {80, 5, 64, 64, 32}, {0, 4}, {0, 40}, k(1)},
+    {"six_groups_of_8", kGroupCounts, {48, 6, 64, 64, 32}, {0, 2, 6}, {0, 33, 38}, k(2)},
+    {"six_groups_of_16", kGroupCounts, {96, 6, 64, 64, 32}, {0, 5}, {0, 70}, k(2)},
+    {"seven_groups_of_8", kGroupCounts, {56, 7, 64, 64, 32}, {0, 5, 15}, {0, 36, 46}, k(4)},
+    {"seven_groups_of_16", kGroupCounts, {112, 7, 64, 64, 32}, {0, 4}, {0, 70}, k(2)},
+    {"twelve_groups_of_8", kGroupCounts, {96, 12, 64, 64, 32}, {0, 1, 3}, {0, 34, 36}, k(1)},
+    {"twelve_groups_of_16", kGroupCounts, {192, 12, 64, 64, 32}, {0, 4}, {0, 36}, k(2)},
     {"all_equal", kTruth, kSmall, {0, 120}, {0, 120}, k(4), {.values = Values::equal}},
     {"extreme_scores", kTruth, kSmall, {0, 120}, {0, 120}, k(4), {.values = Values::extreme}},
     {"rising_scores", kTruth, kSmall, {0, 165}, {0, 165}, k(4), {.values = Values::rising}},
@@ -211,6 +218,11 @@ const std::vector<Row> kRows{
     {"pilot", kGradient | kKl, {16, 4, 64, 64, 64}, {0, 700}, {0, 700}, k(5)},
     {"pilot_packed", kGradient | kKl, {16, 4, 64, 64, 64}, kQueries, kKeys, k(5)},
     {"pilot_blocks_of_32", kGradient | kKl, {16, 4, 64, 64, 32}, kQueries, kKeys, k(8)},
+    // More tiles of the groups that are no power of two.
+    {"five_wide_groups_of_16", kWideGroups, {80, 5, 128, 128, 64}, {0, 70}, {0, 250}, k(2)},
+    {"six_wide_groups_of_8", kWideGroups, {48, 6, 128, 64, 128}, {0, 30, 90}, {0, 30, 290}, k(2)},
+    {"seven_wide_groups_of_16", kWideGroups, {112, 7, 128, 128, 128}, {0, 60}, {0, 400}, k(2)},
+    {"twelve_wide_groups_of_8", kWideGroups, {96, 12, 128, 128, 64}, {0, 50}, {0, 250}, k(3)},
     // Of attention.
     {"tail_block", kGradient, {32, 2, 128, 64, 128}, {0, 1000}, {0, 1000}, k(4)},
     {"packed", kGradient, {32, 2, 128, 64, 128}, kQueries, kKeys, k(4)},
