@@ -16,9 +16,10 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 from make_advice import make_advice  # noqa: E402
 from make_indexer import make_indexer  # noqa: E402
-from test_capture_models import BIN, SIZES, make_model, needs_programs  # noqa: E402
+from test_capture_models import BIN, SIZES, make_model, needs_programs, run_program  # noqa: E402
 
 import msalab.transformers as mt  # noqa: E402
+from msalab.capture.__main__ import main as capture  # noqa: E402
 from msalab.evaluation import scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.merge import main as merge  # noqa: E402
@@ -248,6 +249,56 @@ def test_a_fitted_indexer_comes_first(folder, text_file, tmp_path):
                                                                     "oracle"]
     assert summary["resampled"] == "sequences"
     assert summary["configs"][1]["excess"]["low"] is None  # of one sequence
+
+
+@needs_programs
+def test_layers_that_share_a_fit_are_scored_by_the_ids_of_one(folder, text_file, tmp_path, capsys):
+    ids = np.frombuffer(TEXT.encode(), np.uint8)[:CONTEXT].astype(np.int64)  # the first sequence
+    (tmp_path / "tokens.json").write_text(json.dumps(ids.tolist()))
+    assert capture(["capture", str(folder), "--tokens", str(tmp_path / "tokens.json"), "--out",
+                    str(tmp_path / "mine.h5")]) == 0
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    short = ("--steps", 4, "--warmup-steps", 2, "--block-size", BLOCK, "--top-k", 3, "--index-dim", 16)
+    run_program("msa-fit-indexer", tmp_path / "mine.h5", "--out", own, *short)
+    run_program("msa-fit-indexer", tmp_path / "mine.h5", "--out", shared, *short, "--every", 2)
+    run_program("msa-analyze", shared / "indexer.h5", "--out", tmp_path / "seen", "--block-size", BLOCK,
+                "--top-k", 3, "--selectors", "index")
+
+    arguments = [str(folder), "--text", str(text_file), "--bytes", "--context", str(CONTEXT), "--sequences", "1",
+                 "--exercises", "1", "--depths", "1", "--tasks", "needle", "--selector", "index",
+                 "--forced-first", "0"]
+    nats = {}
+    for fit in (own, shared):
+        out = tmp_path / f"of-{fit.name}"
+        assert main([*arguments, "--indexer", str(fit), "--out", str(out)]) == 0
+        assert [c["config"] for c in summary_of(out)["configs"]] == ["dense", "index@48"]
+        with h5py.File(out / "results.h5") as file:
+            nats[fit] = file["evaluate/text/nats"][()]
+    assert (nats[own][0] == nats[shared][0]).all() and np.abs(nats[own][1] - nats[shared][1]).max() > 1e-2
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    chosen = {}
+    assert mt.configure(model, indexer=shared,
+                        observe=lambda layer, found: chosen.update({layer: found})) == [0, 1, 2, 3]
+    model.set_attn_implementation(mt.NAME)
+    with torch.no_grad():
+        first = torch.as_tensor(ids)[None]
+        loss = model(first, labels=first).loss.item()
+    assert nats[shared][1].mean() == pytest.approx(loss, rel=1e-6)
+    assert (chosen[1] == chosen[0]).all() and (chosen[3] == chosen[2]).all()
+    assert (chosen[2] != chosen[0]).any()
+    # Layer 0 sees here what it saw in the capture, where layer 1 took its ids, too.
+    with h5py.File(tmp_path / "seen/results.h5") as file:
+        for layer in (0, 1):
+            assert (np.sort(file[f"select/index/{layer}/ids"][()]) ==
+                    np.sort(chosen[layer].numpy())).mean() > 0.999
+
+    # Neither layer of a pair can be taken alone.
+    capsys.readouterr()
+    assert main([*arguments, "--indexer", str(shared), "--out", str(tmp_path / "one"), "--sensitivity",
+                 "dense"]) == 2
+    assert "layer 1 takes the ids of layer 0, which does not select" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):

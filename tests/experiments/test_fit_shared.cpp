@@ -167,6 +167,57 @@ TEST_F(FitSharedAll, ThreadsAndResumeChangeNoBit) {
     EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
 }
 
+TEST_F(FitSharedAll, ShardsOfOneSharingAreMerged) {
+    const std::string file = write("a.h5", {.layers = {3, 4, 5}});
+    const auto shard = [&](const std::string& out, const char* every, const char* of) {
+        ASSERT_EQ(run({file}, out, {"--every", every, "--shard", of}).code, 0);
+    };
+    ASSERT_EQ(run({file}, "whole", {"--every", "2"}).code, 0);
+    shard("first", "2", "0/2");
+    shard("second", "2", "1/2");
+    const Outcome merged = kMerge({path("first"), path("second"), "--out", path("merged")});
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    EXPECT_TRUE(same_data(path("merged/results.h5"), path("whole/results.h5")));
+    EXPECT_TRUE(file_text(path("merged/indexer.h5")) == file_text(path("whole/indexer.h5")));
+
+    shard("other", "1", "1/2");
+    const Outcome refused = kMerge({path("first"), path("other"), "--out", path("mixed")});
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_NE(refused.err.find(
+                  concat(path("other"), " (against ", path("first"), "): is of another run, ")),
+              std::string::npos)
+        << refused.err;
+    EXPECT_NE(refused.err.find("every"), std::string::npos) << refused.err;
+    EXPECT_FALSE(std::filesystem::exists(path("mixed")));
+}
+
+/// Captures whose layers take the ids of different layers are no data set.
+TEST_F(FitSharedAll, CapturesOfOtherSourcesAreRefused) {
+    const std::string file = write("a.h5", {.layers = {3, 4, 5}});
+    for (const auto& [out, groups] : {std::pair{"all", "3-5"}, {"two", "3-4"}, {"late", "4-5"}})
+        ASSERT_EQ(run({file}, out, {"--groups", groups}).code, 0);
+    const auto refusal = [&](const char* first, const char* second) {
+        const Outcome outcome =
+            kAnalyze({path(concat(first, "/indexer.h5")), path(concat(second, "/indexer.h5")),
+                      "--out", path("out"), "--block-size", "8", "--top-k", "4"});
+        EXPECT_EQ(outcome.code, 2);
+        return outcome.err;
+    };
+    const auto says = [&](const char* first, const char* second, int layer, const char* found,
+                          const char* wanted) {
+        const std::string said = refusal(first, second);
+        EXPECT_NE(said.find(concat(path(second), "/indexer.h5: /layers/", layer,
+                                   " attribute index_source is ", found, ", in ", path(first),
+                                   "/indexer.h5 it is ", wanted,
+                                   "; captures that are read as one data set must agree in it")),
+                  std::string::npos)
+            << said;
+    };
+    says("all", "two", 5, "missing", "3");
+    says("two", "all", 5, "3", "missing");
+    says("all", "late", 4, "missing", "3");
+}
+
 TEST_F(FitSharedAll, RefusesLayersThatCannotShare) {
     const auto refused = [&](const std::string& file, const std::vector<std::string>& more) {
         const Outcome outcome = run({file}, "out", more);

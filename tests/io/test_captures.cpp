@@ -187,6 +187,27 @@ TEST_F(Captures, ThatDifferAreRefused) {
     }
 }
 
+/// Of an indexer that layers share, both captures must take the ids of one layer.
+TEST_F(Captures, WhoseLayersTakeTheIdsOfOthersAreRefused) {
+    split(info_);
+    const auto set_source = [](const path& of, int64_t source) {
+        const h5::Handle file(H5Fopen(of.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        h5::set_attribute(h5::open_object(file, {of, "/layers/3"}), "index_source", source);
+    };
+    const auto refused = [&](const char* found, const char* wanted) {
+        EXPECT_EQ(
+            refusal([&] { both(); }),
+            concat(": /layers/3 attribute index_source is ", found, ", in ", first_.string(),
+                   " it is ", wanted, "; captures that are read as one data set must agree in it"));
+    };
+    set_source(second_, 1);
+    refused("1", "missing");
+    set_source(first_, 2);
+    refused("1", "2");
+    set_source(second_, 2);
+    EXPECT_EQ(both().layer(3).learned.source, 2);
+}
+
 TEST_F(Captures, AreDifferentFiles) {
     split(info_);
     const path again = path_.string() + "-3", missing = path_.string() + "-4";
