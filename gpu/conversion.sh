@@ -8,7 +8,7 @@
 # machine. WORDS go to every `msalab train`. In the environment:
 #   FORM    small (default) or large: which of the two registered experiments
 #   RUNS    of its runs those to do, in this order, as "dense-1 msa-512-1" (ARM-SEED)
-#   GPUS    numbers of those that take one run each at a time (default: 0)
+#   GPUS    those that take one run each at a time (default: 0); "0,1 2,3" with PROCESSES=2
 #   LEAST   seconds that a run takes: with fewer left none is begun (default: 60)
 #   MODEL   folder or FILE.gguf (default: results/smollm2)
 #   INPUTS  archive of data/conversion/inputs.py, unpacked into WORK once (default: inputs.tar.xz there)
