@@ -31,15 +31,15 @@ bench() {
 square=(--cases square --order automatic --index-element bf16)
 passes=dense_attention,dense_attention_grad,sparse_attention,sparse_attention_grad
 # Dense attention and its gradient in the same run as the layers that are compared with it.
-bench grad-128k 140 "${square[@]}" --backend cuda-unordered --preset paper --tokens 128K \
+bench grad-128k 180 "${square[@]}" --backend cuda-unordered --preset paper --tokens 128K \
     --support selected --stages "layer_grad,index_kl_grad,$passes"
 # Half of the groups: all of them take 73 GB with their gradients. Nothing of a layer but the sizes
 # of its rows depends on their number.
 bench grad-1m 100 "${square[@]}" --backend cuda --preset paper --query-heads 32 --kv-heads 2 \
     --tokens 1M --selection structured --stages layer_grad,sparse_attention_grad
-bench grad-32k 60 "${square[@]}" --backend cuda-unordered --preset paper --tokens 8K,32K \
+bench grad-32k 80 "${square[@]}" --backend cuda-unordered --preset paper --tokens 8K,32K \
     --support selected --stages "layer_grad,index_kl_grad,$passes"
-bench grad-pilot 40 "${square[@]}" --backend cuda-unordered --preset pilot --tokens 8K,32K \
+bench grad-pilot 55 "${square[@]}" --backend cuda-unordered --preset pilot --tokens 8K,32K \
     --support selected --stages "layer_grad,index_kl_grad,$passes"
 # cuDNN's deterministic gradient: one call at 8K tokens, pieces at 32K and 128K.
 bench grad-ordered 60 "${square[@]}" --backend cuda --preset paper --tokens 8K,32K,128K \
@@ -64,18 +64,18 @@ done
 for element in e4m3 bf16; do
     both=(--backend cuda --preset paper --stages "sparse_attention,layer" --element "$element"
         --index-element e4m3)
-    bench "e4m3-128k-$element" 60 "${both[@]}" --cases square --tokens 128K \
+    bench "e4m3-128k-$element" 80 "${both[@]}" --cases square --tokens 128K \
         --order automatic,union,kv_outer
-    bench "e4m3-32k-$element" 60 "${both[@]}" --cases square --tokens 8K,32K --order automatic,union
+    bench "e4m3-32k-$element" 80 "${both[@]}" --cases square --tokens 8K,32K --order automatic,union
     bench "e4m3-decode-1m-$element" 60 "${both[@]}" --cases decode --tokens 1M --batch 1 \
         --selection structured --order automatic
 done
 index=(--backend cuda --preset paper --index-element "bf16,e4m3,int8,int8-exact" --stages "index_select,layer")
-bench int8-128k 60 "${index[@]}" --cases square --tokens 128K --order automatic
+bench int8-128k 80 "${index[@]}" --cases square --tokens 128K --order automatic
 bench int8-decode-1m 60 "${index[@]}" --cases decode --tokens 1M --batch 1,8 --selection structured
 for preset in paper pilot; do
     for element in bf16 f16; do
-        bench "f16-$preset-32k-$element" 30 --backend cuda --cases square --order automatic \
+        bench "f16-$preset-32k-$element" 40 --backend cuda --cases square --order automatic \
             --preset "$preset" --tokens 32K --support selected --element "$element" \
             --index-element "$element" \
             --stages index_select,sparse_attention,sparse_attention_grad,index_kl_grad

@@ -18,6 +18,8 @@ import baselines
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/kernels.md")
 KINDS = ("square", "chunk", "short", "pack", "decode")
+LAYERS = (("structured", "structured", "bf16"), ("fp8 index", "structured", "e4m3"),
+          ("fitted", "fitted", "bf16"), ("random", "random", "bf16"))
 MARKED = re.compile(r"(<!-- table (\w+) from data/bench -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -65,10 +67,9 @@ class Records:
         return list(dict.fromkeys(m["case"] for m in sorted(found, key=place)))
 
     def layers(self, case: str) -> list:
-        """Structured bf16, structured e4m3, random bf16."""
+        """As LAYERS has them."""
         return [self.find("layer", case, selection=selection, index_element=element)
-                for selection, element in (("structured", "bf16"), ("structured", "e4m3"),
-                                           ("random", "bf16"))]
+                for _, selection, element in LAYERS]
 
 
 def beside_text(measured: dict) -> str:
@@ -97,13 +98,13 @@ def overview(records: Records) -> list[list[str]]:
           f"matrix product {gemm['flops_per_second'] / 1e12:.0f} TFLOP/s" if gemm else "")
     stage("the same with fp8 operands", "128K",
           records.find("index_select", square, selection="structured", index_element="e4m3"), "")
-    for selection in ("structured", "random"):
+    for selection in ("structured", "fitted", "random"):
         stage(f"`sparse_attention`, {selection}", "128K",
               records.find("sparse_attention", square, selection=selection, order="automatic"), "")
-    labels = ("structured", "structured, fp8 index", "random")
     for tokens in ("128K", "1M"):
-        for label, layer in zip(labels, records.layers(f"square {tokens}")):
-            stage(f"a layer's prefill, {label}", tokens, layer)
+        for (label, selection, _), layer in zip(LAYERS, records.layers(f"square {tokens}")):
+            of = label if label == selection else f"{selection}, {label}"
+            stage(f"a layer's prefill, {of}", tokens, layer)
     for sequences in (1, 8):
         for label, element in (("", "bf16"), (", fp8 index", "e4m3")):
             stage(f"a layer, one token of {sequences} sequence{'s' * (sequences > 1)}{label}", "1M",
@@ -117,12 +118,14 @@ def overview(records: Records) -> list[list[str]]:
 
 
 def layers(records: Records) -> list[list[str]]:
-    """Every case: dense attention, and the layer over it."""
-    rows = [["case", "dense", "structured", "", "fp8 index", "", "random", ""]]
-    for case in records.layer_cases():
-        found = records.layers(case)
-        if not any(found):  # captured layers have a selection of their own
-            continue
+    """Every case: dense attention, and the layer over it. Columns are those that a case has."""
+    cases = {case: found for case in records.layer_cases() if any(found := records.layers(case))}
+    kept = [n for n, _ in enumerate(LAYERS) if any(found[n] for found in cases.values())]
+    rows = [["case", "dense"]]
+    for n in kept:
+        rows[0] += [LAYERS[n][0], ""]
+    for case, all_found in cases.items():
+        found = [all_found[n] for n in kept]
         beside = next((m["beside"] for m in found if m and m["beside"]), None)
         row = [case, time_text(beside[0]) if beside else ""]
         for m in found:

@@ -26,15 +26,18 @@ def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
     records = records_of(
         tmp_path, measurement("square 128K", "dense_attention", 5e5, answered_by="cuDNN 9.13.1"),
         measurement("square 128K", "layer", 4e4, **layer),
+        measurement("square 128K", "layer", 5e4, selection="fitted", index_element="bf16"),
         measurement("pack of 2, 192K", "layer", 3e4, **layer),
         measurement("layer 3, 8K", "layer", 2e4, kind="captured", selection="fitted",
                     index_element="bf16"),
         {"case": "square 1M", "kind": "square", "stage": "layer", "skipped": "no room"})
-    assert tables.layers(records)[1:] == [
-        ["square 128K", "500 ms", "40 ms", "12.5×", "", "", "", ""],
-        ["pack of 2, 192K", "", "30 ms", "", "", "", "", ""]]
+    assert tables.layers(records) == [
+        ["case", "dense", "structured", "", "fitted", ""],
+        ["square 128K", "500 ms", "40 ms", "12.5×", "50 ms", "10.0×"],
+        ["pack of 2, 192K", "", "30 ms", "", "", ""]]
     assert tables.overview(records)[1:] == [
-        ["a layer's prefill, structured", "128K", "40 ms", "cuDNN 500 ms: 12.5×"]]
+        ["a layer's prefill, structured", "128K", "40 ms", "cuDNN 500 ms: 12.5×"],
+        ["a layer's prefill, fitted", "128K", "50 ms", "cuDNN 500 ms: 10.0×"]]
 
 
 def test_pages_are_renewed_between_their_marks(tmp_path):

@@ -93,18 +93,26 @@ int64_t all_blocks(const Problem& p) { return block_starts(p).back(); }
 /// Likewise of int8 index operands.
 int64_t index_scale_count(const Problem& p) { return p.queries() * p.kv_heads + all_blocks(p); }
 
-/// Stripes for the slots that sink and diagonal leave, so that hardly any is left to noise.
-Pattern pattern_of(const Case& c, uint64_t seed) {
+/// Stripes take the slots that sink and diagonal leave. "structured" leaves hardly any to noise;
+/// "fitted" is set to what fitted Index Branches choose (experiments/README.md).
+Pattern pattern_of(const Case& c, const std::string& selection, uint64_t seed) {
     Pattern pattern;
     pattern.stripes = std::max<int64_t>(1, c.top_k - 2);
     pattern.needles = 0;
-    pattern.index_noise = 0.5;  // 8 neighbouring queries share most: union_of_8 is 18 to 24
     pattern.seed = seed;
+    if (selection == "fitted") {
+        pattern.sink = 4;  // with more, int8 leaves twice as many candidates as of fitted rows
+        pattern.by_distance = true;
+        pattern.longest_wave = static_cast<double>(2 * c.problem.batch.longest_keys());
+        pattern.index_noise = 5.5;
+    } else {
+        pattern.index_noise = 0.5;  // 8 neighbouring queries share most: union_of_8 is 18 to 24
+    }
     return pattern;
 }
 
 /// Planted operands of all the keys' tokens.
-Source planted(const Case& c, uint64_t seed) {
+Source planted(const Case& c, const std::string& selection, uint64_t seed) {
     const Problem& p = c.problem;
     io::ActivationsInfo info;
     info.cu_seqlens = p.batch.cu_seqlens_k();
@@ -113,7 +121,7 @@ Source planted(const Case& c, uint64_t seed) {
     sizes.kv_heads = p.kv_heads;
     sizes.head_dim = p.head_dim;
     sizes.index_dim = p.index_dim;
-    const Synthesizer synthesizer(info, pattern_of(c, seed));
+    const Synthesizer synthesizer(info, pattern_of(c, selection, seed));
     return [synthesizer, sizes](io::Field field, QueryRange range) {
         return synthesizer.make(sizes, field, range);
     };
@@ -300,10 +308,6 @@ void fill_int8(Backend& backend, const Case& c, IndexOperands& to, const std::st
     upload_scaled(backend, store(floats_of(from.k), OperandScale::block), to.k, to.k_scales);
 }
 
-}  // namespace
-
-namespace {
-
 void fill_unscaled(Backend& backend, const Case& c,
                    const std::vector<const IndexOperands*>& unscaled, const std::string& selection,
                    uint64_t seed) {
@@ -315,7 +319,7 @@ void fill_unscaled(Backend& backend, const Case& c,
         return;
     }
     const Problem& p = c.problem;
-    const Source source = c.captured ? c.captured : planted(c, seed);
+    const Source source = c.captured ? c.captured : planted(c, selection, seed);
     std::vector<Stored<3>> index_q;
     std::vector<Stored<2>> index_k;
     for (const IndexOperands* index : unscaled) {

@@ -129,8 +129,8 @@ Layer allocate_layer(Backend&, const Case&, const BenchOptions&, Parts);
 void fill_attention(Backend&, const Case&, Layer&, uint64_t seed);
 /// Fills d_out with noise of unit variance, likewise.
 void fill_gradient(Backend&, Layer&, uint64_t seed);
-/// Fills the operands of index_select, with the same values in every element: as captured for
-/// "fitted", noise for "random", planted for "structured". int8 operands are quantised with scales.
+/// Fills the operands of index_select, with the same values in every element: as captured, else
+/// noise for "random", else planted. int8 operands are quantised with scales.
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
 void fill_coarse(Backend&, const Problem&, IndexOperands&);  // the int8 copy of k, if any
 /// Pages of all sequences, and their tables and pools, not yet filled.

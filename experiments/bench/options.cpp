@@ -41,11 +41,14 @@ const About kAbout{
         "v are the file's. index_q and index_k are computed from its x by the fitted Index Branch "
         "of\n"
         "--indexer, or are the file's own.\n\n"
-        "Selections are those of index_select on the index operands: noise (random), or a planted "
+        "Selections are those of index_select on the index operands: noise (random); a planted "
         "sink,\n"
-        "diagonal and slowly moving stripes (structured, like those of msa-synth); for captured "
-        "layers,\n"
-        "those of the Index Branch (fitted).\n\n"
+        "diagonal and slowly moving stripes (structured, like those of msa-synth), of which "
+        "neighbouring\n"
+        "queries share more than of a fitted Index Branch's; or stripes and noise set to what "
+        "fitted Index\n"
+        "Branches choose (fitted: experiments/README.md). With --input, fitted are the file's or "
+        "the fit's own.\n\n"
         "- layer: index_select and sparse_attention, without waiting in between.\n"
         "- block_mass, index_scores, index_kl and the gradients run on captured layers, and on "
         "square cases\n"
@@ -77,7 +80,7 @@ const std::vector<std::string> kStages{"select_blocks",
                                        "layer_grad"};
 const std::vector<std::string> kCases{"square", "chunk", "short", "pack",
                                       "decode", "mixed", "top-k"};
-const std::vector<std::string> kSelections{"structured", "random"};
+const std::vector<std::string> kSelections{"structured", "fitted", "random"};
 const std::vector<std::string> kSupports{"selected", "full"};
 /// Those of the default, then one that is slow and runs where it is named alone.
 const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::tile_union,
@@ -113,7 +116,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     table.numbers("layers", "L,...", w.layers, "of --input; default: all with an Index Branch");
     names("stages", w.stages, join(kStages) + "; default: all");
     names("cases", w.cases, join(kCases) + ", see below; default: all");
-    names("selection", w.selections, "structured, random; default: both");
+    names("selection", w.selections, join(kSelections) + "; default: all");
     names("support", w.supports, "of index_kl and index_kl_grad: selected, full; default: both");
     names("order", w.orders,
           "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "

@@ -19,7 +19,8 @@ using io::LayerInfo;
 constexpr int64_t kNeedleChannels = 3;
 constexpr int64_t kFirstPair = 1 + kNeedleChannels;
 constexpr int64_t kMostPairs = 12;
-constexpr double kShortestWave = 48, kLongestWave = 1 << 16;  // tokens
+constexpr double kShortestWave = 48;    // tokens
+constexpr double kLeastExponent = 0.3;  // of distances
 
 /// Pairs that leave about half of the channels, at least four, to the noise.
 int64_t pairs_of(int64_t channels) {
@@ -28,10 +29,10 @@ int64_t pairs_of(int64_t channels) {
 
 int64_t planted_channels(int64_t channels) { return kFirstPair + 2 * pairs_of(channels); }
 
-/// Angular frequencies, geometric between the two wave lengths.
-double frequency(int64_t pair, int64_t pairs) {
+/// Angular frequencies, geometric between the shortest wave length and the longest.
+double frequency(int64_t pair, int64_t pairs, double longest) {
     const double step = pairs > 1 ? static_cast<double>(pair) / static_cast<double>(pairs - 1) : 0;
-    return 2 * std::numbers::pi / (kShortestWave * std::pow(kLongestWave / kShortestWave, step));
+    return 2 * std::numbers::pi / (kShortestWave * std::pow(longest / kShortestWave, step));
 }
 
 /// Unit code of a needle in the needle channels.
@@ -58,9 +59,13 @@ int64_t Synthesizer::sequence_of(int64_t token) const {
 
 int64_t Synthesizer::stripe_target(const LayerInfo& layer, int64_t group, int64_t stripe,
                                    int64_t position) const {
-    const double ratio =
-        0.1 + 0.8 * random_uniform(mix(pattern_.seed, 101, layer.layer, group, stripe));
-    return static_cast<int64_t>(ratio * static_cast<double>(position));
+    const double drawn = random_uniform(mix(pattern_.seed, 101, layer.layer, group, stripe));
+    const auto at = static_cast<double>(position);
+    if (!pattern_.by_distance) return static_cast<int64_t>((0.1 + 0.8 * drawn) * at);
+    const double share =
+        (static_cast<double>(stripe) + drawn) / static_cast<double>(pattern_.stripes);
+    return position -
+           static_cast<int64_t>(std::pow(at, kLeastExponent + (1 - kLeastExponent) * share));
 }
 
 std::vector<Needle> Synthesizer::needles(const LayerInfo& layer, int64_t sequence) const {
@@ -96,7 +101,8 @@ void Synthesizer::plant_key(const std::vector<Needle>& needles, int64_t position
                 head(1 + c) += static_cast<float>(unit * code[static_cast<size_t>(c)]);
         }
     for (int64_t m = 0; m < pairs; ++m) {
-        const double angle = frequency(m, pairs) * static_cast<double>(position);
+        const double angle =
+            frequency(m, pairs, pattern_.longest_wave) * static_cast<double>(position);
         head(kFirstPair + 2 * m) = static_cast<float>(unit * std::cos(angle));
         head(kFirstPair + 2 * m + 1) = static_cast<float>(unit * std::sin(angle));
     }
@@ -118,7 +124,8 @@ void Synthesizer::plant_query(const LayerInfo& layer, const std::vector<Needle>&
         }
     for (int64_t m = 0; m < pairs; ++m) {
         const auto look_at = [&](double strength, int64_t target) {
-            const double angle = frequency(m, pairs) * static_cast<double>(target);
+            const double angle =
+                frequency(m, pairs, pattern_.longest_wave) * static_cast<double>(target);
             const double each = unit * strength / static_cast<double>(pairs);
             head(kFirstPair + 2 * m) += static_cast<float>(each * std::cos(angle));
             head(kFirstPair + 2 * m + 1) += static_cast<float>(each * std::sin(angle));

@@ -6,7 +6,9 @@
 //   sink      `sink` on token 0 of the sequence
 //   diagonal  `diagonal` at j = i, falling off within a few dozen tokens
 //   stripes   `stripe` around slow(i, s) = ratio_s * i for each stripe s of the group, ratio_s < 1:
-//             far blocks that consecutive queries share and that move slowly
+//             far blocks that consecutive queries share and that move slowly; or, with
+//             `by_distance`, around i - i^e_s for exponents e_s that are evenly spread over
+//             [0.3, 1]: about as many in every octave of distances
 //   needles   `needle` on single tokens that only a short run of later queries looks for
 // The Index Branch has the same structure once per group, with `index_noise` times the noise.
 #pragma once
@@ -23,6 +25,8 @@ struct Pattern {
     double sink = 14, diagonal = 8, stripe = 8, needle = 14;
     int64_t stripes = 3;  // per group
     int64_t needles = 8;  // per sequence
+    bool by_distance = false;
+    double longest_wave = 1 << 16;  // tokens, of the channels that tell positions apart
     double index_noise = 1;
     uint64_t seed = 0;
 };
