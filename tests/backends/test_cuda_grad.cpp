@@ -89,6 +89,26 @@ public:
         sparse ? backend_.sparse_attention(p_, {q_, k_, v_}, ids_, to)
                : backend_.dense_attention(p_, {q_, k_, v_}, to);
     }
+    void attend_with_sinks(LoopOrder order) {
+        backend_.sparse_attention(p_, {q_, k_, v_, sinks_}, ids_, {out_, lse_}, order);
+    }
+    void select_nothing(QueryRange rows) {
+        Tensor<int32_t, 3> ids = backend_.download(std::as_const(ids_).view());
+        std::fill_n(&ids(rows.begin, 0, 0), (rows.end - rows.begin) * ids.extent(1) * ids.extent(2),
+                    kNoBlock);
+        ids_ = backend_.upload(std::as_const(ids).view());
+    }
+    /// Outputs are 0 and lse the sink there, which may have been in base 2.
+    void expect_nothing_of(QueryRange rows) const {
+        const auto lse = backend_.download(std::as_const(lse_).view());
+        const auto sinks = backend_.download(std::as_const(sinks_).view());
+        const Tensor<float, 3> out = out_.download();
+        for (int64_t i = rows.begin; i < rows.end; ++i)
+            for (int64_t h = 0; h < p_.query_heads; ++h) {
+                ASSERT_NEAR(lse(i, h), sinks(h), 4 * kRoundoff * (1 + sinks(h))) << i;
+                for (int64_t d = 0; d < p_.head_dim; ++d) ASSERT_EQ(out(i, h, d), 0.0F) << i;
+            }
+    }
     /// Of sparse attention in this order, or of dense attention, into outputs that hold NaN.
     Gradient gradient(Element stored, std::optional<LoopOrder> order) {
         prepare(stored);
@@ -224,6 +244,48 @@ TEST_P(CudaGradCases, TunedIsPlainButForRoundings) {
     for (Tensor<float, 3>* d : {&rounded.d_q, &rounded.d_k, &rounded.d_v})
         round_to(element(), {d->data(), static_cast<size_t>(d->size())});
     expect_identical(narrow, rounded);
+}
+
+/// Rows without a block, at the sizes of cuDNN frontend's issue 676: whole tiles of them, all, a
+/// few.
+class CudaGradEmptyRows : public CudaGradCases {};
+INSTANTIATE_TEST_SUITE_P(
+    All, CudaGradEmptyRows,
+    testing::ValuesIn(of_all_families(
+        {make_case("paper", {64, 4, 128, 64, 128}, {0, 256}, {0, 256}, {.top_k = 2}),
+         make_case("narrow", {16, 1, 64, 64, 64}, {0, 256}, {0, 256}, {.top_k = 3})})),
+    [](const auto& instance) { return instance.param.name; });
+
+TEST_P(CudaGradEmptyRows, GiveNothingAndGetNothing) {
+    const HalfCase& c = GetParam();
+    const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    const auto is_zero = [](const float* first, int64_t count) {
+        return std::all_of(first, first + count, [](float x) { return x == 0; });
+    };
+    for (const QueryRange rows : {QueryRange{128, 256}, {0, 256}, {0, 8}}) {
+        SCOPED_TRACE(concat("rows ", rows.begin, ':', rows.end));
+        Pass pass(*backend_, c);
+        pass.select_nothing(rows);
+        for (const LoopOrder order :
+             orders_of(*backend_, c.problem,
+                       {.element = element(), .top_k = c.rule.top_k, .out = element()})) {
+            pass.attend_with_sinks(order);
+            pass.expect_nothing_of(rows);
+        }
+        const Gradient plain = pass.gradient(Element::f32, LoopOrder::q_outer);
+        const Gradient tuned = pass.gradient(Element::f32, LoopOrder::automatic);
+        EXPECT_TRUE(backend_->answered_by().starts_with("sparse_attention_grad_sm"));
+        expect_rounded(tuned, plain, element());
+        pass.expect_sinks(plain.d_sinks);
+        pass.expect_sinks(tuned.d_sinks);
+        const int64_t row = c.problem.query_heads * c.problem.head_dim;
+        EXPECT_TRUE(is_zero(&tuned.d_q(rows.begin, 0, 0), (rows.end - rows.begin) * row));
+        if (rows.end - rows.begin < c.problem.queries()) continue;
+        EXPECT_TRUE(is_zero(tuned.d_k.data(), tuned.d_k.size()));
+        EXPECT_TRUE(is_zero(tuned.d_v.data(), tuned.d_v.size()));
+        EXPECT_TRUE(is_zero(tuned.d_sinks.data(), tuned.d_sinks.size()));
+    }
 }
 
 TEST_P(CudaGradCases, DenseIsThePlainOneButForRoundings) {
