@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the cuda backend's gradients share: a pass whose operands, outputs and
-// gradients are stored as tuned kernels take them.
+// What the tests of the cuda backend's gradients share: comparisons and fixtures.
 #pragma once
 
 #include <gtest/gtest.h>
