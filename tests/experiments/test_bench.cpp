@@ -170,10 +170,11 @@ TEST_F(Bench, StructuredNeighboursShareTheirBlocks) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json measurements = json::parse(outcome.out)["measurements"];
     for (const json& m : measurements) {
-        if (m["selection"] == "structured")
+        if (m["selection"] == "structured") {
             EXPECT_LT(m["union_of_8"], 24);
-        else if (m["selection"] == "random")
+        } else if (m["selection"] == "random") {
             EXPECT_GT(m["union_of_8"], 50);
+        }
     }
 }
 
