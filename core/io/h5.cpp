@@ -224,9 +224,9 @@ Handle create_file(const std::filesystem::path& path) {
 void close_durably(Handle file, const std::filesystem::path& path) {
     {
         const Lock lock;
-        if (H5Fflush(file, H5F_SCOPE_GLOBAL) < 0) refused(path.string());
-        MSA_CHECK(H5Fget_obj_count(file, H5F_OBJ_ALL) == 1);  // no handle outlives its file
-        file.reset();
+        const Handle own = std::move(file);  // closed under the lock where it throws, too
+        if (H5Fflush(own, H5F_SCOPE_GLOBAL) < 0) refused(path.string());
+        MSA_CHECK(H5Fget_obj_count(own, H5F_OBJ_ALL) == 1);  // no handle outlives its file
     }
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
