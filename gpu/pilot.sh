@@ -5,7 +5,8 @@
 # CORPUS in the environment: an archive of what `./msalab corpus` writes (default:
 # results/corpus.tar.xz), unpacked into results/corpus unless that is there. msa-pretrain is built
 # unless it is there. SECONDS are those of the runs, without the building. OUT gets records.tar and the
-# tails of the logs. OPTIONS and WORDS as data/pilot/run_missing.py has them; default: the blocks of Pilot II, in their order.
+# tails of the logs. OPTIONS and WORDS as data/pilot/run_missing.py has them; default: the blocks of Pilot II, in their
+# order, on GPUs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$1 seconds=$2
@@ -32,7 +33,7 @@ if [[ ! -f results/corpus/manifest.json ]]; then
 fi
 devices=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
 sweeps=()
-[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,d,c,d2,a2,e1,b,f}.json)
+[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,d,c,d2,e1,e2,a2,b,f}.json)
 python3 data/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
     --tar "$out/records.tar" "$@" || failed=1
 for log in results/pilot*/*/*/log.txt; do

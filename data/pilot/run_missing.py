@@ -10,7 +10,8 @@ seed by seed. A run that is under way when the time is up stops behind a checkpo
 goes on when this is started again; --last says that nobody will start it again, so that no run
 begins that would not end in time. What has ended is recorded in --tar, one file: of each run
 ARM/seed-S/summary.json and curves.csv, without what stands elsewhere, or diverged.json; and runs.csv.
-pack_records.py adds them to --records. WORDS, as --backend cpu, are added to every command line.
+pack_records.py adds them to --records. The tar is written anew whenever a run ends. Runs are on GPUs;
+WORDS, as --backend cpu, are added to every command line.
 """
 
 import argparse
@@ -172,7 +173,7 @@ def shared_host(workers):
     return {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)} | os.environ
 
 
-def work(queue, device, options, texts):
+def work(queue, device, runs, options, texts):
     environment = shared_host(len(options.devices.split(",")))
     while run := queue.take():
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -193,12 +194,15 @@ def work(queue, device, options, texts):
                 (run.folder / "diverged.json").write_text(
                     json.dumps({"diverged_after": int(after.group(1))}) + "\n")
         queue.ended(run, device, began, code, at_once)
+        with queue.lock:
+            pack(runs, options, queue.lines)
 
 
 def pack(runs, options, lines):
     """The records of what is done here and not in --records."""
     known = recorded(options.records)
-    with tarfile.open(options.tar, "w") as tar:
+    partial = options.tar.with_name(options.tar.name + ".partial")
+    with tarfile.open(partial, "w") as tar:
         def add(name, data):
             member = tarfile.TarInfo(name)
             member.size = len(data)
@@ -222,6 +226,7 @@ def pack(runs, options, lines):
             [["run", "gpu", "began", "seconds", "exit_status", "runs_at_once",
               "tokens_per_second"], *lines])
         add(f"runs-{round(time.time())}.csv", table.getvalue().encode())
+    partial.replace(options.tar)
 
 
 def parse(args):
@@ -239,7 +244,7 @@ def parse(args):
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")])
     parser.add_argument("--last", action="store_true")
     options = parser.parse_args(args[:args.index("--")] if "--" in args else args)
-    options.words = words
+    options.words = without(["--backend", "cuda"], words) + words
     return options
 
 
@@ -254,7 +259,7 @@ def main():
     runs = read_runs(options)
     queue = Queue(runs, options)
     print(f"{len(queue.runs)} of {len(runs)} runs are missing", flush=True)
-    workers = [threading.Thread(target=work, args=(queue, int(device), options, texts))
+    workers = [threading.Thread(target=work, args=(queue, int(device), runs, options, texts))
                for device in options.devices.split(",")]
     for worker in workers:
         worker.start()

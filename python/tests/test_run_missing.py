@@ -22,6 +22,8 @@ with open({{told!r}}, "a") as file:
 (out / "curves.csv").write_text({CURVES!r})
 (out / "summary.json").write_text('{{{{"format": "msa-summary"}}}}')
 (out / "checkpoint.h5").write_bytes(b"")
+(out / "words").write_text(" ".join(sys.argv[1:]))
+(out / "recorded").write_text(str((Path({{told!r}}).parent / "records.tar").exists()))
 (out / "threads").write_text(os.environ["OMP_NUM_THREADS"] + " " + os.environ["OMP_WAIT_POLICY"])
 """
 
@@ -93,3 +95,17 @@ def test_runs_at_once_share_the_host(sweep, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     sweep("said")
     assert (tmp_path / "said/msa/seed-1/threads").read_text() == "3 passive"
+
+
+def test_runs_are_on_gpus_unless_the_words_say_otherwise(sweep, tmp_path):
+    sweep("gpus")
+    sweep("host", "--", "--backend", "cpu")
+    backends = [word for out in ("gpus", "host")
+                for word in (tmp_path / out / "msa/seed-1/words").read_text().split("--backend ")[1:]]
+    assert [word.split()[0] for word in backends] == ["cuda", "cpu"]
+
+
+def test_what_has_ended_is_recorded_at_once(sweep, tmp_path):
+    begun = sweep("first")
+    assert [(tmp_path / "first" / run / "recorded").read_text() for run in begun] == \
+        ["False"] + ["True"] * (len(begun) - 1)
