@@ -85,9 +85,11 @@ def host_times():
                                       index_k, block_size=block)
         rows = [
             ("msa_index_select", lambda: m.msa_index_select(index_q, index_k, top_k, **at),
-             lambda: backend.index_select(problem, top_k, 1, 0, index_q, index_k, ids, None)),
+             lambda: backend.index_select(problem, top_k, 1, 0, index_q, index_k, None, None, ids,
+                                          None, None, None, None, None)),
             ("msa_sparse_attention", lambda: m.msa_sparse_attention(q, k, v, ids, **at),
-             lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse)),
+             lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse,
+                                              None, None)),
             ("dense_attention", lambda: m.dense_attention(q, k, v, **lengths),
              lambda: backend.dense_attention(problem, q, k, v, None, out, lse)),
             ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=main_lse,

@@ -178,7 +178,9 @@ def _sdpa(case, q, k, v, index_q, index_k, ids):
 
 def _flash(module):
     def prepare(case, q, k, v, index_q, index_k, ids):
-        flash = import_module(module).flash_attn_func
+        flash = getattr(import_module(module), "flash_attn_func", None)
+        if flash is None:  # another package's folder of that name
+            raise ImportError(f"{module} has no flash_attn_func")
 
         def attend(q, k, v):
             out = flash(q, k, v, causal=True)
@@ -266,7 +268,7 @@ def measure(case, seconds=80):
         except ImportError as error:
             row["skipped"] = f"not installed: {error}"
         except Exception as error:  # whatever it is, the others remain
-            row["skipped"] = f"{type(error).__name__}: {error}".split("\n")[0]
+            row["skipped"] = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
         rows.append(row)
         if case.device == "cuda":
             torch.cuda.empty_cache()

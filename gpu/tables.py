@@ -5,13 +5,15 @@
 usage: tables.py [--write]    without --write, says which tables differ
 
 A table stands between the lines "<!-- table NAME from data/bench -->" and "<!-- end -->". Speed-ups
-are over the fastest dense attention of the same record, or torch.topk.
+are over the fastest dense attention of the same record, or torch.topk. Where a record has none of a
+case, another record's counts.
 """
 
 import json
 import pathlib
 import re
 import sys
+from collections import ChainMap
 
 import baselines
 
@@ -38,19 +40,19 @@ class Records:
     """All measurements of the GPU records, each with its baseline and its record's ceilings."""
 
     def __init__(self, paths):
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        records = [record for record in records
+                   if record.get("format") == "msa-bench" and record.get("backend") == "cuda"]
+        fastest = list(map(baselines.fastest_baselines, records))
+        ceilings = [{b["name"]: b
+                     for b in record.get("baselines", {"measurements": []})["measurements"]
+                     if b["kind"] == "ceiling" and "median_us" in b} for record in records]
         self.measured = []
-        for path in paths:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record.get("format") != "msa-bench" or record.get("backend") != "cuda":
-                continue
-            fastest = baselines.fastest_baselines(record)
-            ceilings = {b["name"]: b
-                        for b in record.get("baselines", {"measurements": []})["measurements"]
-                        if b["kind"] == "ceiling" and "median_us" in b}
-            for m in record["measurements"]:
-                if "median_us" in m:
-                    beside = fastest.get(baselines.key_of_measurement(m))
-                    self.measured.append({**m, "beside": beside, "ceilings": ceilings})
+        for record, own_fastest, own_ceilings in zip(records, fastest, ceilings):
+            beside = ChainMap(own_fastest, *fastest)
+            self.measured += [{**m, "beside": beside.get(baselines.key_of_measurement(m)),
+                               "ceilings": ChainMap(own_ceilings, *ceilings)}
+                              for m in record["measurements"] if "median_us" in m]
 
     def find(self, stage: str, case: str, **more) -> dict | None:
         for m in self.measured:

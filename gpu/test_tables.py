@@ -40,6 +40,16 @@ def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
         ["a layer's prefill, fitted", "128K", "50 ms", "cuDNN 500 ms: 10.0×"]]
 
 
+def test_a_record_without_dense_attention_stands_beside_that_of_another(tmp_path):
+    layer = measurement("square 1M", "layer", 1e6, selection="structured", index_element="bf16")
+    for name, measured in (("a", [layer]), ("b", [measurement("square 1M", "dense_attention", 3e7,
+                                                              answered_by="cuDNN 9.13.1")])):
+        (tmp_path / f"cuda-{name}.json").write_text(json.dumps(
+            {"format": "msa-bench", "backend": "cuda", "measurements": measured}), encoding="utf-8")
+    records = tables.Records(sorted(tmp_path.glob("cuda-*.json")))
+    assert tables.overview(records)[1][3] == "cuDNN 30 s: 30.0×"
+
+
 def test_pages_are_renewed_between_their_marks(tmp_path):
     records = records_of(tmp_path, measurement("top-k 16 of 1K, 128K", "select_blocks", 250,
                                                kind="top-k"),

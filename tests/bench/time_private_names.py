@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What PyTorch's private names are worth (python/README.md): time of a decode step without a CUDA
+graph, index_select and sparse_attention of one token a sequence, with and without each of them. Every
+variant is a process of its own; variants take turns. msalab must be importable, with the cuda backend.
+usage: time_private_names.py RECORD [--rounds 2]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+VARIANTS = ("as it is", "no DLPackExchangeAPI", "public device and stream", "through the dispatcher",
+            "none of them")
+CASES = ((1, 4096), (8, 4096), (1, 131072))  # sequences, keys of each
+STEPS, RUNS = 300, 3
+
+
+def step_times(variant: str) -> dict:
+    import torch
+    if variant in ("no DLPackExchangeAPI", "none of them"):
+        del torch.Tensor.__dlpack_c_exchange_api__
+    import msalab.torch as m
+    from msalab import operations
+    if variant in ("through the dispatcher", "none of them"):
+        m._is_watched = lambda: True
+    if variant in ("public device and stream", "none of them"):
+        tensors = operations._tensors()
+        tensors.current = torch.cuda.current_device
+        tensors.stream = lambda device: torch.cuda.current_stream(device).cuda_stream
+    found = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "step_us": {}}
+    torch.manual_seed(0)
+    for sequences, keys in CASES:
+        q, index_q, k, v, index_k = (
+            torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+            for shape in ((sequences, 64, 128), (sequences, 4, 128), (sequences * keys, 4, 128),
+                          (sequences * keys, 4, 128), (sequences * keys, 128)))
+        at = {"block_size": 128, "cu_seqlens_q": list(range(sequences + 1)),
+              "cu_seqlens_k": [keys * number for number in range(sequences + 1)]}
+        seconds = []
+        with torch.no_grad():
+            for _ in range(1 + RUNS):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(STEPS):
+                    m.sparse_attention(q, k, v, m.index_select(index_q, index_k, 16, **at), **at)
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+        found["step_us"][f"{sequences} x {keys}"] = round(
+            statistics.median(seconds[1:]) / STEPS * 1e6, 2)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        print(json.dumps(step_times(options.variant)))
+        return
+    record = {"format": "msalab-private-names-bench", "step_us": {name: {} for name in VARIANTS}}
+    for _ in range(options.rounds):
+        for variant in VARIANTS:
+            done = subprocess.run([sys.executable, __file__, options.record, "--variant", variant],
+                                  capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(f"{variant}: {done.stderr}")
+            found = json.loads(done.stdout)
+            record |= {"torch": found["torch"], "device": found["device"]}
+            for case, microseconds in found["step_us"].items():
+                record["step_us"][variant].setdefault(case, []).append(microseconds)
+            print(f"{variant}: {found['step_us']}", flush=True)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
