@@ -26,7 +26,10 @@ if (($#)); then
 else
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [[ $capability == 90 ]] && capability=90a
-    cmake --preset release -DMSA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$capability-real" &&
+    offline=()
+    # shellcheck disable=SC1091
+    [[ ! -f build/offline/use.sh ]] || . build/offline/use.sh
+    cmake --preset release -DMSA_CUDA=ON "${offline[@]}" -DCMAKE_CUDA_ARCHITECTURES="$capability-real" &&
         cmake --build --preset release --parallel "$(nproc)" --target test_backends test_goldens \
             test_experiments test_train test_parallel msa-pretrain || exit
     bin=build/release/bin

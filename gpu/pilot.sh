@@ -18,7 +18,10 @@ bin=build/release/bin
 if [[ ! -x $bin/msa-pretrain ]]; then
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [[ $capability == 90 ]] && capability=90a
-    step configure 120 "" cmake --preset release -DMSA_CUDA=ON \
+    offline=()
+    # shellcheck disable=SC1091
+    [[ ! -f build/offline/use.sh ]] || . build/offline/use.sh
+    step configure 120 "" cmake --preset release -DMSA_CUDA=ON "${offline[@]}" \
         -DCMAKE_CUDA_ARCHITECTURES="$capability-real"
     if grep -q 'CUDNN.*INCLUDE_DIR:PATH=.*NOTFOUND' build/release/CMakeCache.txt; then
         echo "$0: no headers of cuDNN and its frontend (.ci/cudnn-requirements.txt; name their folder in" \

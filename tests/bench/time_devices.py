@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""How much faster several GPUs of a machine are than one: times one command, and adds it to a record.
+The command gets the cores that are its GPUs' share, as a smaller machine would have them. In its
+words, {devices} are the GPUs and {out} is a folder that does not exist yet. The file --same in it
+must be the same bytes in all runs of a name.
+usage: time_devices.py RECORD --name NAME --devices 0,1 --of GPUS --same FILE -- COMMAND...
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def cores_of(devices: list[int], gpus: int) -> set[int]:
+    """The share of this machine's cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // gpus
+    return {core for device in devices for core in cores[device * share:(device + 1) * share]}
+
+
+def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
+    cores = cores_of(devices, gpus)
+    environment = {"OMP_NUM_THREADS": str(len(cores)), "OMP_WAIT_POLICY": "passive"} | os.environ
+    with tempfile.TemporaryDirectory() as folder:
+        words = [word.replace("{out}", f"{folder}/out").replace("{devices}", ",".join(map(str, devices)))
+                 for word in command]
+        began = time.monotonic()
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores))
+        seconds = time.monotonic() - began
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        digest = hashlib.sha256(Path(folder, "out", same).read_bytes()).hexdigest()
+    return {"devices": devices, "cores": len(cores), "seconds": round(seconds, 3), "sha256": digest}
+
+
+def main() -> None:
+    if "--" not in sys.argv:
+        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--devices", required=True, type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--of", required=True, type=int, help="GPUs of this machine")
+    parser.add_argument("--same", required=True, metavar="FILE")
+    words = sys.argv[sys.argv.index("--") + 1:]
+    options = parser.parse_args(sys.argv[1:sys.argv.index("--")])
+    run = timed(words, options.devices, options.of, options.same)
+
+    record = json.loads(options.record.read_text()) if options.record.exists() else {
+        "format": "msalab-devices-bench", "gpus": options.of, "work": {}}
+    record["program"] = subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip()
+    record["gpu"] = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+                                   capture_output=True, text=True).stdout.splitlines()[0]
+    work = record["work"].setdefault(options.name, {"command": " ".join(words), "runs": []})
+    work["runs"].append(run)
+    one = next((other["seconds"] for other in work["runs"] if len(other["devices"]) == 1), None)
+    ratio = f", {one / run['seconds']:.2f} times as fast as one" if one else ""
+    print(f"{options.name} on {len(options.devices)}: {run['seconds']:.2f} s{ratio}", flush=True)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+    if len({other["sha256"] for other in work["runs"]}) > 1:
+        sys.exit(f"{options.name}: {options.same} differs")
+
+
+if __name__ == "__main__":
+    main()
