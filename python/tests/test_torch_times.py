@@ -78,6 +78,16 @@ def test_who_is_here_is_timed_and_computes_the_same():
     assert all("forward_ms" in row or row["skipped"] for row in rows.values())
 
 
+def test_every_call_whose_host_time_is_told_can_be_made(monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("msalab._msalab")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    times = load("time_torch")
+    monkeypatch.setattr(times, "host_us", lambda call: [call()] and 1.0)
+    names = [name for name, *_ in times.host_times()]
+    assert {"msa_index_select", "msa_sparse_attention", "dense_attention"} <= set(names)
+
+
 def test_who_computes_something_else_gets_no_time(monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("msalab._msalab")
