@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -307,16 +308,16 @@ void ActivationsFile::read_raw(const LayerInfo& layer, Field field, QueryRange r
         read_as_stored(to.data());
         return;
     }
-    std::vector<uint16_t> raw(static_cast<size_t>(to.size()));
-    read_as_stored(raw.data());
+    const auto raw = std::make_unique_for_overwrite<uint16_t[]>(static_cast<size_t>(to.size()));
+    read_as_stored(raw.get());
     using Row = Eigen::Map<Eigen::ArrayXf>;
     if (layer.element == Element::f16)
         Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<f16, Eigen::Dynamic, 1>>(
-                                        reinterpret_cast<const f16*>(raw.data()), to.size())
+                                        reinterpret_cast<const f16*>(raw.get()), to.size())
                                         .cast<float>();
     else
         Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<bf16, Eigen::Dynamic, 1>>(
-                                        reinterpret_cast<const bf16*>(raw.data()), to.size())
+                                        reinterpret_cast<const bf16*>(raw.get()), to.size())
                                         .cast<float>();
 }
 

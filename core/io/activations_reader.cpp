@@ -209,8 +209,17 @@ Tensor<float, 3> ActivationsReader::gather(int64_t number, Field field,
         const int64_t begin = tokens[i];
         const int64_t chunk_end = (begin / kChunkTokens + 1) * kChunkTokens;
         size_t last = i;
-        while (last + 1 < tokens.size() && tokens[last + 1] < chunk_end) ++last;
-        const Tensor<float, 3> window = read(number, field, {begin, tokens[last] + 1});
+        bool each = true;  // token of the span, once
+        for (; last + 1 < tokens.size() && tokens[last + 1] < chunk_end; ++last)
+            each = each && tokens[last + 1] == tokens[last] + 1;
+        const QueryRange span{begin, tokens[last] + 1};
+        if (each) {
+            read(number, field, span, 0,
+                 values.view().slice(static_cast<int64_t>(i), span.end - begin));
+            i = last + 1;
+            continue;
+        }
+        const Tensor<float, 3> window = read(number, field, span);
         for (; i <= last; ++i)
             std::copy_n(window.data() + (tokens[i] - begin) * row, row,
                         values.data() + static_cast<int64_t>(i) * row);

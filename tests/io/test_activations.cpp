@@ -125,6 +125,12 @@ TEST_F(Activations, ManyChunksStreamThroughAnyWindow) {
     const Tensor<float, 3> rows = reader.gather(3, Field::k, every_third);
     for (size_t i = 0; i < every_third.size(); ++i)
         ASSERT_EQ(rows(static_cast<int64_t>(i), 1, 7), k(every_third[i], 1, 7));
+    // The first chunk in order; in the second a token twice and one left out; the end in order.
+    std::vector<int64_t> mixed{1000, 1001, 1002, 1030, 1030, 1032};
+    for (int64_t t = 2048; t < 2500; ++t) mixed.push_back(t);
+    const Tensor<float, 3> gathered = reader.gather(3, Field::k, mixed);
+    for (size_t i = 0; i < mixed.size(); ++i)
+        ASSERT_EQ(gathered(static_cast<int64_t>(i), 1, 7), k(mixed[i], 1, 7)) << mixed[i];
 }
 
 TEST_F(Activations, TokensAreOptional) {
