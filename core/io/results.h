@@ -47,6 +47,8 @@ public:
     /// `path` holds the whole run already.
     bool complete() const;
     bool done(const std::string& unit) const;
+    /// Completes the record of a run that started afresh, before its first unit is finished.
+    void record_inputs(std::map<std::string, std::string> inputs);
     /// Counts units that other processes finished meanwhile as done.
     void count_finished();
 

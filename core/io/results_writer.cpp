@@ -222,6 +222,11 @@ bool ResultsWriter::done(const std::string& unit) const {
     return impl_->complete || impl_->units.contains(unit);
 }
 
+void ResultsWriter::record_inputs(std::map<std::string, std::string> inputs) {
+    impl_->record.inputs = std::move(inputs);
+    impl_->write_record();
+}
+
 void ResultsWriter::count_finished() {
     const h5::Lock lock;
     impl_->units = read_units(impl_->directory);

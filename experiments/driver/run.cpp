@@ -119,8 +119,27 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
     for (const fs::path& input : inputs_)
         for (const std::string& name : names)
             for (const char* suffix : {"", ".partial"}) require_apart(input, path(name + suffix));
-    record = start_record(program, args, inputs_);
+    record = start_record(program, args, {});
     record.seed = o.seed;
+    hashes_ = std::async(std::launch::async, hash_inputs, inputs_).share();
+}
+
+const io::RunRecord& UnitRun::record_with_inputs() {
+    record.inputs = hashes_.get();
+    return record;
+}
+
+/// One process, and nothing that another run has left: nobody compares the record with another.
+bool UnitRun::starts_afresh() const {
+    return ranks_.size() == 1 && !fs::exists(path("results.h5")) &&
+           !fs::exists(path("results.h5.partial"));
+}
+
+/// A unit that is finished can be resumed, so the record must be whole before.
+void UnitRun::record_inputs() const {
+    std::call_once(recorded_, [&] {
+        if (inputs_later_) to_->record_inputs(hashes_.get());
+    });
 }
 
 void UnitRun::describe(const OptionTable& options, const std::string& definitions,
@@ -150,6 +169,8 @@ void UnitRun::begin(std::vector<Unit> units) {
         record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
     check_shard(o_, ranks_);
     if (o_.shard) record.shard = o_.shard->text();
+    inputs_later_ = starts_afresh() && record.inputs.empty();
+    if (!inputs_later_) record_with_inputs();
     const auto open = [&](io::IfExists if_exists) {
         std::exception_ptr error;
         try {
@@ -203,6 +224,7 @@ void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string&
     to.note("started", utc_now());
     unit.work(worker, to);
     to.note("finished", utc_now());
+    record_inputs();
     to.finish();
     unit.done();
 }
@@ -248,6 +270,7 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
             work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
         });
     queue.end(program_);
+    record_inputs();
     if (o_.shard) return end_shard(std::ssize(units));
     return ranks_.is_first();
 }

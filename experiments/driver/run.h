@@ -7,7 +7,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,12 +68,14 @@ std::vector<Unit> query_units(
 class UnitRun {
 public:
     /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one.
-    /// Records program, arguments and inputs. `ranks` share the units.
+    /// Records program and arguments, and begins to hash the inputs. `ranks` share the units.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
             std::ostream& err, const Ranks& ranks = Ranks::world());
 
-    io::RunRecord record;  // to be completed by the program before begin()
+    io::RunRecord record;  // to be completed by the program before begin(), but for its inputs
+    /// The record with its inputs: waits for their hashes.
+    const io::RunRecord& record_with_inputs();
     /// Sets options, definitions of the metrics, and device.
     void describe(const OptionTable&, const std::string& definitions, const std::string& device);
     /// The same, and the captures and the element types of o.layers on the backend.
@@ -78,7 +83,9 @@ public:
                   const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
-    /// Makes the directory and opens results.h5 as --resume and --overwrite say.
+    /// Makes the directory and opens results.h5 as --resume and --overwrite say. Does not wait for
+    /// the hashes where nothing is there: then the units begin beside them, and the first that is
+    /// finished waits.
     void begin(std::vector<Unit> units);
     /// Whether all units are already done.
     bool is_done() const;
@@ -103,6 +110,8 @@ private:
                    bool counted, WorkQueue& queue) const;
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
     bool end_shard(int64_t done) const;
+    bool starts_afresh() const;
+    void record_inputs() const;
 
     RunOptions o_;
     std::string program_;
@@ -110,6 +119,9 @@ private:
     std::vector<Unit> units_;
     std::ostream& err_;
     const Ranks& ranks_;
+    std::shared_future<std::map<std::string, std::string>> hashes_;
+    bool inputs_later_ = false;
+    mutable std::once_flag recorded_;
     std::unique_ptr<io::ResultsWriter> to_;
 };
 

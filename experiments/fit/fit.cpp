@@ -118,8 +118,8 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
     std::vector<Checkpoint> checkpoints;
     for (const std::vector<int64_t>& of : shared) {
         const int64_t layer = of.front();
-        const Checkpoint& checkpoint =
-            checkpoints.emplace_back(job.path(checkpoint_name(layer)), layer, job.record);
+        const Checkpoint& checkpoint = checkpoints.emplace_back(job.path(checkpoint_name(layer)),
+                                                                layer, job.record_with_inputs());
         units.push_back({unit_of(layer),
                          [&, layer, checkpoint](const Worker& worker, io::UnitWriter& to) {
                              announce(workers, layer);

@@ -60,7 +60,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
     if (workers.size() > 1) job.record.device += msa::concat(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
-    const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record);
+    const Checkpoint checkpoint(job.path("checkpoint.h5"), job.record_with_inputs());
     Training training(o, text, model, workers, checkpoint, job.path("curves.csv"), err);
     check_unfinished(o, o.out, checkpoint.exists() && !exists(job.path("summary.json")));
     // Locks the folder's results, so that nobody else is at the checkpoint either.
