@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/run_record.h"
 
+#include <sys/stat.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
 
 #include "core/io/sha256.h"
 #include "core/utf8.h"
@@ -32,6 +36,35 @@ std::vector<std::string> names_of(const std::vector<std::filesystem::path>& file
     return names;
 }
 
+/// What changes with a file's bytes. Nothing for a file that changed in the last seconds: it may
+/// change again within the same tick of its times.
+std::optional<std::tuple<dev_t, ino_t, off_t, time_t, long, time_t, long>> stamp_of(
+    const std::filesystem::path& path) {
+    constexpr time_t kSettled = 3;
+    struct stat s {};
+    if (::stat(path.c_str(), &s) != 0 || std::time(nullptr) - s.st_ctim.tv_sec < kSettled)
+        return std::nullopt;
+    return std::tuple(s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec,
+                      s.st_ctim.tv_sec, s.st_ctim.tv_nsec);
+}
+
+/// The runs of a sweep, and the check of their records, have the same inputs.
+std::string hash_once(const std::filesystem::path& path) {
+    static std::mutex turn;
+    static std::map<decltype(stamp_of(path))::value_type, std::string> known;
+    const auto stamp = stamp_of(path);
+    if (stamp) {
+        const std::lock_guard lock(turn);
+        if (const auto found = known.find(*stamp); found != known.end()) return found->second;
+    }
+    const std::string hash = io::sha256_of_file(path);
+    if (stamp && stamp_of(path) == stamp) {
+        const std::lock_guard lock(turn);
+        known[*stamp] = hash;
+    }
+    return hash;
+}
+
 }  // namespace
 
 std::string utc_now() {
@@ -46,7 +79,7 @@ std::string utc_now() {
 std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs) {
     const std::vector<std::string> names = names_of(inputs);
     std::map<std::string, std::string> hashes;
-    for (size_t n = 0; n < names.size(); ++n) hashes[names[n]] = io::sha256_of_file(inputs[n]);
+    for (size_t n = 0; n < names.size(); ++n) hashes[names[n]] = hash_once(inputs[n]);
     return hashes;
 }
 

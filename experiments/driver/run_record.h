@@ -17,7 +17,8 @@ namespace msa::experiments {
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
 
-/// The SHA-256 of files by name; a second file of the same name is "NAME (2)".
+/// The SHA-256 of files by name; a second file of the same name is "NAME (2)". A process computes
+/// that of a file once for as long as the file stays as it is.
 std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>&);
 
 /// Starts the record of a run: program, arguments, commit, host, compiler, start time, and the

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include <iostream>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/random.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/run.h"
+#include "experiments/driver/run_record.h"
 #include "experiments/pretrain/capture.h"
 #include "experiments/pretrain/options.h"
 #include "experiments/pretrain/results.h"
@@ -86,11 +91,37 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
         print_pretrain_tables(results, out);
 }
 
+/// The text of a process's runs: one that the run before read, too, is in memory once.
+class Texts {
+public:
+    std::shared_ptr<const Text> of(const PretrainOptions& o) {
+        std::vector<std::filesystem::path> files = o.files;
+        files.insert(files.end(), o.held_out_files.begin(), o.held_out_files.end());
+        Key key{o.files, o.held_out_files, o.held_out, hash_inputs(files)};
+        const std::lock_guard lock(turn_);
+        if (!last_ || key_ != key) {
+            last_ = nullptr;
+            last_ = o.held_out_files.empty()
+                        ? std::make_shared<const Text>(o.files, o.held_out)
+                        : std::make_shared<const Text>(o.files, o.held_out_files);
+            key_ = std::move(key);
+        }
+        return last_;
+    }
+
+private:
+    using Paths = std::vector<std::filesystem::path>;
+    using Key = std::tuple<Paths, Paths, double, std::map<std::string, std::string>>;
+    std::mutex turn_;
+    Key key_;
+    std::shared_ptr<const Text> last_;
+};
+
 void train_one(const PretrainOptions& o, std::span<const std::string> args, const Ranks& ranks,
-               std::ostream& out, std::ostream& err) {
+               Texts& texts, std::ostream& out, std::ostream& err) {
     check_workers(o, ranks);
-    const Text text =
-        o.held_out_files.empty() ? Text(o.files, o.held_out) : Text(o.files, o.held_out_files);
+    const std::shared_ptr<const Text> shared = texts.of(o);
+    const Text& text = *shared;
     run_group(o, ranks, [&](const parallel::Group& workers) {
         PretrainOptions own = o;
         own.backend_options = backend_of(o, workers);
@@ -111,14 +142,15 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::optional<PretrainOptions> o = parse_pretrain_options(args, out);
     if (!o) return 0;
     register_cuda_backend();
+    Texts texts;
     if (o->sweep.empty()) {
-        train_one(*o, args, Ranks::world(), out, err);
+        train_one(*o, args, Ranks::world(), texts, out, err);
         return 0;
     }
-    const auto train = [](std::span<const std::string> words, const Ranks& ranks,
-                          std::ostream& progress) {
+    const auto train = [&texts](std::span<const std::string> words, const Ranks& ranks,
+                                std::ostream& progress) {
         Silence tables;
-        train_one(*parse_pretrain_options(words, tables), words, ranks, tables, progress);
+        train_one(*parse_pretrain_options(words, tables), words, ranks, texts, tables, progress);
     };
     run_sweep(*o, args, train, out, err);
     return 0;
