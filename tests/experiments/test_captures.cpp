@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Several captures as one data set: a run over a file that was split in two is the run over the
 // whole file, bit for bit, and says which sequence is of which file.
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/io/results.h"
 #include "core/io/sha256.h"
+#include "experiments/driver/run_record.h"
 #include "tests/experiments/fit_test.h"
 
 namespace msa::test {
@@ -211,6 +213,19 @@ TEST_F(CapturesRun, ShardsOfAFitAreMergedFromAllFiles) {
     EXPECT_TRUE(same_data(path("merged/results.h5"), path("whole/results.h5")));
     EXPECT_TRUE(file_text(path("merged/indexer.h5")) == file_text(path("whole/indexer.h5")));
     EXPECT_EQ(numbers_of(path("merged/summary.json")), numbers_of(path("whole/summary.json")));
+}
+
+using InputHashes = CliTest;
+
+/// Of the same size and within the same tick of the clock, too.
+TEST_F(InputHashes, AreThoseOfTheBytesThatAreThere) {
+    const std::string file = path("text");
+    for (const char* text : {"one", "two", "six"}) {
+        std::ofstream(file) << text;
+        for (int twice = 0; twice < 2; ++twice)
+            EXPECT_EQ(experiments::hash_inputs({file}).at("text"), io::sha256_of_file(file))
+                << text;
+    }
 }
 
 }  // namespace
