@@ -327,18 +327,20 @@ class Verdict:
 
 
 def judge(model, requests, step):
-    """What a reference says of the new tokens: one pass over all tokens of a request, in float64.
+    """What a reference says of the new tokens: one pass over all tokens of a request, with weights and
+    products in float64 and MSA in float32.
 
     A second such pass, in the model's dtype, shows what rounding alone does. Let e be the most by which
     it moves any logit. The engine takes the token that is best by its own logits. Where these are within
     e of the reference's, no token is more than 2 e above it. But rounding exchanges blocks, too, which
     makes e large in bfloat16. So numbers are judged as well: a token that only one of engine and second
-    pass has from the reference is either's with the same chance. Three standard deviations are allowed."""
+    pass has from the reference is either's with the same chance. Three standard deviations are allowed,
+    which can tell something only from ten such tokens on."""
     def passes():
         for request in requests:
             tokens = torch.tensor([request.tokens], device=model.device)
             places = torch.arange(tokens.shape[1], device=model.device)[None]
-            yield next_logits(model, tokens, places, step)
+            yield next_logits(model, tokens, places, step).cpu()
 
     def lacks(logits, tokens):
         return logits.amax(-1) - logits.gather(-1, tokens[:, None])[:, 0]
@@ -347,7 +349,7 @@ def judge(model, requests, step):
     model.double()
     for request, exact, other in zip(requests, passes(), rounded):
         apart.append((exact - other).abs().max())
-        new = torch.tensor(request.tokens[len(request.prompt):], device=model.device)
+        new = torch.tensor(request.tokens[len(request.prompt):])
         exact, other = (logits[len(request.prompt) - 1:-1] for logits in (exact, other))
         short.append(lacks(exact, new))
         short_rounded.append(lacks(exact, other.argmax(-1)))
@@ -409,6 +411,7 @@ def main(arguments=None):
             with paged(model):
                 engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest)
                 rate = engine.serve(requests)
+        engine.decode = engine.cache = None  # a graph reads weights where they lie now
         engines.append(engine)
         used = sum(-(-len(request.tokens) // at.page) for request in requests)
         everything = cache is DensePages or o.top_k * at.block >= longest
@@ -422,7 +425,7 @@ def main(arguments=None):
               f"{len(engine.pool.free)} free at the end")
         print(f"  {verdict.best} of {verdict.new} new tokens are the best of "
               f"{'dense attention' if everything else 'MSA'} on packed keys, by rounding alone "
-              f"{verdict.best_rounded} (at most {verdict.fewer:.0f} fewer are allowed)")
+              f"{verdict.best_rounded} (at most {int(verdict.fewer)} fewer are allowed)")
         print(f"  the others' logits are at most {verdict.short:.2g} below the best (allowed: "
               f"{verdict.tolerance:.2g})")
     return engines[0], right

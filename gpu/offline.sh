@@ -9,8 +9,8 @@
 #   cmake --preset release -DMSA_CUDA=ON "${offline[@]}"
 # check.sh and pilot.sh use build/offline where it is.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath "${1:?OUT.tar.xz is missing}")
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 boost=$work/offline/boost cudnn=$work/offline/cudnn
@@ -35,7 +35,7 @@ CODE
 done
 
 cat >"$work/offline/use.sh" <<'TEXT'
-export CMAKE_INCLUDE_PATH=$PWD/build/offline/cudnn/include:$PWD/build/offline/cudnn/nvidia/cudnn_jit/include
+export CMAKE_INCLUDE_PATH=$PWD/build/offline/cudnn/include:$PWD/build/offline/cudnn/nvidia/cudnn_jit/include${CMAKE_INCLUDE_PATH:+:$CMAKE_INCLUDE_PATH}
 offline=(-DBoost_NO_BOOST_CMAKE=ON -DBoost_NO_SYSTEM_PATHS=ON -DBoost_USE_STATIC_LIBS=ON
     "-DBOOST_ROOT=$PWD/build/offline/boost")
 TEXT

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "core/io/h5.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -13,6 +10,7 @@
 
 #include "core/io/file_error.h"
 #include "core/io/file_format.h"
+#include "core/io/partial_file.h"
 
 namespace msa::io::h5 {
 namespace {
@@ -228,11 +226,7 @@ void close_durably(Handle file, const std::filesystem::path& path) {
         if (H5Fflush(own, H5F_SCOPE_GLOBAL) < 0) refused(path.string());
         MSA_CHECK(H5Fget_obj_count(own, H5F_OBJ_ALL) == 1);  // no handle outlives its file
     }
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
-    const std::string reason = std::strerror(errno);
-    if (descriptor >= 0) ::close(descriptor);
-    if (!synced) throw SystemError(concat("cannot write ", path.string(), ": ", reason));
+    sync(path);
 }
 
 bool exists(hid_t location, const std::string& path) {

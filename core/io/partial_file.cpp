@@ -75,6 +75,16 @@ PartialFile::~PartialFile() {
     if (!finished_) file_.remove();
 }
 
+void sync(const std::filesystem::path& path) {
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) refused(path);
+    const int outcome = ::fsync(descriptor);
+    const int reason = errno;
+    ::close(descriptor);
+    errno = reason;
+    if (outcome != 0) refused(path);
+}
+
 void PartialFile::write(const std::string& bytes) {
     for (size_t at = 0; at < bytes.size();) {
         const ssize_t written = ::write(file_.descriptor(), bytes.data() + at, bytes.size() - at);

@@ -11,6 +11,9 @@ namespace msa::io {
 /// file (a device, a directory) is always refused.
 void check_output(const std::filesystem::path& path, bool replaced);
 
+/// Waits until the bytes of a file are on the disk. SystemError if the system refuses.
+void sync(const std::filesystem::path& path);
+
 /// A file that this process alone holds, by flock. The lock ends with the process, however that
 /// ends. Over NFS it holds for all hosts that mount the folder. On a file system without locks the
 /// user must prevent two writers of one name.

@@ -27,6 +27,7 @@ void write_text_durably(const std::filesystem::path& path, const std::string& co
     const std::filesystem::path temporary = path.string() + ".tmp";
     if (std::ofstream file(temporary); !(file << content).flush())
         throw SystemError(concat("cannot write ", temporary.string(), ": ", std::strerror(errno)));
+    sync(temporary);
     std::filesystem::rename(temporary, path);
 }
 

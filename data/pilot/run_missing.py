@@ -113,6 +113,7 @@ class Queue:
                       not (run.folder / "checkpoint.h5").exists())]
         self.trunks_to_come = {run.folder / "checkpoint.h5" for run in self.runs
                                if run.folder / "checkpoint.h5" in needed}
+        self.known = known
         self.seconds, self.at_work, self.failed, self.lines = [], {}, [], []
 
     def take(self):
@@ -195,12 +196,14 @@ def work(queue, device, runs, options, texts):
                     json.dumps({"diverged_after": int(after.group(1))}) + "\n")
         queue.ended(run, device, began, code, at_once)
         with queue.lock:
-            pack(runs, options, queue.lines)
+            try:
+                pack(runs, queue.known, options, queue.lines)
+            except OSError as error:  # the next run's end tries again
+                print(f"run_missing: {options.tar}: {error}", file=sys.stderr, flush=True)
 
 
-def pack(runs, options, lines):
-    """The records of what is done here and not in --records."""
-    known = recorded(options.records)
+def pack(runs, known, options, lines):
+    """The records of what is done here and not in --records, whose names are `known`."""
     partial = options.tar.with_name(options.tar.name + ".partial")
     with tarfile.open(partial, "w") as tar:
         def add(name, data):
@@ -266,7 +269,7 @@ def main():
     queue.stop_in_time(workers)
     for worker in workers:
         worker.join()
-    pack(runs, options, queue.lines)
+    pack(runs, queue.known, options, queue.lines)
     print(f"{len(queue.runs)} are left; records in {options.tar}", flush=True)
     return 1 if queue.failed else 0
 

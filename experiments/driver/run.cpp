@@ -137,9 +137,9 @@ bool UnitRun::starts_afresh() const {
 
 /// A unit that is finished can be resumed, so the record must be whole before.
 void UnitRun::record_inputs() const {
-    std::call_once(recorded_, [&] {
-        if (inputs_later_) to_->record_inputs(hashes_.get());
-    });
+    const std::lock_guard lock(recording_);
+    if (inputs_later_) to_->record_inputs(hashes_.get());
+    inputs_later_ = false;
 }
 
 void UnitRun::describe(const OptionTable& options, const std::string& definitions,

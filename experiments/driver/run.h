@@ -120,8 +120,8 @@ private:
     std::ostream& err_;
     const Ranks& ranks_;
     std::shared_future<std::map<std::string, std::string>> hashes_;
-    bool inputs_later_ = false;
-    mutable std::once_flag recorded_;
+    mutable std::mutex recording_;
+    mutable bool inputs_later_ = false;
     std::unique_ptr<io::ResultsWriter> to_;
 };
 

@@ -97,8 +97,8 @@ public:
     std::shared_ptr<const Text> of(const PretrainOptions& o) {
         std::vector<std::filesystem::path> files = o.files;
         files.insert(files.end(), o.held_out_files.begin(), o.held_out_files.end());
-        Key key{o.files, o.held_out_files, o.held_out, hash_inputs(files)};
         const std::lock_guard lock(turn_);
+        Key key{o.files, o.held_out_files, o.held_out, hash_inputs(files)};
         if (!last_ || key_ != key) {
             last_ = nullptr;
             last_ = o.held_out_files.empty()

@@ -57,10 +57,11 @@ def main() -> None:
 
     record = json.loads(options.record.read_text()) if options.record.exists() else {
         "format": "msalab-devices-bench", "gpus": options.of, "work": {}}
-    record["program"] = subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip()
     record["gpu"] = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
                                    capture_output=True, text=True).stdout.splitlines()[0]
-    work = record["work"].setdefault(options.name, {"command": " ".join(words), "runs": []})
+    program = subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip()
+    work = record["work"].setdefault(options.name,
+                                     {"program": program, "command": " ".join(words), "runs": []})
     work["runs"].append(run)
     one = next((other["seconds"] for other in work["runs"] if len(other["devices"]) == 1), None)
     ratio = f", {one / run['seconds']:.2f} times as fast as one" if one else ""
