@@ -57,7 +57,7 @@ std::string hash_once(const std::filesystem::path& path) {
         const std::lock_guard lock(turn);
         if (const auto found = known.find(*stamp); found != known.end()) return found->second;
     }
-    const std::string hash = io::sha256_of_file(path);
+    std::string hash = io::sha256_of_file(path);
     if (stamp && stamp_of(path) == stamp) {
         const std::lock_guard lock(turn);
         known[*stamp] = hash;
