@@ -50,15 +50,16 @@ __device__ LseUse lse_use(const KlBlocks& a, const KlItem& item, const SequenceB
 template <int Dim>
 __device__ void fetch_rows(const KlBlocks& a, int group, int query, const MmaTile<Dim>& to) {
     constexpr int kChunks = MmaTile<Dim>::kChunks, kRowsAtOnce = kWarp / kChunks;
-    const int lane = lane_id(), chunk = lane % kChunks, there = max(query, 0),
-              first = warp_id() * kWarpRows;
-    const uint16_t* const from = a.index_q + group * Dim + chunk * kChunk;
-    const int64_t stride = int64_t{a.groups} * Dim;
+    const int lane = lane_id(), chunk = lane % kChunks, first = warp_id() * kWarpRows;
+    const auto there = static_cast<uint32_t>(max(query, 0)),
+               stride = static_cast<uint32_t>(a.groups * Dim) * 2;
+    const char* const from =
+        reinterpret_cast<const char*>(a.index_q + group * Dim + chunk * kChunk);
 #pragma unroll 1
     for (int n = 0; n < kWarpRows; n += kRowsAtOnce) {
         const int row = n + lane / kChunks;
-        copy_chunk(to.chunk(first + row, chunk), from + __shfl_sync(kAllLanes, there, row) * stride,
-                   true);
+        copy_chunk(to.chunk(first + row, chunk),
+                   from + uint64_t{__shfl_sync(kAllLanes, there, row)} * stride, true);
     }
 }
 
