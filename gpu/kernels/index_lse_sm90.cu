@@ -2,10 +2,10 @@
 // The lse of the index scores, by blocks of keys. A warpgroup takes a work item: the block's keys
 // stay in shared memory while the uses pass by, 64 at a time.
 //
-// Each warp works on 16 rows of a product and waits for no other warp: it copies the rows of
-// index_q that the next uses need (cp.async) into its own part of shared memory as soon as those of
-// the present uses are in registers, the register operand of the product. Four thread blocks of an
-// SM fill each other's waits.
+// Each warp works on 16 rows of a product, without barriers: it copies rows of index_q (cp.async)
+// into its own part of shared memory, and from there to the register operand of the product. Once
+// the product is done, the rows of the next uses follow into the same place while the warp takes
+// maxima and exponentials. Four or five thread blocks of an SM fill each other's waits.
 //
 // A row's result depends on its own scores alone, in a fixed order: not on the rows beside it.
 #include "gpu/device/exp2.cuh"
@@ -37,10 +37,11 @@ struct LseUse {
     int seen;      // keys of the block; 0: no use
 };
 __device__ LseUse lse_use(const KlBlocks& a, const KlItem& item, const SequenceBlock& block,
-                          int query, int64_t use) {
+                          int query, int use) {
     if (query < 0) return {-1, 0};
     const int64_t row = int64_t{query} * a.groups + item.group;
-    const int slot = a.ids == nullptr ? block.block - a.first_block : a.reverse.slots[use];
+    const int slot =
+        a.ids == nullptr ? block.block - a.first_block : a.reverse.slots[item.begin + use];
     return {number_of(a, row, slot), seen_of_block(a, block, query)};
 }
 
@@ -66,11 +67,12 @@ __device__ void fetch_rows(const KlBlocks& a, int group, int query, const MmaTil
 /// Unseen keys of the row get no weight.
 template <int Side, int Sums>
 __device__ void hide_unseen(float (&sum)[Sums], int seen) {
+    const int left = seen - 2 * (lane_id() % 4);  // from the thread's first column on
 #pragma unroll
     for (int j = 0; j < Sums / 4; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (8 * j + 2 * (lane_id() % 4) + i >= seen) sum[4 * j + 2 * Side + i] = -INFINITY;
+            if (8 * j + i >= left) sum[4 * j + 2 * Side + i] = -INFINITY;
 }
 
 /// log2 of sum of 2^(scale score) is `shift` + log2 of `sum`, of all four threads of the row.
@@ -112,7 +114,7 @@ __device__ void store(const KlBlocks& a, float (&score)[Sums], float scale, cons
 }
 
 template <typename T, int Dim, int BlockSize>
-__global__ void __launch_bounds__(kWarpgroup, 4)
+__global__ void __launch_bounds__(kWarpgroup, BlockSize == 64 ? 5 : 4)
     slot_lse_sm90(const __grid_constant__ LseTunedArgs args) {
     using Memory = Shared<T, Dim, BlockSize>;
     extern __shared__ __align__(1024) char memory[];
@@ -133,26 +135,28 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
                      static_cast<int>(block.key), &shared.full);
     }
     const MmaTile<Dim> rows{shared.rows};
-    const auto query_of = [&](int64_t use) {
-        return use < item.end ? static_cast<int>(query_of_use(a, use)) : -1;
+    const auto uses = static_cast<int>(item.end - item.begin);
+    const auto query_of = [&](int use) {
+        return use < uses ? static_cast<int>(query_of_use(a, item.begin + use)) : -1;
     };
-    int64_t use = item.begin + warp_id() * kWarpRows + lane_id() % kWarpRows;
+    int use = warp_id() * kWarpRows + lane_id() % kWarpRows;
     int next = query_of(use);
     fetch_rows(a, item.group, next, rows);
     LseUse own = lse_use(a, item, block, next, use);
     next = query_of(use + kHalfRows);
     const float scale = a.index_scale * kLog2E;
     shared.full.wait(0);
-    for (int64_t tile = item.begin; tile < item.end; tile += kHalfRows, use += kHalfRows) {
+    for (int tile = 0; tile < uses; tile += kHalfRows, use += kHalfRows) {
         wait_for_copies();
         __syncwarp();
         RowOperand<typename Memory::Score> operand;
+        // Places are computed anew in every round, for want of registers.
         operand.load(rows, opaque_thread() / kWarp * kWarpRows);
         __syncwarp();
         float score[kHalfRows * BlockSize / kWarpgroup];
         multiply(score, operand, shared.keys[0]);
         wgmma_wait<0>();  // now the operand's registers are free
-        fetch_rows(a, item.group, next, rows);
+        if (tile + kHalfRows < uses) fetch_rows(a, item.group, next, rows);
         const LseUse later = lse_use(a, item, block, next, use + kHalfRows);
         next = query_of(use + 2 * kHalfRows);
         store<BlockSize>(a, score, scale, own);
