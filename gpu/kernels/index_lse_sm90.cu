@@ -3,9 +3,9 @@
 // stay in shared memory while the uses pass by, 64 at a time.
 //
 // Each warp works on 16 rows of a product, without barriers: it copies rows of index_q (cp.async)
-// into its own part of shared memory, and from there to the register operand of the product. Once
-// the product is done, the rows of the next uses follow into the same place while the warp takes
-// maxima and exponentials. Four or five thread blocks of an SM fill each other's waits.
+// into its own part of shared memory, and from there to the register operand of the product. The
+// rows of the next uses then follow into the same place, during the product and while the warp
+// takes maxima and exponentials. Four or five thread blocks of an SM fill each other's waits.
 //
 // A row's result depends on its own scores alone, in a fixed order: not on the rows beside it.
 #include "gpu/device/exp2.cuh"
@@ -155,9 +155,9 @@ __global__ void __launch_bounds__(kWarpgroup, BlockSize == 64 ? 5 : 4)
         __syncwarp();
         float score[kHalfRows * BlockSize / kWarpgroup];
         multiply(score, operand, shared.keys[0]);
-        wgmma_wait<0>();  // now the operand's registers are free
         if (tile + kHalfRows < uses) fetch_rows(a, item.group, next, rows);
         const LseUse later = lse_use(a, item, block, next, use + kHalfRows);
+        wgmma_wait<0>();
         next = query_of(use + 2 * kHalfRows);
         store<BlockSize>(a, score, scale, own);
         own = later;
