@@ -152,6 +152,7 @@ kl_paper All/CudaKlCases.*/f16_paper*
 kl_pilot All/CudaKlCases.*/f16_pilot*:All/CudaKlCases.*/f16_narrow_index
 kl_groups All/CudaKlCases.Tensor*/f16_g*:All/CudaKlCases.Tensor*/f16_many_uses
 kl_pieces All/CudaKlTypes.RoundsAndPiecesAreTheirSum/f16
+lse All/CudaLse.*/f16_*:CudaLsePlan.*
 CASES
     # Both dims 128 and 128 keys first, the shape that is measured; then one more size at a time.
     for name in paper paper_packed pilot pilot_packed narrow_index many_uses g1_wide_blocks g3_packed \
@@ -196,6 +197,8 @@ if ((sanitizers)); then
         small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
     done
     every+="All/CudaGradCases.*:CudaGrad.*:" # the tuned gradient
+    every+="All/CudaLse.MatchesReference*:"
+    small+="All/CudaLse.MatchesReference*/few_blocks:All/CudaLse.MatchesReference*/g?:"
     every+="All/CudaKlCases.TensorCores*:All/CudaKlCases.WhatIsNotSeen*:All/E4m3Tuned.*/cuda_*:"
     for case in pilot paper_packed g5_narrow_index f16_pilot_blocks_of_32; do
         small+="All/CudaKlCases.TensorCores*/$case:"

@@ -101,8 +101,7 @@ struct KlQueries {
     int query[2];
 
     __device__ static int at(const KlBlocks& a, const KlItem& item, int use) {
-        const int64_t place = item.begin + use;
-        return a.reverse.queries != nullptr ? a.reverse.queries[place] : static_cast<int>(place);
+        return static_cast<int>(query_of_use(a, item.begin + use));
     }
     /// Places beyond the item's last use repeat it.
     __device__ KlQueries(const KlBlocks& a, const KlItem& item, int first) {

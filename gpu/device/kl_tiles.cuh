@@ -41,10 +41,10 @@ __device__ void fetch_meta(const KlBlocks& a, const KlItem& item, const Sequence
         int seen = 0;
         float lse = 0;
         if (use < item.end) {
-            query = a.reverse.queries != nullptr ? a.reverse.queries[use] : use;
+            query = query_of_use(a, use);
             seen = seen_of_block(a, block, query);
             const int64_t row = query * a.groups + item.group;
-            slot = (row - a.piece.begin * a.groups) * a.slots + slot_of(a, block, row);
+            slot = number_of(a, row, slot_of(a, block, row, use));
             if (a.index_lse != nullptr) lse = a.index_lse[row] * kLog2E;
         }
         to.query[i] = query, to.slot[i] = slot, to.index_lse[i] = lse, to.seen[i] = seen;

@@ -45,6 +45,11 @@ __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
             end};
 }
 
+/// The query of a use.
+__device__ inline int64_t query_of_use(const KlBlocks& a, int64_t use) {
+    return a.reverse.queries != nullptr ? a.reverse.queries[use] : use;
+}
+
 /// The position of the block among the row's slots.
 __device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row) {
     if (a.ids == nullptr) return block.block - a.first_block;
@@ -52,6 +57,17 @@ __device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int
     return static_cast<int>(partition_point(0, a.slots, [&](int64_t slot) {
         return static_cast<uint32_t>(ids[slot]) < static_cast<uint32_t>(block.block);
     }));
+}
+
+/// The same of a use, which the reverse index may know.
+__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row,
+                              int64_t use) {
+    return a.reverse.slots != nullptr ? a.reverse.slots[use] : slot_of(a, block, row);
+}
+
+/// Its number in [piece, Hkv, slots].
+__device__ inline int64_t number_of(const KlBlocks& a, int64_t row, int slot) {
+    return (row - a.piece.begin * a.groups) * a.slots + slot;
 }
 
 /// The number of slots of a row that are in use.

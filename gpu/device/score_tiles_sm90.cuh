@@ -7,6 +7,7 @@
 // innermost. L2 traffic: one key tile per thread block.
 #pragma once
 
+#include "gpu/device/mma_tile.cuh"
 #include "gpu/device/row_values.cuh"
 #include "gpu/device/sm90.cuh"
 #include "gpu/device/warp.cuh"
@@ -121,16 +122,27 @@ struct RowOperand {
                                  : 0;
         }
     }
+    /// Rows in shared memory, the warp's from `row` on.
+    __device__ void load(const MmaTile<Shape::kRowBytes / 2>& tile, int row) {
+#pragma unroll
+        for (int s = 0; s < Shape::kSteps; ++s) {
+            uint32_t a[4];
+            tile.load_a(a, row, 16 * s);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) word[4 * s + n] = a[n];
+        }
+    }
 };
 
-/// Starts sum = rows x keys of one tile.
-template <typename Shape>
-__device__ void multiply(auto(&sum)[kSums], const RowOperand<Shape>& rows, const char* tile) {
+/// Starts sum = rows x keys of one tile, which has as many keys as there are sums of a row.
+template <typename Shape, typename Sum, int Sums>
+__device__ void multiply(Sum (&sum)[Sums], const RowOperand<Shape>& rows, const char* tile) {
+    constexpr int kBoxBytes = Sums * kWarpgroup / kHalfRows * kSwizzle;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s) {
         const uint64_t keys =
-            swizzled_operand(tile + 32 * s / kSwizzle * Shape::kBoxBytes + 32 * s % kSwizzle);
+            swizzled_operand(tile + 32 * s / kSwizzle * kBoxBytes + 32 * s % kSwizzle);
         multiply_in<typename Shape::Value>(sum, rows.word + 4 * s, keys, s > 0);
     }
     wgmma_commit();

@@ -19,7 +19,7 @@ using ListScan = cub::BlockScan<int, kListThreads>;
 
 /// Where in the order an item stands: the number of its bin.
 __device__ int bin_of(const KlBlocks& a, const KlItem& item) {
-    const int64_t query = a.reverse.queries != nullptr ? a.reverse.queries[item.begin] : item.begin;
+    const int64_t query = query_of_use(a, item.begin);
     const auto window =
         static_cast<int>((query - a.piece.begin) * kKlWindows / (a.piece.end - a.piece.begin));
     const auto length = static_cast<int>((item.end - item.begin - 1) * kKlLengths / kKlItemUses);

@@ -7,6 +7,7 @@
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/index_kl_sm90.h"
+#include "gpu/kernels/index_lse_sm90.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -20,7 +21,8 @@ constexpr int64_t kSlotBytes = int64_t{1} << 31;  // of the slots of a piece and
 // Queries of a piece of the selected support, at most, for the wgmma form: items walk a group's
 // queries side by side, at most 134 MB of q, of which L2 holds a third.
 constexpr int64_t kPieceQueries = 32768;
-constexpr int64_t kMostHeads = 16;  // of a group
+constexpr int64_t kMostHeads = 16;                                  // of a group
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // numbers of 32 bits
 
 Support takes_blocks(const Problem& p, Element element, bool aligned) {
     if (!is_half(element)) return not_element(element, "bf16 or f16");
@@ -37,11 +39,23 @@ const uint16_t* bits_of(const In<Rank>& view) {
     return static_cast<const uint16_t*>(view.data());
 }
 
-/// Pieces of the queries and rounds of the blocks of one call.
+/// Of ids, if they are given.
+class Uses {
+public:
+    Uses(const Call& call, View<const int32_t, 3> ids) {
+        if (ids.data() != nullptr && ids.size() > 0) sorted_.emplace(call, ids);
+    }
+    ReverseIndex index() const { return sorted_ ? sorted_->index() : ReverseIndex{}; }
+
+private:
+    std::optional<SortedUses> sorted_;
+};
+
+/// Pieces of the queries and rounds of the blocks of one call. `uses`: of ids; they outlive it.
 class Walk {
 public:
-    Walk(const Call& call, const IndexInput& in, View<const int32_t, 3> ids, int64_t slot_bytes,
-         int64_t most_queries = std::numeric_limits<int64_t>::max())
+    Walk(const Call& call, const IndexInput& in, View<const int32_t, 3> ids, const Uses& uses,
+         int64_t slot_bytes, int64_t most_queries = std::numeric_limits<int64_t>::max())
         : call_(call), selected_(ids.data() != nullptr) {
         const Problem& p = call.problem;
         const Tensor<SequenceBlock, 1>& blocks = call.layout->key_blocks();
@@ -58,10 +72,7 @@ public:
         all_.block_size = narrow(p.block_size);
         all_.scale = static_cast<float>(p.softmax_scale());
         all_.index_scale = static_cast<float>(p.index_scale());
-        if (selected_ && ids.size() > 0) {
-            uses_.emplace(call, ids);
-            all_.reverse = uses_->index();
-        }
+        all_.reverse = uses.index();
         const int64_t fitting = std::max<int64_t>(
             1, kSlotBytes / std::max<int64_t>(1, p.queries() * p.kv_heads * slot_bytes));
         slots_ = selected_ ? ids.extent(2) : std::clamp<int64_t>(p.blocks(), 1, fitting);
@@ -106,7 +117,6 @@ private:
     const Call& call_;
     bool selected_;
     KlBlocks all_{};
-    std::optional<SortedUses> uses_;
     int64_t slots_ = 0, queries_ = 0;
     Tensor<int32_t, 1> starts_;
     Tensor<char, 1> items_;
@@ -115,6 +125,33 @@ private:
 void clear(const Call& call, void* memory, int64_t bytes) {
     check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), call.stream()),
           "clearing an output of index_kl");
+}
+
+/// Writes the lse of a call that a form takes: index_lse_sm90 or index_lse_mma.
+void lse_by_blocks(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
+                   const Uses& uses, View<float, 2> lse) {
+    const Problem& p = call.problem;
+    const Element element = in.index_q.element();
+    Walk walk(call, in, ids, uses, sizeof(float));
+    auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
+    walk.all().slot_lse = slots.data();
+    const bool tuned =
+        takes_index_lse_sm90(call.device, p, in, ids.data() != nullptr ? ids.extent(2) : 0).yes;
+    LseTunedArgs args{};
+    if (tuned)
+        args.index_k = tensor_map(in.index_k.data(), element, p.keys(), p.index_dim, p.block_size);
+    walk.for_each([&](const KlBlocks& a, bool first) {
+        args.blocks = a;
+        by_half(element, [&]<typename T>() {
+            if (tuned)
+                check(launch_kl_slot_lse_sm90<T>(args, walk.most_items(), call.stream()),
+                      "index_lse_sm90, slots");
+            else
+                check(launch_kl_slot_lse<T>(a, walk.most_items(), call.stream()),
+                      "index_lse_mma, slots");
+        });
+        check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_lse, join");
+    });
 }
 
 /// What both forms ask for, beside the sizes.
@@ -184,13 +221,14 @@ void by_blocks(const Call& call, const IndexKlInput& in, const IndexKlOutput& to
         if (to.kl) clear(call, to.kl.data(), to.kl.size() * int64_t{sizeof(double)});
         return;
     }
+    const Uses uses(call, in.ids);
     Tensor<float, 2> made;
     if (!in.index_lse) {
         made = call.scratch<float, 2>({p.queries(), p.kv_heads});
-        index_lse_mma(call, in.index, in.ids, made);
+        lse_by_blocks(call, in.index, in.ids, uses, made);
     }
     const int64_t slot_bytes = p.index_dim * int64_t{sizeof(float)};
-    Walk walk(call, in.index, in.ids, slot_bytes,
+    Walk walk(call, in.index, in.ids, uses, slot_bytes,
               tuned ? kPieceQueries : std::numeric_limits<int64_t>::max());
     auto d_query = call.scratch<float, 1>({walk.rows_and_slots() * p.index_dim});
     auto d_keys = call.scratch<float, 1>({walk.most_items() * p.block_size * p.index_dim});
@@ -250,26 +288,27 @@ Support takes_index_lse_mma(const Problem& p, const IndexInput& in) {
     return takes_blocks(p, in.index_q.element(), are_aligned(in.index_q, in.index_k));
 }
 
-void index_lse_mma(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
-                   View<float, 2> lse) {
-    if (lse.size() == 0) return;
-    Walk walk(call, in, ids, sizeof(float));
-    auto slots = call.scratch<float, 1>({walk.rows_and_slots()});
-    walk.all().slot_lse = slots.data();
-    walk.for_each([&](const KlBlocks& a, bool first) {
-        by_half(in.index_q.element(), [&]<typename T>() {
-            check(launch_kl_slot_lse<T>(a, walk.most_items(), call.stream()),
-                  "index_lse_mma, slots");
-        });
-        check(launch_kl_join_lse(a, first, lse.data(), call.stream()), "index_lse_mma, lse");
-    });
+Support takes_index_lse_sm90(const Device& device, const Problem& p, const IndexInput& in,
+                             int64_t top_k) {
+    if (!device.is_hopper()) return not_hopper();
+    Support blocks = takes_index_lse_mma(p, in);
+    if (!blocks.yes) return blocks;
+    if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (p.keys() > kMostRows) return above("Nk", p.keys(), kMostRows);
+    if (p.queries() > kMostRows) return above("Nq", p.queries(), kMostRows);
+    if (!SortedUses::has_slots(p.queries(), top_k))
+        return above("Nq k", p.queries() * top_k, kMostRows);
+    return {};
 }
 
 void index_lse(const Call& call, const IndexInput& in, View<const int32_t, 3> ids,
                View<float, 2> lse) {
     if (lse.size() == 0) return;
-    (takes_index_lse_mma(call.problem, in).yes ? index_lse_mma : index_lse_any)(
-        CallNow(call, in.index_k), in, ids, lse);
+    const CallNow now(call, in.index_k);
+    if (takes_index_lse_mma(call.problem, in).yes)
+        lse_by_blocks(now, in, ids, Uses(now, ids), lse);
+    else
+        index_lse_any(now, in, ids, lse);
 }
 
 Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexKlInput& in,
@@ -279,10 +318,9 @@ Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexK
     if (!blocks.yes) return blocks;
     if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
     if (p.group_size() > kMostHeads) return above("G", p.group_size(), kMostHeads);
-    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-    if (p.queries() * p.query_heads >= kMost)
-        return above("Nq Hq", p.queries() * p.query_heads, kMost - 1);
-    if (p.keys() > kMost) return above("Nk", p.keys(), kMost);
+    if (p.queries() * p.query_heads >= kMostRows)
+        return above("Nq Hq", p.queries() * p.query_heads, kMostRows - 1);
+    if (p.keys() > kMostRows) return above("Nk", p.keys(), kMostRows);
     return {};
 }
 

@@ -60,7 +60,8 @@ void block_mass_tuned(const Call&, const BlockMassInput&, const BlockMassOutput&
 
 /// On tensor cores (mma.sync) of any device that the backend supports.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
-void index_lse_mma(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
+/// `top_k`: k of the ids, or 0 for the full support. For what index_lse_mma takes, too.
+Support takes_index_lse_sm90(const Device&, const Problem&, const IndexInput&, int64_t top_k);
 /// By the kernel that takes it; does nothing if lse is absent.
 void index_lse(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);
 /// Needs main_lse and a request for gradients.
