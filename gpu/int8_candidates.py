@@ -13,8 +13,9 @@ so that the score of a block, a maximum over its keys, is known to within a boun
 maxima are of the block. A block is sure where less than k upper bounds of others exceed its lower bound,
 out where k lower bounds exceed its upper bound, and else a candidate, to be scored again. The query's own
 block is kept without a score. Queries are evenly spread over those with more than k visible blocks. A row
-is marked, and answered without the copy, if either half of its blocks fills the kernels' list of 32 with
-candidates, or more than 32 are to be scored again (gpu/kernels/index_candidates.h).
+is marked, and answered without the copy, if the kernels would list too many blocks
+(gpu/kernels/index_candidates.cu): those whose upper bound reaches the k-th largest of some best lower bounds,
+each of every 128th block, or every 256th of more than 1024 blocks.
 """
 
 import argparse
@@ -24,7 +25,10 @@ import numpy as np
 from msalab.capture.reader import ActivationsReader
 
 INT8 = 127.0
-LISTED = 32
+# Of up to WARP_BLOCKS blocks, and of more: how many are listed at most, and the strides of best bounds.
+WARP_BLOCKS = 1024
+LISTED = (512, 1024)
+STRIDES = (128, 256)
 
 
 def as_float(values) -> np.ndarray:
@@ -38,6 +42,15 @@ def rounded(values: np.ndarray, axes) -> np.ndarray:
     """What int8 with one scale over `axes` makes of the values."""
     scale = np.maximum(np.abs(values).max(axes, keepdims=True) / INT8, 1e-30)
     return np.rint(values / scale) * scale
+
+
+def listed_by_kernels(low: np.ndarray, high: np.ndarray, keep: int, many: bool) -> int:
+    """How many blocks the kernels list for `keep` places, by the bounds of the scored blocks."""
+    rows = -(-len(low) // STRIDES[many])
+    padded = np.full(rows * STRIDES[many], -np.inf)
+    padded[:len(low)] = low
+    best = padded.reshape(rows, -1).max(0)
+    return int(np.count_nonzero(high >= np.partition(best, -keep)[-keep]))
 
 
 def measure(q: np.ndarray, k: np.ndarray, queries: np.ndarray, block_size: int, top_k: int):
@@ -66,9 +79,9 @@ def measure(q: np.ndarray, k: np.ndarray, queries: np.ndarray, block_size: int, 
             out = high < np.partition(low, own - keep)[own - keep]
             wrong = np.setdiff1d(np.argsort(-exact)[:keep], np.argsort(-score)[:keep])
             again = own - sure.sum() - out.sum()
-            halves = (~out)[:own // 2], (~out)[own // 2:]
-            full = any(half.sum() >= LISTED and len(half) >= LISTED for half in halves)
-            rows.append((len(wrong), sure.sum(), again, full or again > LISTED))
+            many = blocks > WARP_BLOCKS
+            marked = listed_by_kernels(low, high, keep, many) > LISTED[many]
+            rows.append((len(wrong), sure.sum(), again, marked))
     return np.array(rows)
 
 

@@ -34,5 +34,19 @@ def test_integers_are_sure_where_scores_differ():
     k[:, 0] = 100  # all blocks tie
     wrong, sure, again, marked = measured(q, k).T
     assert np.all(sure == 0) and np.all(again >= TOP_K) and not marked.any()
-    tie = np.tile(k[:1], (80 * BLOCK, 1))  # more than the lists have
-    assert measured(np.tile(q, (8, 1, 1)), tie).T[3][-1]
+    tie = np.tile(k[:1], ((int8_candidates.LISTED[0] + 2) * BLOCK, 1))  # more than are listed
+    last = np.array([len(tie) - 2 * BLOCK, len(tie) - 1])
+    rows = int8_candidates.measure(np.tile(q[:1], (len(tie), 1, 1)), tie, last, BLOCK, TOP_K)
+    assert list(rows.T[3]) == [0, 1]
+
+
+def test_listed_blocks_include_all_candidates():
+    """The kernels' bound is a lower bound of the n-th best lower bound, and close to it."""
+    rng = np.random.default_rng(20261127)
+    for blocks in (5, 100, 128, 129, 1000):
+        low = rng.standard_normal(blocks)
+        high = low + rng.uniform(0.1, 0.3, blocks)
+        candidates = np.count_nonzero(high >= np.sort(low)[-TOP_K])
+        listed = int8_candidates.listed_by_kernels(low, high, TOP_K, False)
+        assert candidates <= listed <= 2 * candidates
+        assert blocks > 128 or listed == candidates

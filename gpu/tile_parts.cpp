@@ -58,7 +58,7 @@ TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const 
     TileParts finer = cut_by(tiles, cut, share, true);
     if (8 * longest_work(finer, cut.thread_blocks) < 7 * longest_work(made, cut.thread_blocks))
         made = std::move(finer);
-    if (made.most == 1) return made;
+    if (made.most == 1 || queries == 0) return made;
     made.of_query.resize(static_cast<size_t>(queries));
     for (const TilePart& part : made.parts)
         if (part.part == 0)

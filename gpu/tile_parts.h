@@ -59,7 +59,8 @@ struct CutNow {
 
 /// A tile is cut in proportion to its keys, by the share of all tiles' keys that a thread block
 /// has. A tile of up to two shares stays whole, because parts must be merged, unless parts of at
-/// most 9/8 shares end an eighth earlier, as those of a square of few tiles do.
+/// most 9/8 shares end an eighth earlier, as those of a square of few tiles do. `queries`: Nq; 0:
+/// no lists are merged, so that of_query is not needed.
 TileParts cut_tiles(const std::vector<QueryTile>& tiles, int64_t queries, const TileCut&);
 
 }  // namespace msa::cuda

@@ -92,23 +92,43 @@ __device__ auto tile_scales(const IndexSelectArgs& args, const QueryTile& tile, 
         return OneScale(args.scale);
 }
 
-/// Offers the scores of this part's blocks [begin, end), at most 32, to `Places` rows of the warp
-/// from `place` on. Rows are processed together, since each waits for its shuffles. `first`: id of
-/// the part's block 0. `scales` has the scale of a place's row and of a block, and their score.
+/// Of this part's blocks [begin, end), at most 32, one a lane: the scores of `Places` rows of the
+/// warp from `place` on, -inf of blocks that are no candidates. Returns the lane's id. `first`: id
+/// of the part's block 0. `scales` has the scale of a place's row and of a block, and their score.
 template <int Places, typename S, typename Scales>
-__device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
-                             int first, int begin, int end) {
+__device__ int block_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
+                            int first, int begin, int end, float (&score)[Places]) {
     const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
     const bool counts = block >= begin && id >= rule.forced_first;
     const auto of_block = scales.of_block(id);
-    float score[Places];
 #pragma unroll
     for (int n = 0; n < Places; ++n) {  // reads all scores unconditionally, so reads do not wait
         const float scaled = scales.score(scales.of_row(place + n), of_block,
                                           shared.scores.at(place + n, block & (kWarp - 1)));
         score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
     }
+    return id;
+}
+
+/// Offers block_scores() to the rows' lists. Rows are processed together, since each waits for its
+/// shuffles.
+template <int Places, typename S, typename Scales>
+__device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
+                             int first, int begin, int end) {
+    float score[Places];
+    const int id = block_scores(shared, rule, scales, place, first, begin, end, score);
     shared.lists.offer(place, score, id);
+}
+
+/// Writes block_scores(), upper bounds, of the candidates; of others nothing.
+template <int Places, typename S, typename Scales>
+__device__ void write_bounds(const ScoreBounds& to, S& shared, const DeviceRule& rule,
+                             const Scales& scales, int place, int first, int begin, int end) {
+    float score[Places];
+    const int id = block_scores(shared, rule, scales, place, first, begin, end, score);
+#pragma unroll
+    for (int n = 0; n < Places; ++n)
+        if (score[n] != -INFINITY) to.of_row(scales.row(place + n))[id] = score[n];
 }
 
 /// The lists of the first query of a tile that the host cut.

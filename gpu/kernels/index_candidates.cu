@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+
 #include "gpu/device/row_rule.cuh"
 #include "gpu/device/row_scores.cuh"
 #include "gpu/device/seen_keys.cuh"
@@ -7,7 +9,7 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 constexpr int kScanThreads = 1024;
 
 /// The threads that work on one row: a warp, or a thread block.
@@ -16,7 +18,7 @@ struct Team {
     static_assert(Threads == kWarp || Threads % kWarp == 0);
     struct Shared {
         int part[2][Threads / kWarp];
-        int places[2];
+        int places[3];
     };
     Shared& shared;
     int turn = 0;  // of the halves of `part`: a sum is read while the next is written
@@ -34,21 +36,8 @@ struct Team {
         }
         return value;
     }
-    /// Of values that are at least 0.
-    __device__ uint32_t largest(uint32_t value) {
-        value = __reduce_max_sync(kAllLanes, value);
-        if constexpr (Threads > kWarp) {
-            int* const part = shared.part[turn ^= 1];
-            if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = static_cast<int>(value);
-            __syncthreads();
-#pragma unroll
-            for (int w = 0; w < Threads / kWarp; ++w)
-                value = max(value, static_cast<uint32_t>(part[w]));
-        }
-        return value;
-    }
     __device__ void clear_places() {
-        if (thread() < 2) shared.places[thread()] = 0;
+        if (thread() < 3) shared.places[thread()] = 0;
         sync();
     }
     /// The next free place of a list, for each thread that wants one.
@@ -67,109 +56,148 @@ struct Team {
     }
 };
 
-/// The n-th largest of the team's keys; 0 if there are fewer that are not 0.
-template <int Each, typename Team>
-__device__ uint32_t nth_largest(Team& team, const uint32_t (&key)[Each], int n) {
+/// The n-th largest of the team's keys, 0 if there are fewer that are not 0. `reach(key)`: how many
+/// of the thread's keys are at least `key`.
+template <typename Team, typename Reach>
+__device__ uint32_t nth_largest(Team& team, int n, Reach reach) {
     uint32_t found = 0;
     for (int bit = 31; bit >= 0; --bit) {
         const uint32_t tried = found | 1U << bit;
-        int above = 0;
-#pragma unroll
-        for (int e = 0; e < Each; ++e) above += key[e] >= tried;
-        if (team.sum(above) >= n) found = tried;
+        if (team.sum(reach(tried)) >= n) found = tried;
     }
     return found;
 }
 
-/// The listed blocks of one row, spread over the threads of a team.
-template <int Threads, int Each>
-struct Listed {
-    uint32_t upper[Each], lower[Each];  // bounds (ordered_key); 0: none
-    int block[Each];
-    uint32_t cut = 0;  // what a list has dropped is not above it; 0: nothing was
+/// What the pass over the copy says of a row's blocks, numbered from the first that counts.
+struct RowBounds {
+    const float* bounds;  // upper ones
+    const float* coarse_blocks;
+    CoarseRow row;
+    int first, count;  // ids
 
-    __device__ Listed(const IndexSelectArgs& args, const QueryTile& tile, int row_of_tile,
-                      int thread) {
-        const int64_t query = tile.query + row_of_tile / args.groups;
-        const PartLists<kCoarseListed> from(args, args.of_query[query], row_of_tile % args.groups);
-        const CoarseRow row = args.coarse_rows[tile.query * args.groups + row_of_tile];
-#pragma unroll
-        for (int e = 0; e < Each; ++e) {
-            const int at = e * Threads + thread;  // of the lists, one after another
-            const uint64_t key = at < from.parts * kCoarseListed ? __ldcg(from.list(0) + at) : 0;
-            upper[e] = static_cast<uint32_t>(key >> 32);
-            block[e] = block_of(key);
-            lower[e] = 0;
-            if (key == 0) continue;
-            const CoarseBlock of = coarse_block(args.coarse_blocks, tile.first_block + block[e]);
-            lower[e] = ordered_key(score_of_key(upper[e]) - 2 * row.error(of.norm, of.error));
-            if (at % kCoarseListed == kCoarseListed - 1) cut = max(cut, upper[e]);
-        }
-    }
-    /// Leaves the candidates for `kept` places and returns whether these are all there are.
-    __device__ bool keep_candidates(Team<Threads>& team, int kept) {
-        const uint32_t least = nth_largest(team, lower, kept);
-#pragma unroll
-        for (int e = 0; e < Each; ++e)
-            if (upper[e] < least) upper[e] = lower[e] = 0;
-        cut = team.largest(cut);
-        return cut == 0 || least > cut;
+    __device__ RowBounds(const IndexSelectArgs& args, const QueryTile& tile, int64_t of, int limit)
+        : bounds(args.bounds.of_row(of) + args.rule.forced_first),
+          coarse_blocks(args.coarse_blocks +
+                        3 * (int64_t{tile.first_block} + args.rule.forced_first)),
+          row(args.coarse_rows[of]),
+          first(args.rule.forced_first),
+          count(max(0, limit - first)) {}
+    __device__ uint32_t upper(int n) const { return ordered_key(bounds[n]); }
+    __device__ uint32_t lower(int n) const {
+        const CoarseBlock of = coarse_block(coarse_blocks, n);
+        return ordered_key(bounds[n] - 2 * row.error(of.norm, of.error));
     }
 };
 
-template <int Threads, int Each>
-__device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, int row_of_tile,
-                            Team<Threads>& team) {
-    const IndexSelectArgs& listed = args.listed;
-    const int64_t row = tile.query * listed.groups + row_of_tile;
-    const RowRule own(listed.rule, seen_keys(listed.visible, row / listed.groups),
-                      listed.block_size);
-    const int kept = max(own.kept, 0);
-    Listed<Threads, Each> found(listed, tile, row_of_tile, team.thread());
-    bool marked = !found.keep_candidates(team, max(kept, 1)) && kept > 0;
-    // Of a block that is above it, at most `kept` blocks reach the lower bound, itself included.
-    const uint32_t sure_above = nth_largest(team, found.upper, kept + 1);
-    int sure = 0, again = 0;
-#pragma unroll
-    for (int e = 0; e < Each; ++e) {
-        sure += found.lower[e] > sure_above;
-        again += found.upper[e] != 0 && !(found.lower[e] > sure_above);
+/// A row's blocks of which some may be among its best, in shared memory, spread over a team.
+template <int Threads>
+struct Listed {
+    static constexpr int kMost = most_candidates(Threads == kWarp ? 0 : INT_MAX);
+    uint32_t upper[kMost], lower[kMost];  // bounds (ordered_key); 0: none
+    int id[kMost];
+
+    /// Those whose upper bound is at least `reached`, at least 1. Their number becomes that of the
+    /// team's places 0; of more than kMost, some are missing.
+    __device__ void fill(Team<Threads>& team, const RowBounds& from, uint32_t reached) {
+        for (int begin = 0; begin < from.count; begin += Threads) {
+            const int n = begin + team.thread();
+            const uint32_t bound = n < from.count ? from.upper(n) : 0;
+            const int at = team.place(0, bound >= reached);
+            if (bound < reached || at >= kMost) continue;
+            upper[at] = bound, lower[at] = from.lower(n), id[at] = from.first + n;
+        }
+        team.sync();
     }
+    __device__ static uint32_t nth(Team<Threads>& team, const uint32_t (&key)[kMost], int count,
+                                   int n) {
+        return nth_largest(team, n, [&](uint32_t tried) {
+            int reach = 0;
+            for (int at = team.thread(); at < count; at += Threads) reach += key[at] >= tried;
+            return reach;
+        });
+    }
+};
+
+/// A bound that the lower bounds of at least n blocks reach, at least 1: the n-th largest of the
+/// threads' best, most often the n-th or a few places below it.
+template <int Threads>
+__device__ uint32_t reached_by(Team<Threads>& team, const RowBounds& from, int n) {
+    constexpr int kBest = Threads == kWarp ? 4 : 1;  // of a thread
+    uint32_t best[kBest]{};
+    for (int begin = team.thread(); begin < from.count; begin += kBest * Threads)
+#pragma unroll
+        for (int e = 0; e < kBest; ++e) {
+            const int at = begin + e * Threads;
+            if (at < from.count) best[e] = max(best[e], from.lower(at));
+        }
+    const uint32_t found = nth_largest(team, n, [&](uint32_t tried) {
+        int reach = 0;
+#pragma unroll
+        for (int e = 0; e < kBest; ++e) reach += best[e] >= tried;
+        return reach;
+    });
+    return max(1U, found);
+}
+
+template <int Threads>
+__device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, int row_of_tile,
+                            Team<Threads>& team, Listed<Threads>& list) {
+    const IndexSelectArgs& of = args.listed;
+    const int64_t row = tile.query * of.groups + row_of_tile;
+    const int64_t place = row - of.bounds.first_row;  // in the piece
+    const RowRule own(of.rule, seen_keys(of.visible, row / of.groups), of.block_size);
+    const RowBounds from(of, tile, row, own.limit);
+    const int kept = max(own.kept, 0);
+    team.clear_places();
+    int listed = 0;
+    if (kept > 0) {
+        list.fill(team, from, reached_by(team, from, kept));
+        listed = team.shared.places[0];
+    }
+    const bool marked = listed > list.kMost;
+    if (marked) listed = 0;
+    // Of a block that is above the second, at most `kept` blocks reach the lower bound, itself
+    // included. An n-th of 0 is of fewer than n.
+    const uint32_t least = max(1U, list.nth(team, list.lower, listed, kept));
+    const uint32_t sure_above = list.nth(team, list.upper, listed, kept + 1);
+    const auto is_sure = [&](int at) { return at < listed && list.lower[at] > sure_above; };
+    const auto is_open = [&](int at) {
+        return at < listed && list.upper[at] >= least && !(list.lower[at] > sure_above);
+    };
+    int sure = 0, again = 0;
+    for (int at = team.thread(); at < listed; at += Threads)
+        sure += is_sure(at), again += is_open(at);
     sure = team.sum(sure);
     again = sure >= kept ? 0 : team.sum(again);
-    marked |= again > kMostRescored;
-    if (marked || kept == 0) sure = again = 0;
     if (team.thread() == 0) {
-        args.rows[row] = {static_cast<uint8_t>(sure), static_cast<uint8_t>(again)};
+        args.rows[place] = {static_cast<uint16_t>(sure), static_cast<uint16_t>(again)};
         args.marked[row] = marked ? 1 : 0;
     }
-    if (sure + again == 0) return;
-    team.clear_places();
-#pragma unroll
-    for (int e = 0; e < Each; ++e) {
-        const bool is_sure = found.lower[e] > sure_above;
-        const bool is_open = again > 0 && found.upper[e] != 0 && !is_sure;
-        const int sure_at = team.place(0, is_sure), open_at = team.place(1, is_open);
-        if (is_sure) listed.ids[row * listed.rule.top_k + sure_at] = found.block[e];
-        if (!is_open) continue;
-        args.blocks[row * kMostRescored + open_at] = found.block[e];
-        atomicAdd(args.counts + tile.first_block + found.block[e], 1);
+    for (int begin = 0; begin < listed; begin += Threads) {
+        const int at = begin + team.thread();
+        const bool in = is_sure(at), open = again > 0 && is_open(at);
+        const int sure_at = team.place(1, in), open_at = team.place(2, open);
+        if (in) of.ids[row * of.rule.top_k + sure_at] = list.id[at];
+        if (!open) continue;
+        args.blocks[place * args.most + open_at] = list.id[at];
+        atomicAdd(args.counts + tile.first_block + list.id[at], 1);
     }
     team.sync();
 }
 
-template <int Threads, int Each>
-__global__ void __launch_bounds__(Threads > kThreads ? Threads : kThreads)
+template <int Threads>
+__global__ void __launch_bounds__(std::max(Threads, kThreads))
     find(const __grid_constant__ IndexCandidates args) {
-    constexpr int kTeams = Threads > kThreads ? 1 : kThreads / Threads;
+    constexpr int kTeams = std::max(Threads, kThreads) / Threads;
     __shared__ typename Team<Threads>::Shared shared[kTeams];
+    __shared__ Listed<Threads> list[kTeams];
     const int own = static_cast<int>(threadIdx.x) / Threads;
     Team<Threads> team{shared[own]};
     const QueryTile tile = args.tiles[blockIdx.x];
     const int rows = tile.queries * args.listed.groups;
     for (int row = own + static_cast<int>(blockIdx.y) * kTeams; row < rows;
          row += kTeams * static_cast<int>(gridDim.y))
-        find_of_row<Threads, Each>(args, tile, row, team);
+        find_of_row<Threads>(args, tile, row, team, list[own]);
 }
 
 /// A thread block adds up the blocks' uses and work items.
@@ -201,38 +229,48 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Ind
         args.starts[args.all_blocks] = before.x, args.items[args.all_blocks] = before.y;
 }
 
-/// A warp per row, a lane per use. The order of a block's uses has no influence.
+/// A warp per row. The order of a block's uses has no influence.
 __global__ void __launch_bounds__(kThreads) place(const __grid_constant__ IndexCandidates args) {
     const QueryTile tile = args.tiles[blockIdx.x];
-    const int64_t first = tile.query * args.listed.groups;
-    const int rows = tile.queries * args.listed.groups, lane = threadIdx.x % kWarp;
-    for (int n = threadIdx.x / kWarp; n < rows; n += kThreads / kWarp) {
+    const int64_t first = tile.query * args.listed.groups - args.listed.bounds.first_row;
+    const int rows = tile.queries * args.listed.groups;
+    const int warp = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
+    for (int n = warp; n < rows; n += kWarps * static_cast<int>(gridDim.y)) {
         const int64_t row = first + n;
-        if (lane >= args.rows[row].again) continue;
-        const int64_t use = row * kMostRescored + lane;
-        const int block = tile.first_block + args.blocks[use];
-        const int at = atomicSub(args.counts + block, 1) - 1;
-        args.uses[args.starts[block] + at] = static_cast<int32_t>(use);
+        const int again = args.rows[row].again;
+        for (int at = threadIdx.x % kWarp; at < again; at += kWarp) {
+            const int64_t use = row * args.most + at;
+            const int block = tile.first_block + args.blocks[use];
+            const int left = atomicSub(args.counts + block, 1) - 1;
+            args.uses[args.starts[block] + left] = static_cast<int32_t>(use);
+        }
     }
 }
 
 /// A warp per row.
 __global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ IndexCandidates args) {
     const IndexSelectArgs& listed = args.listed;
-    const int64_t row = int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
-    if (row >= listed.queries * listed.groups || args.marked[row] != 0) return;
+    const int64_t place = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+    const int64_t row = listed.bounds.first_row + place;
+    if (place >= args.row_count || args.marked[row] != 0) return;
     const RowRule own(listed.rule, seen_keys(listed.visible, row / listed.groups),
                       listed.block_size);
     const int lane = threadIdx.x % kWarp;
-    const RowCandidates has = args.rows[row];
+    const RowCandidates has = args.rows[place];
     int32_t* const ids = listed.ids + row * listed.rule.top_k;
     const int32_t sure = lane < has.sure ? ids[lane] : 0;
-    const int64_t use = row * kMostRescored + lane;
-    const uint64_t key =
-        sort_descending(lane < has.again ? candidate_key(args.scores[use], args.blocks[use]) : 0);
-    const int picked = max(0, min(own.kept - has.sure, __popc(__ballot_sync(kAllLanes, key != 0))));
+    WarpTopK list;
+    for (int begin = 0; begin < has.again; begin += kWarp) {
+        const int64_t use = place * args.most + begin + lane;
+        const uint64_t key =
+            begin + lane < has.again ? candidate_key(args.scores[use], args.blocks[use]) : 0;
+        list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(own.kept - has.sure)));
+    }
+    const int picked =
+        max(0, min(own.kept - has.sure, __popc(__ballot_sync(kAllLanes, list.key != 0))));
     // Lanes: those that are surely in, the best of the others, the oldest forced, the newest.
-    const int32_t best = __shfl_sync(kAllLanes, block_of(key), (lane - has.sure) & (kWarp - 1));
+    const int32_t best =
+        __shfl_sync(kAllLanes, block_of(list.key), (lane - has.sure) & (kWarp - 1));
     const int first = has.sure + picked, local = first + own.first;
     int32_t id = sure;
     if (lane >= has.sure) id = best;
@@ -242,25 +280,30 @@ __global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ IndexCa
     write_ids<1>({id}, listed.rule.top_k, {ids});
 }
 
+template <int Threads>
+void launch_find(const IndexCandidates& args, cudaStream_t stream) {
+    constexpr int kBlock = std::max(Threads, kThreads);
+    constexpr int kBegun = 64 * Threads / kBlock;  // thread blocks of a tile: 64 rows at a time
+    find<Threads>
+        <<<dim3(static_cast<unsigned>(args.tile_count), kBegun), kBlock, 0, stream>>>(args);
+}
+
 }  // namespace
 
 cudaError_t launch_find_candidates(const IndexCandidates& args, cudaStream_t stream) {
-    constexpr int kFew = 4, kTeam = 512;
-    const auto tiles = static_cast<unsigned>(args.tile_count);
-    if (args.listed.most_parts <= kFew)
-        find<kWarp, kFew><<<tiles, kThreads, 0, stream>>>(args);
+    constexpr int kTeam = 256, kParts = 8;  // of a tile's rows
+    if (args.most == Listed<kWarp>::kMost)
+        launch_find<kWarp>(args, stream);
     else
-        find<kTeam, kMostIndexParts * kCoarseListed / kTeam>
-            <<<dim3(tiles, static_cast<unsigned>(args.listed.groups)), kTeam, 0, stream>>>(args);
+        launch_find<kTeam>(args, stream);
     scan<<<1, kScanThreads, 0, stream>>>(args);
-    place<<<tiles, kThreads, 0, stream>>>(args);
+    place<<<dim3(static_cast<unsigned>(args.tile_count), kParts), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 
 cudaError_t launch_pick_candidates(const IndexCandidates& args, cudaStream_t stream) {
-    constexpr int kRows = kThreads / kWarp;
-    const int64_t rows = args.listed.queries * args.listed.groups;
-    pick<<<static_cast<unsigned>((rows + kRows - 1) / kRows), kThreads, 0, stream>>>(args);
+    pick<<<static_cast<unsigned>((args.row_count + kWarps - 1) / kWarps), kThreads, 0, stream>>>(
+        args);
     return cudaGetLastError();
 }
 

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4) rescore(const __grid_constant__
             for (int side = 0; side < 2; ++side) {
                 const int at = first + place + 8 * side;
                 use[side] = at < end ? of.uses[at] : -1;
-                row[side] = use[side] < 0 ? INT_MAX : use[side] / kMostRescored;
+                row[side] = use[side] < 0 ? INT_MAX : use[side] / of.most;
             }
             RowOperand<Shape> rows;
             rows.load(static_cast<const char*>(args.index_q), Shape::kRowBytes, 1, INT_MAX, row);

@@ -15,7 +15,7 @@ cudaError_t launch_coarse_rows(const void* index_q, int64_t rows, int width, flo
 
 struct RescoreArgs {
     IndexCandidates candidates;
-    const void* index_q;                   // [Nq, Hkv, didx]
+    const void* index_q;                   // [rows of the piece, didx]
     CUtensorMap index_k;                   // as in IndexSelectArgs
     const SequenceBlock* sequence_blocks;  // [all_blocks]
     int thread_blocks;

@@ -9,6 +9,8 @@
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
+// Of an int8 copy (Coarse), the scores are upper bounds, which are written in place of lists.
+//
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
 // merge_splits, merges the lists of a row. Where lengths are on the device, each thread block finds
@@ -37,7 +39,9 @@ template <typename T>
 using SelectRows = std::conditional_t<sizeof(T) == 1, TileRows<4, 1>, PrefillRows>;
 static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
 
-template <typename Shape, typename Rows, int Kept>
+struct NoLists {};  // where scores are written
+
+template <typename Shape, typename Rows, int Kept, bool Coarse>
 struct Shared {
     static constexpr bool kManyWarps = Rows::kConsumers == 4;
     // What fits beside the lists; of few rows, twice on an SM.
@@ -47,8 +51,9 @@ struct Shared {
     static constexpr int kStages = kRingBytes / Shape::kTileBytes;
     char tiles[kStages][Shape::kTileBytes];
     RowBuffer<Rows> scores;
-    std::conditional_t<kManyWarps, WaitingLists<Rows::kRows, Kept>, SortedLists<Rows::kRows, Kept>>
-        lists;
+    using Lists = std::conditional_t<kManyWarps, WaitingLists<Rows::kRows, Kept>,
+                                     SortedLists<Rows::kRows, Kept>>;
+    std::conditional_t<Coarse, NoLists, Lists> lists;
     int limit[Rows::kRows];  // candidates are blocks [forced_first, limit)
     Ring<kStages> ring;
 };
@@ -64,7 +69,7 @@ template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    using S = Shared<Shape, Rows, Kept>;
+    using S = Shared<Shape, Rows, Kept, Coarse>;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
@@ -80,7 +85,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             return;
     } else {
         part.piece = args.parts[blockIdx.x];
-        part.lists = first_lists(args, part.piece);
+        if constexpr (!Coarse) part.lists = first_lists(args, part.piece);
     }
     const TilePart& piece = part.piece;
     const QueryTile& tile = piece.tile;
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
         const RowRule own(rule, max(seen, 0), BlockSize);
         shared.limit[place] = own.limit;
-        shared.lists.clear(place, Coarse ? Kept : own.kept);
+        if constexpr (!Coarse) shared.lists.clear(place, own.kept);
     }
     __syncthreads();
 
@@ -158,10 +163,17 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         const int end_turn = all ? Turns::kTurns : begin_turn + 1;
         const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
         for (int place = first + begin_turn * Turns::kRows;
-             place < stop && row_at<Rows>(place) < rows; place += kAtOnce)
-            offer_scores<kAtOnce>(shared, rule, scales, place, first_tile * kBlocksPerTile,
-                                  turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile,
-                                  end * kBlocksPerTile);
+             place < stop && row_at<Rows>(place) < rows; place += kAtOnce) {
+            const int first_block = first_tile * kBlocksPerTile, last_block = end * kBlocksPerTile;
+            const int begin_block =
+                turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
+            if constexpr (Coarse)
+                write_bounds<kAtOnce>(args.bounds, shared, rule, scales, place, first_block,
+                                      begin_block, last_block);
+            else
+                offer_scores<kAtOnce>(shared, rule, scales, place, first_block, begin_block,
+                                      last_block);
+        }
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
@@ -182,16 +194,18 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                 if (t == count - 1 || turns.due(t + 1)) merge(half, t + 1, t == count - 1);
             });
 
-    __syncwarp();
-    for (int half = 0; half < Rows::kHalves; ++half)
-        write_lists<Kept, kAtOnce>(args, shared, piece, part.lists, warp_place + half * kHalfRows,
-                                   16, row_at<Rows>);
+    if constexpr (!Coarse) {
+        __syncwarp();
+        for (int half = 0; half < Rows::kHalves; ++half)
+            write_lists<Kept, kAtOnce>(args, shared, piece, part.lists,
+                                       warp_place + half * kHalfRows, 16, row_at<Rows>);
+    }
 }
 
 template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse = false>
 cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
                    const CandidateExchange* exchange) {
-    using S = Shared<Shape, Rows, Kept>;
+    using S = Shared<Shape, Rows, Kept, Coarse>;
     auto* const kernel = index_select<Shape, Rows, BlockSize, Kept, Coarse>;
     cudaError_t error = allow_shared<S>(kernel);
     if (error != cudaSuccess) return error;
@@ -212,7 +226,7 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
     return by_block_size(args.block_size, [&]<int BlockSize>() {
         if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
             if (args.coarse_rows != nullptr)
-                return launch<Shape, Rows, BlockSize, kCoarseListed, true>(args, stream, nullptr);
+                return launch<Shape, Rows, BlockSize, 16, true>(args, stream, nullptr);
         return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)
                                      : launch<Shape, Rows, BlockSize, 32>(args, stream, exchange);
     });

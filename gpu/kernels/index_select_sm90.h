@@ -21,8 +21,15 @@ constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
 constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
 constexpr int kMostIndexParts = 512;
-constexpr int kCoarseListed = 32;       // blocks of a part's list, of an int8 copy
 constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
+
+/// Upper bounds of scores, of the candidate blocks of some rows (query, group).
+struct ScoreBounds {
+    float* upper;       // [rows from first_row on, pitch], by id
+    int64_t first_row;  // counted over all
+    int64_t pitch;
+    constexpr float* of_row(int64_t row) const { return upper + (row - first_row) * pitch; }
+};
 
 struct IndexSelectArgs {
     const void* index_q;    // [Nq, Hkv, didx]
@@ -42,10 +49,10 @@ struct IndexSelectArgs {
     int block_size;                   // 32, 64 or 128
     float scale;                      // above 0
     DeviceScales q_scales, k_scales;  // of int8: of rows (query, group), and of all blocks
-    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. Each tile must have several
-    // parts; the result is their lists of the kCoarseListed best upper bounds, and no ids.
+    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. The result is `bounds`, no ids.
     const CoarseRow* coarse_rows;
     const float* coarse_blocks;
+    ScoreBounds bounds;
     const uint8_t* only;  // [Nq, Hkv] not 0: rows whose ids are wanted, on Hopper; null: all
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512

@@ -2,6 +2,7 @@
 // index_select on tensor cores: tiles of queries, and how many parts the keys are split into, so
 // that few queries fill the chip.
 #include <algorithm>
+#include <vector>
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/index_rescore_sm90.h"
@@ -14,22 +15,14 @@
 namespace msa::cuda {
 namespace {
 
+constexpr int64_t kLongPart = 2048;  // keys that are worth a thread block
+
 /// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
 TileCut cut_of(const Device& device, bool decode, int64_t least_parts) {
     return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
-            .least_keys = decode || least_parts > 1 ? 2048 : 512,
+            .least_keys = decode || least_parts > 1 ? kLongPart : 512,
             .most_parts = kMostIndexParts,
             .least_parts = least_parts};
-}
-
-/// Rows (query, group) whose uses have numbers below 2^31.
-constexpr int64_t kMostCoarseRows = (int64_t{1} << 31) / kMostRescored - 1;
-
-/// Parts of a tile in a pass over an int8 copy. Each has its own list of kCoarseListed blocks, so
-/// more parts hold more candidates; they also take in more blocks before their lists are good.
-int64_t coarse_parts(const Problem& p) {
-    constexpr int64_t kManyBlocks = 4096;
-    return p.blocks() >= kManyBlocks ? 4 : 2;
 }
 
 /// Few queries, or drafts, of each sequence.
@@ -78,6 +71,12 @@ struct IndexPlan {
         partial =
             call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
     }
+
+    /// Of a piece, whose parts make no lists.
+    IndexPlan(const Call& call, const TilesPiece& piece)
+        : decode(is_decode(call.problem)),
+          parts(piece.parts.data()),
+          part_count(piece.parts.size()) {}
 
     /// By what lengths up to those of `tiles` can lead to.
     void cut_on_device(const Call& call, const Tiles& tiles, const TileCut& cut) {
@@ -211,8 +210,6 @@ Support takes_index_select_coarse_sm90(const Device& device, const Problem& p,
         if (!takes_coarse(p.index_scale()))
             return Support::no(concat("the index scale is ", p.index_scale(), ", must be from ",
                                       kLeastCoarseScale, " to ", kMostCoarseScale));
-        if (p.queries() * p.kv_heads > kMostCoarseRows)
-            return above("Nq Hkv", p.queries() * p.kv_heads, kMostCoarseRows);
         return takes_sizes(p, {.element = Element::int8, .top_k = rule.top_k},
                            are_aligned(in.index_q, in.index_k, in.coarse.keys));
     };
@@ -222,33 +219,55 @@ Support takes_index_select_coarse_sm90(const Device& device, const Problem& p,
 
 namespace {
 
-/// Scratch memory of what follows the pass over an int8 copy.
+/// Row length of the upper bounds.
+int64_t bounds_pitch(const Problem& p) { return ceil_div(p.blocks(), 32) * 32; }
+
+/// The pieces of a call, whose upper bounds and candidates take up to a gigabyte. Keys have many
+/// parts, since bounds need no merge: thread blocks end together.
+const std::vector<TilesPiece>& coarse_pieces(const Call& call) {
+    constexpr int64_t kBytes = int64_t{1} << 30, kPartsOfSm = 8;
+    const Problem& p = call.problem;
+    const bool decode = is_decode(p);
+    const int64_t queries = (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads;
+    const int64_t of_row =
+        bounds_pitch(p) * int64_t{sizeof(float)} +
+        most_candidates(p.blocks()) * int64_t{2 * sizeof(int32_t) + sizeof(float)};
+    TileCut cut = cut_of(call.device, decode, 1);
+    if (!decode) cut.thread_blocks *= kPartsOfSm, cut.least_keys = kLongPart;
+    return call.layout->pieces(queries,
+                               std::max<int64_t>(1, kBytes / (of_row * queries * p.kv_heads)), cut);
+}
+
+/// Scratch memory of a piece, and the marks of all rows.
 struct CandidateMemory {
+    int most;  // candidates of a row
+    Tensor<float, 1> bounds, scores;
     Tensor<RowCandidates, 1> rows;
     Tensor<uint8_t, 1> marked;
     Tensor<int32_t, 1> blocks, uses, counts, starts, items;
-    Tensor<float, 1> scores;
 
     CandidateMemory(const Call& call, int64_t row_count, int64_t all_blocks)
-        : rows(call.scratch<RowCandidates, 1>({row_count})),
-          marked(call.scratch<uint8_t, 1>({row_count})),
-          blocks(call.scratch<int32_t, 1>({row_count * kMostRescored})),
-          uses(call.scratch<int32_t, 1>({row_count * kMostRescored})),
+        : most(most_candidates(call.problem.blocks())),
+          bounds(call.scratch<float, 1>({row_count * bounds_pitch(call.problem)})),
+          scores(call.scratch<float, 1>({row_count * most})),
+          rows(call.scratch<RowCandidates, 1>({row_count})),
+          marked(call.scratch<uint8_t, 1>({call.problem.queries() * call.problem.kv_heads})),
+          blocks(call.scratch<int32_t, 1>({row_count * most})),
+          uses(call.scratch<int32_t, 1>({row_count * most})),
           counts(call.scratch<int32_t, 1>({all_blocks})),
           starts(call.scratch<int32_t, 1>({all_blocks + 1})),
-          items(call.scratch<int32_t, 1>({all_blocks + 1})),
-          scores(call.scratch<float, 1>({row_count * kMostRescored})) {
+          items(call.scratch<int32_t, 1>({all_blocks + 1})) {
         check(cudaMemsetAsync(counts.data(), 0, sizeof(int32_t) * static_cast<size_t>(all_blocks),
                               call.stream()),
               "clearing the uses of blocks");
     }
-    /// `listed`: the arguments of that pass.
-    IndexCandidates candidates(const Call& call, const IndexSelectArgs& listed) {
-        constexpr int64_t kTileQueries = 16;
-        const auto& tiles = call.layout->tiles(kTileQueries, TileOrder::by_query).device;
+    /// `listed`: the arguments of the pass over the copy.
+    IndexCandidates candidates(const IndexSelectArgs& listed, const TilesPiece& piece) {
         return {.listed = listed,
-                .tiles = tiles.data(),
-                .tile_count = narrow(tiles.size()),
+                .tiles = piece.tiles,
+                .tile_count = narrow(piece.tile_count),
+                .row_count = piece.queries * listed.groups,
+                .most = most,
                 .all_blocks = narrow(counts.size()),
                 .rows = rows.data(),
                 .marked = marked.data(),
@@ -267,35 +286,43 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
                               View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
-    const int64_t rows = p.queries() * p.kv_heads;
     const auto& key_blocks = call.layout->key_blocks();
+    const std::vector<TilesPiece>& pieces = coarse_pieces(call);
+    int64_t most_queries = 0;
+    for (const TilesPiece& piece : pieces) most_queries = std::max(most_queries, piece.queries);
     auto coarse_q = call.scratch<Int8, 3>(in.index_q.shape());
-    auto coarse_rows = call.scratch<CoarseRow, 1>({rows});
+    auto coarse_rows = call.scratch<CoarseRow, 1>({p.queries() * p.kv_heads});
     const IndexInput copy{coarse_q, in.coarse.keys};
-    IndexPlan coarse_plan(call, copy, kIndexPrefillRows, coarse_parts(p));
-    IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, copy, ids);
-    listed.coarse_rows = coarse_rows.data();
-    listed.coarse_blocks = in.coarse.blocks.data();
-    CandidateMemory memory(call, rows, key_blocks.size());
-    const IndexCandidates found = memory.candidates(call, listed);
+    CandidateMemory memory(call, most_queries * p.kv_heads, key_blocks.size());
     IndexPlan plan(call, in, kIndexPrefillRows);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
     exact.only = memory.marked.data();
-    const RescoreArgs rescored{.candidates = found,
-                               .index_q = in.index_q.data(),
-                               .index_k = exact.index_k,
-                               .sequence_blocks = key_blocks.data(),
-                               .thread_blocks = 4 * call.device.sms};
-    by_half(in.index_q.element(), [&]<typename T>() {
-        check(launch_coarse_rows<T>(in.index_q.data(), rows, listed.index_dim, listed.scale,
-                                    reinterpret_cast<int8_t*>(coarse_q.data()), coarse_rows.data(),
-                                    call.stream()),
-              "index_select by int8, rows");
+    const auto of_piece = [&]<typename T>(const TilesPiece& piece) {
+        const int64_t first_row = piece.first_query * p.kv_heads;
+        IndexPlan coarse_plan(call, piece);
+        IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, copy, ids);
+        listed.coarse_rows = coarse_rows.data();
+        listed.coarse_blocks = in.coarse.blocks.data();
+        listed.bounds = {memory.bounds.data(), first_row, bounds_pitch(p)};
+        const IndexCandidates found = memory.candidates(listed, piece);
+        const RescoreArgs rescored{
+            .candidates = found,
+            .index_q = static_cast<const T*>(in.index_q.data()) + first_row * p.index_dim,
+            .index_k = exact.index_k,
+            .sequence_blocks = key_blocks.data(),
+            .thread_blocks = 4 * call.device.sms};
         check(launch_index_select_sm90<int8_t>(listed, call.stream()),
-              "index_select by int8, lists");
+              "index_select by int8, bounds");
         check(launch_find_candidates(found, call.stream()), "index_select by int8, candidates");
         check(launch_rescore<T>(rescored, call.stream()), "index_select by int8, scores");
         check(launch_pick_candidates(found, call.stream()), "index_select by int8, ids");
+    };
+    by_half(in.index_q.element(), [&]<typename T>() {
+        check(launch_coarse_rows<T>(in.index_q.data(), coarse_rows.size(), exact.index_dim,
+                                    exact.scale, reinterpret_cast<int8_t*>(coarse_q.data()),
+                                    coarse_rows.data(), call.stream()),
+              "index_select by int8, rows");
+        for (const TilesPiece& piece : pieces) of_piece.template operator()<T>(piece);
         check(launch_index_select_sm90<T>(exact, call.stream()), "index_select_sm90");
     });
 }

@@ -46,6 +46,15 @@ TEST(TileParts, LikeTilesHaveAsManyAsFillTheChipOnce) {
     EXPECT_EQ(cut({100, 100}, 2).most, 2);  // of ranks, who exchange lists
 }
 
+TEST(TileParts, NoListsNeedNoPlaces) {
+    const std::vector<cuda::QueryTile> tile{{0, 0, 1, kSms * 4096, 0, 0}};
+    const cuda::TileParts made =
+        cuda::cut_tiles(tile, 0, {.thread_blocks = kSms, .least_keys = 2048, .most_parts = 512});
+    EXPECT_EQ(made.most, kSms);
+    EXPECT_EQ(std::ssize(made.parts), kSms);
+    EXPECT_TRUE(made.of_query.empty());
+}
+
 TEST(TileParts, ALongSequenceHasThemInProportion) {
     std::vector<int64_t> keys(64, 8192);
     keys[5] = 1 << 20;
