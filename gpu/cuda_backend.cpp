@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "gpu/cuda_backend.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -390,8 +392,10 @@ std::unique_ptr<Backend> start(const CudaOptions& options, const cuda::Variant& 
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
-    return start(options, cuda::kVariants[0]);
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options, const std::string& name) {
+    const auto* const found = std::ranges::find(cuda::kVariants, name, &cuda::Variant::name);
+    require(found != std::end(cuda::kVariants), "backend is ", name, ", must be one of cuda's");
+    return start(options, *found);
 }
 
 void register_cuda_backend() {

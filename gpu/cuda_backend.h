@@ -41,9 +41,10 @@ struct CudaOptions {
     bool keeps_apart = false;
 };
 
-/// Throws InputError if the options contradict each other or name no device, UnsupportedError if
-/// the backend cannot start.
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&);
+/// The backend of that name, see register_cuda_backend(). Throws InputError if the options
+/// contradict each other or name no device or the name is of no such backend, UnsupportedError if
+/// it cannot start.
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&, const std::string& name = "cuda");
 
 /// Registers "cuda", "cuda-unordered", "cuda-sm80" and "cuda-sm86" (gpu/README.md) with
 /// make_backend and list_backends. If they are not usable, the reason is given: no CUDA, driver or

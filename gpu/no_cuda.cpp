@@ -12,7 +12,7 @@ constexpr const char* kReason = "this build has no CUDA (CMake option MSA_CUDA)"
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&, const std::string&) {
     throw UnsupportedError(concat("backend cuda cannot start: ", kReason));
 }
 

@@ -78,10 +78,10 @@ std::shared_ptr<nb::object> shared(nb::object function) {
             }};
 }
 
-/// The cuda backend on PyTorch's stream (0: the default one), with workspace of its allocator:
-/// allocate(bytes) gives an address, 0 where there is not enough; free(address).
-std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::object allocate,
-                                           nb::object free) {
+/// A backend of cuda's, by name, on PyTorch's stream (0: the default one), with workspace of its
+/// allocator: allocate(bytes) gives an address, 0 where there is not enough; free(address).
+std::unique_ptr<Runner> make_torch_backend(const std::string& name, int device, uintptr_t stream,
+                                           nb::object allocate, nb::object free) {
     constexpr uintptr_t kLegacyStream = 1;  // cudaStreamLegacy
     const auto take = shared(std::move(allocate)), give_back = shared(std::move(free));
     CudaOptions options;
@@ -101,7 +101,7 @@ std::unique_ptr<Runner> make_torch_backend(int device, uintptr_t stream, nb::obj
             error.discard_as_unraisable("msalab: giving memory back");
         }
     };
-    return std::make_unique<Runner>(make_cuda_backend(options), device);
+    return std::make_unique<Runner>(make_cuda_backend(options, name), device);
 }
 
 void define_problem(nb::module_& m) {

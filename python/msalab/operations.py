@@ -105,7 +105,7 @@ class _Tensors(_Host):
         self.torch = torch
         self.dtypes = {name: getattr(torch, name)
                        for name in ("float32", "float64", "int32", "int8")}
-        self.on_gpu = {}  # backends by device and stream; tensors from elsewhere find none
+        self.on_gpu = {}  # backends by name, device and stream; tensors from elsewhere find none
         if torch.cuda.is_available():
             # Private names: python/README.md says what each is worth.
             self.current = torch._C._cuda_getDevice
@@ -144,9 +144,10 @@ class _Tensors(_Host):
         return self._of_gpu(like.get_device(), name)
 
     def _of_gpu(self, device, name):
-        if name not in ("auto", "cuda"):
+        name = "cuda" if name == "auto" else _word("backend", name)
+        if not name.startswith("cuda"):
             raise InputError(f"backend is {name!r}, but q and the other arrays lie on a GPU")
-        at = device, self.stream(device)
+        at = name, device, self.stream(device)
         made = self.on_gpu.get(at)
         if made is None:
             made = self.on_gpu[at] = self._start(*at)
@@ -165,7 +166,7 @@ class _Tensors(_Host):
                 call(*arguments)
         return on_device
 
-    def _start(self, device, stream):
+    def _start(self, name, device, stream):
         cuda = self.torch.cuda
 
         def allocate(size):
@@ -175,7 +176,7 @@ class _Tensors(_Host):
                 return 0
 
         with cuda.device(device):
-            return _msalab.make_torch_backend(device, stream, allocate,
+            return _msalab.make_torch_backend(name, device, stream, allocate,
                                               cuda.caching_allocator_delete)
 
 

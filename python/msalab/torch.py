@@ -190,9 +190,10 @@ _dense = _Operator(
 
 
 def _compute_dense_grad(q, k, v, sinks, out, lse, d_out, scale, cu_q, cu_k):
-    return _four(operations.dense_attention_grad(q, k, v, out, lse, d_out.contiguous(),
-                                                 softmax_scale=scale, sinks=sinks,
-                                                 cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), q)
+    ordered = not q.is_cuda or torch.are_deterministic_algorithms_enabled()
+    return _four(operations.dense_attention_grad(
+        q, k, v, out, lse, d_out.contiguous(), softmax_scale=scale, sinks=sinks,
+        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, backend="auto" if ordered else "cuda-unordered"), q)
 
 
 _dense_grad = _Operator(
@@ -380,7 +381,11 @@ def _like(function: Callable):
 def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                     window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
     """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
-    soft cap, without one."""
+    soft cap, without one.
+
+    On a GPU the gradient's sums are in any order, which is faster and needs less memory (backend
+    "cuda-unordered"), unless torch.use_deterministic_algorithms(True) asks for the same bits each
+    time. All other functions here give the same bits anyway."""
     out, lse = _dense(q, k, v, sinks, softmax_scale, window, softcap, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 

@@ -212,6 +212,39 @@ def test_a_compiled_layer_is_one_graph_with_the_same_bits(mode):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def dense_gradients():
+    data = on_gpu(make(), torch.bfloat16)
+    operands = [data[name] for name in "qkv"]
+    weights = torch.ones_like(operands[0])
+    return with_gradients(lambda q, k, v: m.dense_attention(q, k, v, **PACKED), operands, weights)[1]
+
+
+def test_the_gradient_of_dense_attention_has_the_same_bits_where_pytorch_asks(deterministic):
+    made = m.operations._tensors().on_gpu
+    made.clear()
+    for one, other in zip(dense_gradients(), dense_gradients()):
+        assert torch.equal(one, other)
+    assert {name for name, *_ in made} == {"cuda"}
+
+
+def test_the_gradient_of_dense_attention_is_else_summed_in_any_order():
+    torch.use_deterministic_algorithms(True)
+    expected = dense_gradients()
+    torch.use_deterministic_algorithms(False)
+    made = m.operations._tensors().on_gpu
+    made.clear()
+    for one, other in zip(dense_gradients(), expected):
+        near(one, other.cpu(), torch.bfloat16)
+    assert {name for name, *_ in made} == {"cuda", "cuda-unordered"}
+
+
 def test_calls_wait_for_nothing():
     data = on_gpu(make(), torch.bfloat16)
     leaves = {name: tensor.requires_grad_() for name, tensor in data.items()}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 
 
@@ -25,20 +26,31 @@ def cores_of(devices: list[int], gpus: int) -> set[int]:
     return {core for device in devices for core in cores[device * share:(device + 1) * share]}
 
 
+def outside_units(out: Path, began: float, ended: float) -> dict:
+    """Seconds before the first unit that the records in `out` name, and behind the last: what more
+    GPUs do not make shorter. Records have whole seconds."""
+    units = [unit for record in out.rglob("run.json") for unit in json.loads(record.read_text())["units"]]
+    first, last = (pick(datetime.fromisoformat(unit[name]).timestamp() for unit in units)
+                   for name, pick in (("started", min), ("finished", max)))
+    return {"before_units": round(first - began), "behind_units": round(ended - last)}
+
+
 def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
     cores = cores_of(devices, gpus)
     environment = {"OMP_NUM_THREADS": str(len(cores)), "OMP_WAIT_POLICY": "passive"} | os.environ
     with tempfile.TemporaryDirectory() as folder:
         words = [word.replace("{out}", f"{folder}/out").replace("{devices}", ",".join(map(str, devices)))
                  for word in command]
-        began = time.monotonic()
+        began, began_at = time.monotonic(), time.time()
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                               env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores))
         seconds = time.monotonic() - began
         if done.returncode != 0:
             sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        digest = hashlib.sha256(Path(folder, "out", same).read_bytes()).hexdigest()
-    return {"devices": devices, "cores": len(cores), "seconds": round(seconds, 3), "sha256": digest}
+        out = Path(folder, "out")
+        digest = hashlib.sha256((out / same).read_bytes()).hexdigest()
+        outside = outside_units(out, began_at, began_at + seconds)
+    return {"devices": devices, "cores": len(cores), "seconds": round(seconds, 3), **outside, "sha256": digest}
 
 
 def main() -> None:
