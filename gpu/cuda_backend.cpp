@@ -380,28 +380,21 @@ std::optional<double> cuda_cold_seconds(Backend& backend, const std::function<vo
     return cuda_backend->cold_seconds(work);
 }
 
-namespace {
-
-std::unique_ptr<Backend> start(const CudaOptions& options, const cuda::Variant& variant) {
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options, const std::string& name) {
     require(static_cast<bool>(options.allocate) == static_cast<bool>(options.free),
             "only one of allocate and free is present, must be both or none");
-    if (const Support here = cuda::usable(); !here.yes)
-        throw UnsupportedError("backend cuda cannot start: " + here.why_not);
-    return std::make_unique<cuda::CudaBackend>(options, variant);
-}
-
-}  // namespace
-
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options, const std::string& name) {
     const auto* const found = std::ranges::find(cuda::kVariants, name, &cuda::Variant::name);
     require(found != std::end(cuda::kVariants), "backend is ", name, ", must be one of cuda's");
-    return start(options, *found);
+    if (const Support here = cuda::usable(); !here.yes)
+        throw UnsupportedError("backend cuda cannot start: " + here.why_not);
+    return std::make_unique<cuda::CudaBackend>(options, *found);
 }
 
 void register_cuda_backend() {
     for (const cuda::Variant& variant : cuda::kVariants)
         register_backend({variant.name, cuda::usable()}, [variant](const BackendOptions& options) {
-            return start({.device = options.device, .threads = options.threads}, variant);
+            return make_cuda_backend({.device = options.device, .threads = options.threads},
+                                     variant.name);
         });
 }
 
