@@ -34,18 +34,48 @@ def make_record(folder, arm, seed, config, more, right, steps=10):
         "retrieval": {"needle@2048": {"exercise": list(range(EXERCISES)), "right": [answers] * len(rows)}}}
     run = {"model": "m", "inputs": {"tokens": "t"}, "options": {"context": 64, "batch": 2, "steps": steps},
            "tokens": steps * 128}
-    with tarfile.open(folder / f"{arm}-seed-{seed}.tar.xz", "w:xz") as tar:
-        for name, part in (("summary.json", run), ("evaluation.json", evaluation)):
-            data = json.dumps(part).encode()
+    pack(folder / f"{arm}-seed-{seed}.tar.xz",
+         {"summary.json": json.dumps(run), "evaluation.json": json.dumps(evaluation)})
+
+
+def pack(path, texts):
+    with tarfile.open(path, "w:xz") as tar:
+        for name, text in texts.items():
+            data = text.encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
 
 
-def judged(folder):
-    done = subprocess.run([sys.executable, ROOT / "data/conversion/judge.py", folder], text=True,
+def said(program, *arguments):
+    done = subprocess.run([sys.executable, ROOT / "data/conversion" / program, *arguments], text=True,
                           capture_output=True, env={"PYTHONPATH": ":".join(sys.path)})
     return done.returncode, done.stdout, done.stderr
+
+
+def judged(folder):
+    return said("judge.py", folder)
+
+
+def curve(loss):
+    rows = [f"{step},train,loss,,{loss(step)}\n{step},train,lr,,1\n" for step in range(46)]
+    return "step,group,name,part,value\n" + "".join(rows)
+
+
+def test_curves_tell_how_far_an_arm_is_behind(tmp_path):
+    def dense(step):
+        return 2 + 0.1 * (step % 7)
+
+    pack(tmp_path / "curves.tar.xz", {
+        "dense.csv": curve(dense), "msa-512.csv": curve(lambda step: dense(step) * (1.02 if step < 20 else 1.01))})
+    code, out, err = said("curves.py", tmp_path / "curves.tar.xz", tmp_path)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["msa-512, steps 0 to 19: +2.00 %, 95 %: +2.00 to +2.00, 20 steps",
+                                "msa-512, steps 20 to 39: +1.00 %, 95 %: +1.00 to +1.00, 20 steps",
+                                "msa-512, steps 40 to 45: +1.00 %, 95 %: +1.00 to +1.00, 6 steps"]
+    assert (tmp_path / "conversion_curves.png").exists()
+    pack(tmp_path / "none.tar.xz", {"msa-512.csv": curve(dense)})
+    assert said("curves.py", tmp_path / "none.tar.xz")[2] == f"{tmp_path}/none.tar.xz: has no dense.csv\n"
 
 
 @pytest.mark.parametrize("more, right, seeds, verdict", [
