@@ -197,7 +197,7 @@ if ((sanitizers)); then
         small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
     done
     every+="All/CudaGradCases.*:CudaGrad.*:" # the tuned gradient
-    every+="All/CudaLse.MatchesReference*:"
+    every+="All/CudaLse.MatchesReference*:*CoarseIndexForms.*/cuda_*:"
     small+="All/CudaLse.MatchesReference*/few_blocks:All/CudaLse.MatchesReference*/g?:"
     every+="All/CudaKlCases.TensorCores*:All/CudaKlCases.WhatIsNotSeen*:All/E4m3Tuned.*/cuda_*:"
     for case in pilot paper_packed g5_narrow_index f16_pilot_blocks_of_32; do

@@ -75,9 +75,9 @@ const PartsOfTiles& Layout::parts(int64_t rows, const TileCut& cut) const {
 
 const std::vector<TilesPiece>& Layout::pieces(int64_t rows, int64_t count,
                                               const TileCut& cut) const {
-    const auto [known, is_new] = pieces_.try_emplace({rows, count, cut});
-    std::vector<TilesPiece>& made = known->second;
-    if (!is_new) return made;
+    const auto known = pieces_.find({rows, count, cut});
+    if (known != pieces_.end()) return known->second;
+    std::vector<TilesPiece> made;
     const Tiles& all = tiles(rows, TileOrder::by_query);
     const int64_t tile_count = std::ssize(all.host), pieces = ceil_div(tile_count, count);
     for (int64_t n = 0; n < pieces; ++n) {
@@ -88,7 +88,7 @@ const std::vector<TilesPiece>& Layout::pieces(int64_t rows, int64_t count,
                         own.back().query + own.back().queries - first_query,
                         upload_to_keep(stream_, cut_tiles(own, 0, cut).parts)});
     }
-    return made;
+    return pieces_.emplace(std::tuple(rows, count, cut), std::move(made)).first->second;
 }
 
 const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Does what is missing of the pilot's sweeps, for a number of seconds, a run on each GPU at a time.
+"""Does what is missing of the pilot's sweeps, for a number of seconds, a run on each of --devices at a time; with
+0,0 two runs share a GPU, for which CUDA's Multi-Process Service should run.
 
 usage: run_missing.py SWEEP.json... --seconds S [--devices 0,1] [--corpus DIR] [--out DIR]
                       [--records DIR] [--tar FILE] [--seeds 11,12] [--last] [-- WORDS...]

@@ -119,7 +119,7 @@ struct Listed {
 };
 
 /// A bound that the lower bounds of at least n blocks reach, at least 1: the n-th largest of the
-/// threads' best, most often the n-th or a few places below it.
+/// threads' best. Most often it is the n-th best lower bound of all, or one a few places below.
 template <int Threads>
 __device__ uint32_t reached_by(Team<Threads>& team, const RowBounds& from, int n) {
     constexpr int kBest = Threads == kWarp ? 4 : 1;  // of a thread
@@ -142,7 +142,7 @@ __device__ uint32_t reached_by(Team<Threads>& team, const RowBounds& from, int n
 template <int Threads>
 __device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, int row_of_tile,
                             Team<Threads>& team, Listed<Threads>& list) {
-    const IndexSelectArgs& of = args.listed;
+    const IndexSelectArgs& of = args.pass;
     const int64_t row = tile.query * of.groups + row_of_tile;
     const int64_t place = row - of.bounds.first_row;  // in the piece
     const RowRule own(of.rule, seen_keys(of.visible, row / of.groups), of.block_size);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(std::max(Threads, kThreads))
     const int own = static_cast<int>(threadIdx.x) / Threads;
     Team<Threads> team{shared[own]};
     const QueryTile tile = args.tiles[blockIdx.x];
-    const int rows = tile.queries * args.listed.groups;
+    const int rows = tile.queries * args.pass.groups;
     for (int row = own + static_cast<int>(blockIdx.y) * kTeams; row < rows;
          row += kTeams * static_cast<int>(gridDim.y))
         find_of_row<Threads>(args, tile, row, team, list[own]);
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Ind
 /// A warp per row. The order of a block's uses has no influence.
 __global__ void __launch_bounds__(kThreads) place(const __grid_constant__ IndexCandidates args) {
     const QueryTile tile = args.tiles[blockIdx.x];
-    const int64_t first = tile.query * args.listed.groups - args.listed.bounds.first_row;
-    const int rows = tile.queries * args.listed.groups;
+    const int64_t first = tile.query * args.pass.groups - args.pass.bounds.first_row;
+    const int rows = tile.queries * args.pass.groups;
     const int warp = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
     for (int n = warp; n < rows; n += kWarps * static_cast<int>(gridDim.y)) {
         const int64_t row = first + n;
@@ -249,15 +249,14 @@ __global__ void __launch_bounds__(kThreads) place(const __grid_constant__ IndexC
 
 /// A warp per row.
 __global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ IndexCandidates args) {
-    const IndexSelectArgs& listed = args.listed;
+    const IndexSelectArgs& pass = args.pass;
     const int64_t place = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-    const int64_t row = listed.bounds.first_row + place;
+    const int64_t row = pass.bounds.first_row + place;
     if (place >= args.row_count || args.marked[row] != 0) return;
-    const RowRule own(listed.rule, seen_keys(listed.visible, row / listed.groups),
-                      listed.block_size);
+    const RowRule own(pass.rule, seen_keys(pass.visible, row / pass.groups), pass.block_size);
     const int lane = threadIdx.x % kWarp;
     const RowCandidates has = args.rows[place];
-    int32_t* const ids = listed.ids + row * listed.rule.top_k;
+    int32_t* const ids = pass.ids + row * pass.rule.top_k;
     const int32_t sure = lane < has.sure ? ids[lane] : 0;
     WarpTopK list;
     for (int begin = 0; begin < has.again; begin += kWarp) {
@@ -277,7 +276,7 @@ __global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ IndexCa
     if (lane >= first) id = lane - first;
     if (lane >= local) id = own.visible - own.local + (lane - local);
     if (lane >= local + own.local) id = INT32_MAX;
-    write_ids<1>({id}, listed.rule.top_k, {ids});
+    write_ids<1>({id}, pass.rule.top_k, {ids});
 }
 
 template <int Threads>

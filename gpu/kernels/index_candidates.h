@@ -32,7 +32,7 @@ struct RowCandidates {
 /// Blocks are counted over all sequences where not said otherwise; rows are those of the piece,
 /// from listed.bounds.first_row on.
 struct IndexCandidates {
-    IndexSelectArgs listed;  // of the pass over the copy
+    IndexSelectArgs pass;    // that over the copy
     const QueryTile* tiles;  // of the piece
     int tile_count;
     int64_t row_count;
@@ -45,7 +45,7 @@ struct IndexCandidates {
     int32_t* counts;      // [all_blocks] of uses; 0 before and after
     int32_t* starts;      // [all_blocks + 1] of uses
     int32_t* items;       // [all_blocks + 1] of work items
-    int32_t* uses;        // row * most + place, of which there are at most 2^31
+    int32_t* uses;        // row * most + place; a piece has fewer than 2^31
 };
 
 /// find, scan and place; needs the upper bounds of all rows of the piece.

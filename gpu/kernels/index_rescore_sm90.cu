@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4) rescore(const __grid_constant__
                 for (int n = 0; n < kBlocksPerTile; ++n)
                     if (n == within) best = row_max<BlockSize>(sum, side, n);
                 if (lane % 4 == side && use[side] >= 0)
-                    of.scores[use[side]] = scaled_score(of.listed.scale, 1, best);
+                    of.scores[use[side]] = scaled_score(of.pass.scale, 1, best);
             }
         }
     }
@@ -152,7 +152,7 @@ cudaError_t launch_coarse_rows(const void* index_q, int64_t rows, int width, flo
 
 template <typename T>
 cudaError_t launch_rescore(const RescoreArgs& args, cudaStream_t stream) {
-    const IndexSelectArgs& listed = args.candidates.listed;
+    const IndexSelectArgs& listed = args.candidates.pass;
     return by_sizes(listed.index_dim, listed.block_size, [&]<int Dim, int BlockSize>() {
         return launch<T, Dim, BlockSize>(args, stream);
     });

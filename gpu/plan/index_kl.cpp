@@ -294,6 +294,7 @@ Support takes_index_lse_sm90(const Device& device, const Problem& p, const Index
     Support blocks = takes_index_lse_mma(p, in);
     if (!blocks.yes) return blocks;
     if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if (p.keys() == 0) return Support::no("there are no keys");
     if (p.keys() > kMostRows) return above("Nk", p.keys(), kMostRows);
     if (p.queries() > kMostRows) return above("Nq", p.queries(), kMostRows);
     if (!SortedUses::has_slots(p.queries(), top_k))

@@ -261,12 +261,12 @@ struct CandidateMemory {
                               call.stream()),
               "clearing the uses of blocks");
     }
-    /// `listed`: the arguments of the pass over the copy.
-    IndexCandidates candidates(const IndexSelectArgs& listed, const TilesPiece& piece) {
-        return {.listed = listed,
+    /// `pass`: the arguments of that over the copy.
+    IndexCandidates candidates(const IndexSelectArgs& pass, const TilesPiece& piece) {
+        return {.pass = pass,
                 .tiles = piece.tiles,
                 .tile_count = narrow(piece.tile_count),
-                .row_count = piece.queries * listed.groups,
+                .row_count = piece.queries * pass.groups,
                 .most = most,
                 .all_blocks = narrow(counts.size()),
                 .rows = rows.data(),
@@ -300,18 +300,18 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     const auto of_piece = [&]<typename T>(const TilesPiece& piece) {
         const int64_t first_row = piece.first_query * p.kv_heads;
         IndexPlan coarse_plan(call, piece);
-        IndexSelectArgs listed = args_sm90(call, coarse_plan, rule, copy, ids);
-        listed.coarse_rows = coarse_rows.data();
-        listed.coarse_blocks = in.coarse.blocks.data();
-        listed.bounds = {memory.bounds.data(), first_row, bounds_pitch(p)};
-        const IndexCandidates found = memory.candidates(listed, piece);
+        IndexSelectArgs pass = args_sm90(call, coarse_plan, rule, copy, ids);
+        pass.coarse_rows = coarse_rows.data();
+        pass.coarse_blocks = in.coarse.blocks.data();
+        pass.bounds = {memory.bounds.data(), first_row, bounds_pitch(p)};
+        const IndexCandidates found = memory.candidates(pass, piece);
         const RescoreArgs rescored{
             .candidates = found,
             .index_q = static_cast<const T*>(in.index_q.data()) + first_row * p.index_dim,
             .index_k = exact.index_k,
             .sequence_blocks = key_blocks.data(),
             .thread_blocks = 4 * call.device.sms};
-        check(launch_index_select_sm90<int8_t>(listed, call.stream()),
+        check(launch_index_select_sm90<int8_t>(pass, call.stream()),
               "index_select by int8, bounds");
         check(launch_find_candidates(found, call.stream()), "index_select by int8, candidates");
         check(launch_rescore<T>(rescored, call.stream()), "index_select by int8, scores");

@@ -60,7 +60,7 @@ void block_mass_tuned(const Call&, const BlockMassInput&, const BlockMassOutput&
 
 /// On tensor cores (mma.sync) of any device that the backend supports.
 Support takes_index_lse_mma(const Problem&, const IndexInput&);
-/// `top_k`: k of the ids, or 0 for the full support. For what index_lse_mma takes, too.
+/// Takes only what index_lse_mma takes. `top_k`: k of the ids, or 0 for the full support.
 Support takes_index_lse_sm90(const Device&, const Problem&, const IndexInput&, int64_t top_k);
 /// By the kernel that takes it; does nothing if lse is absent.
 void index_lse(const Call&, const IndexInput&, View<const int32_t, 3> ids, View<float, 2> lse);

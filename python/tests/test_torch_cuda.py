@@ -234,8 +234,7 @@ def test_the_gradient_of_dense_attention_has_the_same_bits_where_pytorch_asks(de
     assert {name for name, *_ in made} == {"cuda"}
 
 
-def test_the_gradient_of_dense_attention_is_else_summed_in_any_order():
-    torch.use_deterministic_algorithms(True)
+def test_the_gradient_of_dense_attention_is_else_summed_in_any_order(deterministic):
     expected = dense_gradients()
     torch.use_deterministic_algorithms(False)
     made = m.operations._tensors().on_gpu

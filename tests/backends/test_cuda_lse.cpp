@@ -44,6 +44,7 @@ std::vector<HalfCase> lse_cases() {
     all.push_back(make_case("one_token", narrow, {0, 1}, {0, 1}, {.top_k = 2}));
     // Rows that see no key: a sequence without one, and queries before the first.
     all.push_back(make_case("no_keys", wide, {0, 5, 20, 90}, {0, 0, 15, 45}, {.top_k = 2}));
+    all.push_back(make_case("no_key_at_all", wide, {0, 5}, {0, 0}, {.top_k = 2}));
     std::vector<HalfCase> both = of_all_families(all);
     std::erase_if(both, [](const HalfCase& c) { return c.backend == "cuda-sm86"; });
     return both;

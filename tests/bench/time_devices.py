@@ -30,7 +30,9 @@ def outside_units(out: Path, began: float, ended: float) -> dict:
     """Seconds before the first unit that the records in `out` name, and behind the last: what more
     GPUs do not make shorter. Records have whole seconds."""
     units = [unit for record in out.rglob("run.json") for unit in json.loads(record.read_text())["units"]]
-    first, last = (pick(datetime.fromisoformat(unit[name]).timestamp() for unit in units)
+    if not units:
+        return {}
+    first, last = (pick(datetime.fromisoformat(unit[name].replace("Z", "+00:00")).timestamp() for unit in units)
                    for name, pick in (("started", min), ("finished", max)))
     return {"before_units": round(first - began), "behind_units": round(ended - last)}
 

@@ -102,7 +102,7 @@ def gains(records: Records) -> list[Gain]:
         spread = math.sqrt(sum(np.var(own, ddof=1) * (len(own) - 1) for own in family) / freedom)
         error = spread / math.sqrt(len(values))
         half = student_t(freedom, 1 - 2 * LEVEL) * error
-        inside = student_inside(abs(mean) / error, freedom) if error > 0 else 1.0
+        inside = min(1.0, student_inside(abs(mean) / error, freedom)) if error > 0 else 1.0
         found.append(Gain(against, aligned, len(values), mean, mean - half, mean + half,
                           (1 - inside) / 2 if mean < 0 else (1 + inside) / 2))
     return found
