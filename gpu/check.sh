@@ -199,8 +199,8 @@ if ((sanitizers)); then
     every+="All/CudaGradCases.*:CudaGrad.*:" # the tuned gradient
     every+="All/CudaLse.MatchesReference*:*CoarseIndexForms.*/cuda_*:"
     small+="All/CudaLse.MatchesReference*/few_blocks:All/CudaLse.MatchesReference*/g?:"
-    every+="*LengthsNow.*cuda*:LengthsNowOfUnlikeSequences.*:*TunedPages.*:" # the host knows no length
-    small+="*LengthsNow.GiveWhat*cuda*:*TunedPages.SelectWhat*:"
+    every+="All/LengthsNow.*:LengthsNowOfUnlikeSequences.*:*TunedPages.*:" # the host knows no length
+    small+="All/LengthsNow.GiveWhat*:*TunedPages.SelectWhat*:"
     every+="All/CudaKlCases.TensorCores*:All/CudaKlCases.WhatIsNotSeen*:All/E4m3Tuned.*/cuda_*:"
     for case in pilot paper_packed g5_narrow_index f16_pilot_blocks_of_32; do
         small+="All/CudaKlCases.TensorCores*/$case:"
