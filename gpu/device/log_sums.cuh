@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The epilogue of block_mass' products: base-2 logs of sums of exponentials, one per row and block.
+// The epilogue of the products of block_mass and of the lse of index_select: base-2 logs of sums of
+// exponentials, one per row and block.
 #pragma once
 
 #include "gpu/device/exp2.cuh"
@@ -13,11 +14,12 @@ template <int Sums>
 __device__ void mask_unseen(float (&sum)[Sums], int side, int seen) {
     constexpr int kKeys = 2 * Sums;
     if (seen >= kKeys) return;
+    const int left = seen - 2 * (lane_id() % 4);  // from the thread's first column on
 #pragma unroll
     for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (8 * j + 2 * (lane_id() % 4) + i >= seen) sum[4 * j + 2 * side + i] = -INFINITY;
+            if (8 * j + i >= left) sum[4 * j + 2 * side + i] = -INFINITY;
 }
 
 /// The logarithms' reference: the largest of their summands, or 0 where all are -inf.

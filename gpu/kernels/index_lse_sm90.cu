@@ -8,9 +8,9 @@
 // takes maxima and exponentials. Four or five thread blocks of an SM fill each other's waits.
 //
 // A row's result depends on its own scores alone, in a fixed order: not on the rows beside it.
-#include "gpu/device/exp2.cuh"
 #include "gpu/device/kl_uses.cuh"
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/log_sums.cuh"
 #include "gpu/device/score_tiles_sm90.cuh"
 #include "gpu/kernels/index_lse_sm90.h"
 #include "gpu/kernels/kernel_elements.h"
@@ -64,51 +64,18 @@ __device__ void fetch_rows(const KlBlocks& a, int group, int query, const MmaTil
     }
 }
 
-/// Unseen keys of the row get no weight.
-template <int Side, int Sums>
-__device__ void hide_unseen(float (&sum)[Sums], int seen) {
-    const int left = seen - 2 * (lane_id() % 4);  // from the thread's first column on
-#pragma unroll
-    for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            if (8 * j + i >= left) sum[4 * j + 2 * Side + i] = -INFINITY;
-}
-
-/// log2 of sum of 2^(scale score) is `shift` + log2 of `sum`, of all four threads of the row.
-struct LogSum {
-    float shift, sum;
-};
-template <int Side, int BlockSize, int Sums>
-__device__ LogSum log_sum(const float (&score)[Sums], float scale) {
-    const float most = row_max<BlockSize>(score, Side, 0) * scale;
-    const float shift = most == -INFINITY ? 0.0F : most;
-    float part[2] = {};
-#pragma unroll
-    for (int j = 0; j < Sums / 4; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            part[i] += exp2_fast(fmaf(score[4 * j + 2 * Side + i], scale, -shift));
-    float sum = part[0] + part[1];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    return {most, sum};
-}
-
 /// Writes the warp's slots. Lanes of even number know of the first of their two rows, of odd number
 /// of the second.
 template <int BlockSize, int Sums>
 __device__ void store(const KlBlocks& a, float (&score)[Sums], float scale, const LseUse& own) {
     const int lane = lane_id();
     if (!__all_sync(kAllLanes, own.seen >= BlockSize)) {
-        hide_unseen<0>(score, __shfl_sync(kAllLanes, own.seen, lane / 4));
-        hide_unseen<1>(score, __shfl_sync(kAllLanes, own.seen, lane / 4 + 8));
+        mask_unseen(score, 0, __shfl_sync(kAllLanes, own.seen, lane / 4));
+        mask_unseen(score, 1, __shfl_sync(kAllLanes, own.seen, lane / 4 + 8));
     }
-    const LogSum first = log_sum<0, BlockSize>(score, scale),
-                 second = log_sum<1, BlockSize>(score, scale);
-    const LogSum of = lane % 2 == 0 ? first : second;
-    // An infinite `most` is either no seen key or a score that is not finite.
-    const float known = of.shift == -INFINITY ? -INFINITY : (of.shift + log2f(of.sum)) * kLn2;
+    const float first = row_log_sum<BlockSize>(score, 0, 0, scale),
+                second = row_log_sum<BlockSize>(score, 1, 0, scale);
+    const float known = (lane % 2 == 0 ? first : second) * kLn2;
     const float lse = __shfl_sync(kAllLanes, known, lane % 8 * 4 + lane / 8 % 2);
     if (lane < kWarpRows && own.slot >= 0) a.slot_lse[own.slot] = lse;
 }

@@ -225,7 +225,7 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
                         const CandidateExchange* exchange) {
     return by_block_size(args.block_size, [&]<int BlockSize>() {
         if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
-            if (args.coarse_rows != nullptr)
+            if (args.coarse_rows != nullptr)  // writes bounds: 16 has no meaning
                 return launch<Shape, Rows, BlockSize, 16, true>(args, stream, nullptr);
         return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)
                                      : launch<Shape, Rows, BlockSize, 32>(args, stream, exchange);
