@@ -45,10 +45,10 @@ def behind(arm: dict, dense: dict) -> dict[int, dict]:
 def draw(table: Table, out: Path):
     figure = style.new_figure(2.8)
     axes = figure.subplots()
-    for colour, arm in zip(style.PAIR, sorted(set(table["arm"]))):
+    for place, arm in enumerate(sorted(set(table["arm"]))):
         own = table.where(arm=arm)
         whiskers = (own["percent"] - own["low"], own["high"] - own["percent"])
-        axes.errorbar(own["step"] + STRETCH / 2, own["percent"], whiskers, label=arm, color=colour, capsize=2)
+        axes.errorbar(own["step"] + STRETCH / 2, own["percent"], whiskers, label=arm, capsize=2, **style.series_style(place))
     axes.axhline(0.5, color=style.GUIDE, linestyle=":", label="near-lossless: less")
     axes.set(xlabel="step of 131K tokens", ylabel="loss above dense, %", ylim=(0, None))
     axes.legend()
