@@ -86,14 +86,16 @@ class Group:
 
 def shard(learner: Learner, group: Group, dtype: torch.dtype):
     """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
-    computes with them. An Index Branch is a unit of its own: in the warm-up nothing else has gradients."""
+    computes with them. Index Branches are units of their own: in the warm-up nothing else has gradients.
+    A single process has as few units as that allows, since each costs the host time."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32)}
     layers = next((module for module in learner.model.get_decoder().modules()
                    if isinstance(module, nn.ModuleList)), ())
-    for layer in layers:
-        for module in [one for one in layer.modules() if isinstance(one, IndexBranch)]:
-            fully_shard(module, **how)
-        fully_shard(layer, **how)
+    branches = [[one for one in layer.modules() if isinstance(one, IndexBranch)] for layer in layers]
+    units = [*branches, *layers] if group.size > 1 else [sum(branches, [])]
+    for unit in units:
+        if unit:
+            fully_shard(unit, **how)
     fully_shard(learner, **how)
 
 
