@@ -89,6 +89,12 @@ class Group:
             dist.destroy_process_group()
 
 
+def keep_no_activations(model):
+    """Within a layer; they are computed again."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})  # of the second name in older releases
+
+
 def layers_of(learner: Learner):
     return next((module for module in learner.model.get_decoder().modules()
                  if isinstance(module, nn.ModuleList)), ())

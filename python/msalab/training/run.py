@@ -31,7 +31,8 @@ from ..progress import Progress
 from ..selectors import Rule
 from . import attention as attentions
 from . import checkpoint, data
-from .learner import Group, Learner, check_logits, clip, compile_parts, make_optimizer, set_rates, shard
+from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
+                      shard)
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "norm", "rope_dim",
           "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_ramp", "decay", "clip",
@@ -201,8 +202,7 @@ class Training:
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
         if options.checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})  # of the second name in older releases
+            keep_no_activations(model)
         self.learner = Learner(model.to(self.group.device))
         if options.compile:
             compile_parts(self.learner)
