@@ -3,14 +3,14 @@
 """Speed of MSA where it is used: whole models of transformers with random weights, beside the same models with
 PyTorch's attention over all keys. msalab and transformers must be importable; on a GPU with the cuda backend.
 usage: time_model.py RECORD [--cases prefill,decode,8k,32k,128k] [--arms flash,msa-8] [--layers 4] [--seconds S]
-                     [--profile DIR] [--smoke]
+                     [--profile DIR] [--commit SHA] [--smoke]
 
 prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next token behind them.
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
 32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
 within a layer; the vocabulary is that model's share of so many layers.
-Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. "-compiled" is its --compile,
-which leaves the attentions out of the graphs, PyTorch's own too.
+Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile,
+which leaves msalab's attentions out of the graphs; PyTorch's own are in them.
 
 Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in training), msalab-dense, flash and cudnn
 (scaled_dot_product_attention's kernels; sdpa: its own choice of them), and none, in which heads are a sum of queries,
@@ -37,6 +37,8 @@ from pathlib import Path
 import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 import msalab.transformers
 from msalab.capture import fitted
@@ -85,17 +87,24 @@ def cases_of(options) -> dict[str, Case]:
     return found
 
 
-class OfPyTorch(attentions.Attention):
-    """kind: of BACKENDS, or "none"."""
+def attend_by_pytorch(model, kind: str, rows: int):
+    """From now on. kind: of BACKENDS, chosen by who calls, or "none"."""
 
-    def __call__(self, module, number, q, k, v, given):
-        if self.kind == "none":
-            return (q.unflatten(1, (k.shape[1], -1)) + (k + v)[:, :, None]).flatten(1, 2)
-        q, k, v = (heads.unflatten(0, (len(self.cu) - 1, -1)).transpose(1, 2) for heads in (q, k, v))
-        with sdpa_kernel(BACKENDS[self.kind]):
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=given["softmax_scale"], enable_gqa=True)
-        return out.transpose(1, 2).flatten(0, 1)
+    def attend(module, query, key, value, mask, scaling=None, **_):
+        if kind == "none":
+            heads = (query.unflatten(1, (key.shape[1], -1)) + (key + value)[:, :, None]).flatten(1, 2)
+            return heads.transpose(1, 2), None
+        q, k, v = (heads[0].unflatten(1, (rows, -1)).transpose(0, 1) for heads in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)[None], None
+
+    AttentionInterface.register("by_pytorch", attend)
+    AttentionMaskInterface.register("by_pytorch", lambda *_, **__: None)
+    model.set_attn_implementation("by_pytorch")
+
+
+def kernel_of(arm: str):
+    return sdpa_kernel(BACKENDS[arm]) if arm in BACKENDS else nullcontext()
 
 
 def make_model(case: Case, device):
@@ -119,9 +128,11 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     kind = "dense" if arm == "msalab-dense" else kind
     modules, _ = attentions.trainable(model, options_of(kind))
     branches = {number: attentions.branch_of(form) for number, form in forms_of(model).items()} if kind == "msa" else {}
-    attend = attentions.Attention if kind in attentions.KINDS else OfPyTorch
-    attention = attend(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
-    attentions.attach(modules, model, attention, branches)
+    attention = attentions.Attention(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
+    if kind in attentions.KINDS:
+        attentions.attach(modules, model, attention, branches)
+    else:
+        attend_by_pytorch(model, kind, case.rows)
     if not case.learns:
         learners.keep_no_activations(model)
     learner = learners.Learner(model.to(group.device))
@@ -138,8 +149,9 @@ def train_step(case: Case, arm: str, compiled: bool, group):
 
     def step():
         attention.begin(ends, positions, False)
-        loss = learner(tokens, positions, tokens.roll(-1)) / size
-        (loss + sum(attention.kl.values())).backward()
+        with kernel_of(arm):
+            loss = learner(tokens, positions, tokens.roll(-1)) / size
+            (loss + sum(attention.kl.values())).backward()
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()
@@ -153,13 +165,14 @@ def serve_step(name: str, case: Case, arm: str, compiled: bool, device):
     """A function that takes the prompt in, or the next token behind it."""
     if name == "decode" and compiled:
         raise NotImplementedError("a DynamicCache knows each layer's number, so each would be compiled for itself")
-    model = make_model(case, device).to(torch.float32 if device.type == "cpu" else torch.bfloat16).eval()
+    model = make_model(case, device).eval()
     kind, _, top_k = arm.partition("-")
     if kind == "msa":
         rule = Rule(case.block_size, int(top_k))
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / fitted.TRAINED).write_bytes(fitted.packed(forms_of(model), vars(rule), folder))
             msalab.transformers.configure(model, indexer=folder)
+    model = model.to(torch.float32 if device.type == "cpu" else torch.bfloat16)
     model.set_attn_implementation(msalab.transformers.NAME if kind == "msa" else "sdpa")
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     tokens = torch.randint(case.shape["vocab_size"], (1, case.context), device=device)
@@ -169,7 +182,7 @@ def serve_step(name: str, case: Case, arm: str, compiled: bool, device):
 
     @torch.no_grad()
     def call(tokens, **how):
-        with sdpa_kernel(BACKENDS[arm]) if arm in BACKENDS else nullcontext():
+        with kernel_of(arm):
             found = decoder(input_ids=tokens, **how)
         return head(found.last_hidden_state[:, -1]).argmax(-1)[None], found
 
@@ -239,11 +252,14 @@ def arms_of(name: str, case: Case) -> list[str]:
 
 
 def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True,
+                              check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
-def open_record(path: Path, device) -> dict:
+def open_record(path: Path, made_of: str, device) -> dict:
     about = {"torch": torch.__version__, "transformers": transformers.__version__,
              "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
     record = json.loads(path.read_text()) if path.exists() else about | {"calls": [], "cases": {}, "measured": []}
@@ -251,7 +267,7 @@ def open_record(path: Path, device) -> dict:
         if record[name] != value:
             sys.exit(f"{path}: {name} is {record[name]}, here it is {value}; name another file")
     record["measured"] = [row for row in record["measured"] if "error" not in row]  # the others are tried again
-    record["calls"].append({"commit": commit(), "command": " ".join(sys.argv)})
+    record["calls"].append({"commit": made_of, "command": " ".join(sys.argv)})
     return record
 
 
@@ -275,12 +291,13 @@ def main(arguments=None):
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--profile", type=Path, metavar="DIR")
+    parser.add_argument("--commit", default=commit(), help="of this copy, where git does not know it")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     msalab.transformers.register()
     group = learners.Group("cuda" if torch.cuda.is_available() else "cpu")
-    record, cases = open_record(options.record, group.device), cases_of(options)
+    record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
     for name in options.cases.split(","):
         record["cases"][name] = vars(cases[name])
         arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
