@@ -298,7 +298,8 @@ def main(arguments=None):
     msalab.transformers.register()
     group = learners.Group("cuda" if torch.cuda.is_available() else "cpu")
     record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
-    for name in options.cases.split(","):
+    names = [name for name in options.cases.split(",") if not (options.profile and name in SERVED)]
+    for name in names:
         record["cases"][name] = vars(cases[name])
         arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
         for compiled, arm in ((compiled, arm) for compiled in (False, True) for arm in arms):
@@ -316,7 +317,7 @@ def main(arguments=None):
                 record["measured"].append(which | attempted(measure, name, cases[name], arm, compiled, group))
                 write_json(options.record, record)
                 print(json.dumps(record["measured"][-1]), flush=True)
-    for name in [] if options.profile else options.cases.split(","):
+    for name in [] if options.profile else names:
         report(record, name, cases[name].shape["num_hidden_layers"])
     group.close()
 
