@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 # The experiment of docs/dense_to_msa.md on a machine with GPUs: what is missing of it.
 #   gpu/conversion.sh OUT SECONDS [WORDS...]
-#   gpu/conversion.sh --smoke OUT
+#   gpu/conversion.sh --smoke OUT [WORDS...]
 # A run is missing unless data/conversion/records/FORM or OUT has its record, ARM-seed-S.tar.xz. One that is under
 # way when SECONDS are up stops behind a saved step in WORK, and goes on when this is started again on the same
-# machine. WORDS go to every `msalab train`. In the environment:
+# machine. WORDS go to every `msalab train`, --compile say. In the environment:
 #   FORM    small (default) or large: which of the two registered experiments
 #   RUNS    of its runs those to do, in this order, as "dense-1 msa-512-1" (ARM-SEED)
 #   GPUS    those that take one run each at a time (default: 0); "0,1 2,3" with PROCESSES=2
@@ -70,16 +70,16 @@ train() { # OUT WORDS...
     local launch=(python3 -m msalab.training)
     ((processes == 1)) || launch=(torchrun --standalone --nproc-per-node "$processes" -m msalab.training)
     "${launch[@]}" "$model" --out "$1" --device "$device" --context "$context" --batch "$batch" --rows "$rows" \
-        --block-size 64 --save-every 200 --resume "${@:2}"
+        --block-size 64 --save-every 200 --resume "${words[@]}" "${@:2}"
 }
 
 left() { echo $((seconds - (SECONDS - began))); }
 
-run() { # ARM-SEED WORDS...
+run() { # ARM-SEED
     local arm=${1%-*} seed=${1##*-} code=0 own
     local name=$arm-seed-$seed run=$work/$arm-seed-$seed
     read -ra own <<<"$(words_of "$arm")"
-    train "$run" --data "$work/tokens.safetensors" --seed "$seed" --seconds "$(left)" "${own[@]}" "${@:2}" \
+    train "$run" --data "$work/tokens.safetensors" --seed "$seed" --seconds "$(left)" "${own[@]}" \
         >"$run.txt" 2>&1 || code=$?
     if [[ ! -f $run/summary.json ]]; then
         echo "$name: not ended, exit code $code: $(tail -n 1 "$run.txt")"
@@ -97,7 +97,7 @@ run() { # ARM-SEED WORDS...
 }
 
 # The queue, for each GPU.
-take() { # GPU WORDS...
+take() { # GPU
     local one
     for one in "${runs[@]}"; do
         local name=${one%-*}-seed-${one##*-}
@@ -105,13 +105,13 @@ take() { # GPU WORDS...
         if flock -n "$lock" && [[ ! -f $records/$name.tar.xz && ! -f $out/$name.tar.xz ]] &&
             (($(left) > ${LEAST:-60})); then
             # Another one could end it meanwhile; a run that ends has a record or says why not.
-            CUDA_VISIBLE_DEVICES=$1 run "$one" "${@:2}"
+            CUDA_VISIBLE_DEVICES=$1 run "$one"
         fi
         exec {lock}>&-
     done
 }
 
-queue() { # WORDS...
+queue() {
     local gpu
     if [[ ! -f $work/held_out.txt ]]; then
         tar -C "$work" -xJf "${INPUTS:-$work/inputs.tar.xz}"
@@ -120,12 +120,13 @@ queue() { # WORDS...
     for file in "$work"/indexer.*; do
         [[ ! -f $file ]] || start=(--indexer "$file")
     done
-    for gpu in "${gpus[@]}"; do take "$gpu" "$@" & done
+    for gpu in "${gpus[@]}"; do take "$gpu" & done
     wait
 }
 
 if ((smoke)); then
     work=$work/smoke records=$work/none seconds=1000000 batch=4 steps=6 warmup=3 start=() bytes=--bytes
+    words=(--bytes "${@:2}")
     model=$work/model shape="hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192"
     rm -rf "$work" "$out"/*-seed-*.tar.xz
@@ -149,7 +150,7 @@ CODE
     cat core/*.cpp core/*/*.cpp >"$work/one.txt"
     for file in core/*.cpp core/*/*.cpp docs/*.md; do cat "$file" && printf '\0'; done >"$work/many.txt"
     smoke() { # NAME TEXT WORDS...
-        train "$work/$1" --data "$work/$2.txt" --bytes --log-every 1 --probe-every 0 "${@:3}"
+        train "$work/$1" --data "$work/$2.txt" --log-every 1 --probe-every 0 "${@:3}"
     }
     if [[ $device != cpu ]]; then
         for each in dense:4:one dense:1:many window-512:4:one msa-512:4:one msa-512:1:many; do
@@ -174,11 +175,10 @@ CODE
     done
     python3 data/conversion/inputs.py "$model" "$work/corpus" "$work/inputs.tar.xz" --context "$context" --bytes 2>&1 |
         tail -n 1
-    INPUTS=$work/inputs.tar.xz queue --bytes
+    INPUTS=$work/inputs.tar.xz queue
     python3 data/conversion/judge.py "$out"
     exit
 fi
 
-seconds=$2 model=${MODEL:-results/smollm2}
-shift 2
-queue "$@"
+seconds=$2 model=${MODEL:-results/smollm2} words=("${@:3}")
+queue

@@ -145,6 +145,7 @@ class Layer:
     index_keys: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)
     hook: object = None
 
+    @torch.compiler.disable
     def keep_input(self, _, args, kwargs):
         if self.branch is None:
             return
@@ -315,6 +316,7 @@ def _layer_type(module):
     return types[module.layer_idx] if types else None
 
 
+@torch.compiler.disable
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None,
                s_aux=None, position_bias=None, block_indices=None, **options):
     """What an attention module of transformers calls: query [batch, Hq, Nq, dh], key and value

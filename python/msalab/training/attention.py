@@ -93,6 +93,7 @@ class Attention:
         self.measured += [(name, number, float(value)) for name, value in found.items()]
 
 
+@torch.compiler.disable
 def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, dropout=0.0,
             position_bias=None, **_):
     """What an attention module calls: query [1, Hq, N, dh], key and value [1, Hkv, N, dh]."""
@@ -114,6 +115,7 @@ def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch
         if number in branches:
             module.indexer = branches[number]
 
+            @torch.compiler.disable
             def keep(_, args, kwargs, number=number):
                 attention.inputs[number] = kwargs.get("hidden_states", args[0] if args else None)[0]
 

@@ -26,6 +26,7 @@ class Learner(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
+        self.cross_entropy = cross_entropy
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         hidden = self.model.get_decoder()(input_ids=tokens[None], position_ids=positions[None],
@@ -33,11 +34,15 @@ class Learner(nn.Module):
         head = self.model.get_output_embeddings()
 
         def nats(some, told):
-            return nn.functional.cross_entropy(head(some).float(), told, reduction="sum",
-                                               ignore_index=NO_TARGET)
+            return self.cross_entropy(head(some), told)
 
         return sum(checkpoint(nats, *part, use_reentrant=False) for part in
                    zip(hidden.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over targets [n] in nats, float32; logits [n, vocabulary]."""
+    return nn.functional.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=NO_TARGET)
 
 
 @torch.no_grad()
@@ -71,8 +76,8 @@ class Group:
         self.mesh = init_device_mesh(kind, (self.size,))
 
     def summed(self, values) -> list[float]:
-        """Of all processes."""
-        total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=self.device)
+        """Of all processes; numbers, or scalars on the device."""
+        total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
         dist.all_reduce(total)
         return total.tolist()
 
@@ -84,16 +89,39 @@ class Group:
             dist.destroy_process_group()
 
 
+def keep_no_activations(model):
+    """Within a layer; they are computed again."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})  # of the second name in older releases
+
+
+def layers_of(learner: Learner):
+    return next((module for module in learner.model.get_decoder().modules()
+                 if isinstance(module, nn.ModuleList)), ())
+
+
+def branches_of(layer) -> list[IndexBranch]:
+    return [module for module in layer.modules() if isinstance(module, IndexBranch)]
+
+
+def compile_parts(learner: Learner):
+    """By torch.compile: what is between the attentions of a layer, Index Branches, and the loss behind the
+    language head. All layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what
+    keeps no activations, stay outside."""
+    for layer in layers_of(learner):
+        for module in (layer, *branches_of(layer)):
+            module.forward = torch.compile(module.forward)
+    learner.cross_entropy = torch.compile(cross_entropy)
+
+
 def shard(learner: Learner, group: Group, dtype: torch.dtype):
     """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
     computes with them. Index Branches are units of their own: in the warm-up nothing else has gradients.
     A single process has as few units as that allows, since each costs the host time."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32)}
-    layers = next((module for module in learner.model.get_decoder().modules()
-                   if isinstance(module, nn.ModuleList)), ())
-    branches = [[one for one in layer.modules() if isinstance(one, IndexBranch)] for layer in layers]
-    units = [*branches, *layers] if group.size > 1 else [sum(branches, [])]
-    for unit in units:
+    layers = layers_of(learner)
+    branches = [branches_of(layer) for layer in layers]
+    for unit in [*branches, *layers] if group.size > 1 else [sum(branches, [])]:
         if unit:
             fully_shard(unit, **how)
     fully_shard(learner, **how)

@@ -31,11 +31,12 @@ from ..progress import Progress
 from ..selectors import Rule
 from . import attention as attentions
 from . import checkpoint, data
-from .learner import Group, Learner, check_logits, clip, make_optimizer, set_rates, shard
+from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
+                      shard)
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "norm", "rope_dim",
           "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_ramp", "decay", "clip",
-          "context", "batch", "dtype", "bytes", "diverged", "probe_every", "log_every")
+          "context", "batch", "dtype", "compile", "bytes", "diverged", "probe_every", "log_every")
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
 SMOOTH = 0.1  # share of the newest loss in the smoothed one
 
@@ -201,9 +202,10 @@ class Training:
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
         if options.checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})  # of the second name in older releases
+            keep_no_activations(model)
         self.learner = Learner(model.to(self.group.device))
+        if options.compile:
+            compile_parts(self.learner)
         shard(self.learner, self.group, self.dtype)
         self.optimizer = make_optimizer(self.learner, options)
 
@@ -270,7 +272,7 @@ class Training:
             nats += loss
             probes += probe
             for layer, value in attention.kl.items():
-                kl[layer] = kl.get(layer, 0.0) + float(value.detach()) / self.micros
+                kl[layer] = kl.get(layer, 0.0) + value.detach().double() / self.micros
         norms = clip(self.optimizer, options.clip)
         nats, wishes, *kls = group.summed([nats, wants_stop, *kl.values()])
         values = [("learning_rate", "", self.optimizer.param_groups[0]["lr"])]
@@ -283,15 +285,16 @@ class Training:
         return nats / max(targets, 1), values, probes, wishes > 0
 
     def _backward(self, rows, targets: int, measure: bool):
-        """(nats, probes) of a micro-batch, whose gradients are added to the others'."""
+        """(nats, probes) of a micro-batch, whose gradients are added to the others'. The host does not wait for
+        the GPU: while that computes, the next micro-batch is made ready."""
         tokens, cu, told = self.rows.batch(rows)
         starts = torch.tensor(cu[:-1]).repeat_interleave(torch.tensor(cu).diff())
-        positions = (torch.arange(len(tokens)) - starts).to(self.group.device)
+        tokens, positions, told = map(self._moved, (
+            torch.from_numpy(tokens), torch.arange(len(tokens)) - starts, torch.from_numpy(told)))
         attention = self.attention
         attention.begin(cu, positions, measure)
         with torch.set_grad_enabled(not attention.warming):
-            nats = self.learner(torch.from_numpy(tokens).to(self.group.device), positions,
-                                torch.from_numpy(told).to(self.group.device))
+            nats = self.learner(tokens, positions, told)
         probes = [(name, layer, value) for name, layer, value in attention.measured or ()]
         attention.measured = None
         kl = sum(attention.kl.values()) / self.micros
@@ -299,7 +302,12 @@ class Training:
             kl.backward()
         else:  # processes take the mean of their gradients
             (nats * (self.group.size / max(targets, 1)) + self.options.kl_weight * kl).backward()
-        return float(nats.detach()), probes
+        return nats.detach().double(), probes
+
+    def _moved(self, tensor):
+        """To the device, without waiting for it."""
+        device = self.group.device
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
     def _diverge(self, step: int, why: str, saved: int) -> int:
         kept = f"{self.out}/model has the weights behind step {saved}, the last good ones" if saved else (

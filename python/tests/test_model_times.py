@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""tests/bench/time_model.py with tiny models on the CPU: every arm is measured, or says why not."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+pytest.importorskip("transformers", reason="transformers is not installed: requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+
+
+@pytest.fixture
+def times(monkeypatch):
+    path = Path(__file__).parents[2] / "tests/bench/time_model.py"
+    spec = importlib.util.spec_from_file_location("time_model", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return module
+
+
+def test_every_arm_has_its_time_or_its_error(times, tmp_path, capsys):
+    path, words = tmp_path / "record.json", ["--smoke", "--cases", "prefill,decode,8k,32k"]
+    times.main([str(path), *words, "--arms", "flash,cudnn,msa-2"])
+    times.main([str(path), *words])
+    record = json.loads(path.read_text())
+    measured = {(row["case"], row["arm"], row["compiled"]): row for row in record["measured"]}
+    assert len(measured) == len(record["measured"]) == 2 * (4 + 4 + 5 + 5)  # none of them twice
+    for (case, arm, compiled), row in measured.items():
+        if arm == "cudnn" or case == "decode" and compiled:
+            assert ("No viable backend" if not compiled else "") in row["error"]
+        else:
+            assert row["ms"] > 0 and len(row["runs_ms"]) == 2, row
+    assert len(record["calls"]) == 2 and record["cases"]["8k"]["block_size"] == 16
+    assert "msa-2" in capsys.readouterr().out.split("times as fast as dense")[1]
+
+
+def test_pytorchs_own_attention_gives_the_same_loss(times, monkeypatch):
+    """Of all blocks; flash sums in another order."""
+    losses = {}
+    case = times.cases_of(times.argparse.Namespace(smoke=True, layers=2))["8k"]
+    forward = times.learners.Learner.forward
+    monkeypatch.setattr(times.learners.Learner, "forward",
+                        lambda self, *of: losses.setdefault(arm, forward(self, *of)))
+    group = times.learners.Group("cpu")
+    for arm in ("flash", "msalab-dense", f"msa-{case.context // case.block_size}", "none", "msa-1"):
+        times.train_step(case, arm, False, group)()
+    group.close()
+    first, *others = (float(loss.detach()) for loss in losses.values())
+    assert others[:2] == pytest.approx([first] * 2, rel=1e-6)
+    assert all(abs(other - first) > 1e-5 * first for other in others[2:])
+
+
+def test_a_profile_lists_what_takes_most(times, tmp_path):
+    times.main([str(tmp_path / "no.json"), "--smoke", "--cases", "decode,8k", "--arms", "msa-2", "--profile",
+                str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} == {"8k-msa-2.txt", "8k-msa-2-compiled.txt"}
+    lines = (tmp_path / "8k-msa-2.txt").read_text().splitlines()
+    assert lines[0] == "8k-msa-2" and len(lines) == 2 + times.SHOWN
+    spent = [float(line.split()[0]) for line in lines[2:]]
+    assert spent == sorted(spent, reverse=True)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""msalab train --compile: the numbers of the eager run, and one compilation for all layers."""
+
+import json
+
+import pytest
+from test_train import (IN_ANOTHER_ORDER, kept, make_model, start, tiny, torch, train,  # noqa: F401
+                        values_of, weights_of)
+from torch._dynamo.utils import counters
+
+HOW = ["--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+def assert_alike(one, other):
+    for name, part in (("loss", ""), ("kl_loss", "0"), ("gradient_norm", ""), ("index_gradient_norm", "")):
+        bound = IN_ANOTHER_ORDER["float32"] * (1 if name == "loss" else 10)
+        assert values_of(one, name, part) == pytest.approx(values_of(other, name, part), rel=bound), name
+
+
+def test_the_curves_are_those_of_the_eager_run(tiny, tmp_path):  # noqa: F811
+    how = [*HOW, "--steps", 3, "--warmup", 1, "--probe-every", 2]
+    assert train(tiny, tmp_path / "eager", *how) == 0
+    assert graphs() == 0
+    assert train(tiny, tmp_path / "compiled", *how, "--compile") == 0
+    assert graphs() > 0
+    assert_alike(tmp_path / "compiled", tmp_path / "eager")
+
+
+BY_PYTORCH = """
+import sys
+import torch
+compiler = torch.compile
+torch.compile = lambda function: compiler(function, backend="aot_eager")  # compiles no kernels
+from msalab.training.__main__ import main
+code = main()
+from torch._dynamo.utils import counters
+sys.exit(code or not counters["stats"]["unique_graphs"])
+"""
+
+
+@pytest.mark.parametrize("processes, words", [(1, ["--checkpointing"]), (2, [])])
+def test_with_checkpointing_and_in_two_processes_too(tiny, tmp_path, processes, words):  # noqa: F811
+    how = [*HOW, "--steps", 3, "--warmup", 1]
+    assert train(tiny, tmp_path / "eager", *how) == 0
+    (tmp_path / "train.py").write_text(BY_PYTORCH)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+              str(tmp_path / "train.py")]
+    code, errors = start(launch, tiny, tmp_path / "compiled", *how, "--compile", *words)
+    assert code == 0, errors
+    assert_alike(tmp_path / "compiled", tmp_path / "eager")
+
+
+def test_resumed_it_writes_the_same_bytes(tiny, tmp_path, capsys):  # noqa: F811
+    how = [*HOW, "--steps", 4, "--warmup", 2, "--deterministic", "--compile"]
+    assert train(tiny, tmp_path / "whole", *how) == 0
+    assert train(tiny, tmp_path / "parts", *how, "--seconds", 0) == 130
+    torch._dynamo.reset()
+    assert train(tiny, tmp_path / "parts", *how, "--resume") == 0
+    assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
+    for name, one in weights_of(tmp_path / "whole/model").items():
+        assert one.tobytes() == weights_of(tmp_path / "parts/model")[name].tobytes()
+    assert json.loads((tmp_path / "whole/run.json").read_text())["options"]["compile"] is True
+    assert train(tiny, tmp_path / "whole", *how[:-1], "--resume") == 2
+    assert "options compile was True, is False" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--attention", "msa", "--warmup", 2], ["--attention", "dense"],
+                                   ["--attention", "msa", "--warmup", 2, "--checkpointing"]])
+def test_all_layers_share_the_compiled_graphs(tiny, tmp_path, monkeypatch, words):  # noqa: F811
+    """With as many layers as would pass the limit of compilations of one function, if each took its own."""
+    compiler, found = torch.compile, {}
+    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
+    for layers in (2, torch._dynamo.config.recompile_limit + 1):
+        torch._dynamo.reset()
+        counters.clear()
+        make_model(num_hidden_layers=layers).save_pretrained(tiny / f"of-{layers}")
+        assert train(tiny, tmp_path / f"of-{layers}", *HOW, "--compile", "--steps", 6, *words,
+                     model=f"of-{layers}") == 0
+        found[layers] = graphs()
+    two, many = found.values()
+    assert two == many > 0

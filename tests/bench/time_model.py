@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Speed of MSA where it is used: whole models of transformers with random weights, beside the same models with
+PyTorch's attention over all keys. msalab and transformers must be importable; on a GPU with the cuda backend.
+usage: time_model.py RECORD [--cases prefill,decode,8k,32k,128k] [--arms flash,msa-8] [--layers 4] [--seconds S]
+                     [--profile DIR] [--commit SHA] [--smoke]
+
+prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next token behind them.
+8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
+32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
+within a layer; the vocabulary is that model's share of so many layers.
+Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile,
+which leaves msalab's attentions out of the graphs; PyTorch's own are in them.
+
+Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in training), msalab-dense, flash and cudnn
+(scaled_dot_product_attention's kernels; sdpa: its own choice of them), and none, in which heads are a sum of queries,
+keys and values: what the model takes without an attention.
+
+RECORD is written after every measurement; a time that it has is not measured again. Each is the median of several runs
+between two synchronisations, after two that warm up, the first of which compiles. What fails has its error there.
+--seconds: none begins later. --profile DIR: instead, one training step of each arm under PyTorch's profiler; the 25
+kernels that take most are printed, and written to DIR. --smoke: tiny models."""
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+import msalab.transformers
+from msalab.capture import fitted
+from msalab.evaluation.files import write_json
+from msalab.selectors import Rule
+from msalab.training import attention as attentions
+from msalab.training import learner as learners
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+SERVED = ("prefill", "decode")  # other cases are training
+DENSE = ("flash", "cudnn")  # the faster one is what MSA is compared with
+SMALL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+         "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}
+LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
+WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
+SHOWN = 25  # kernels of a profile
+OPTIONS = Namespace(dense_layers=[], indexer=None, index_dim=64, rope_dim=None, norm="rms", seed=0, lr=5e-5,
+                    index_lr=1e-3, decay=0.0)  # of msalab train
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows of `context` tokens at once; learns: with an optimizer, and with the activations of all layers."""
+
+    shape: dict
+    rows: int
+    context: int
+    block_size: int
+    budgets: tuple
+    learns: bool = False
+    runs: int = 7
+
+
+def cases_of(options) -> dict[str, Case]:
+    share = LARGE["vocab_size"] * options.layers // LARGE["num_hidden_layers"]
+    large = LARGE | {"num_hidden_layers": options.layers, "vocab_size": share // 128 * 128}
+    found = {"prefill": Case(SMALL, 1, 8192, 64, (8, 16)), "decode": Case(SMALL, 1, 8192, 64, (8, 16), runs=DECODED),
+             "8k": Case(SMALL, 2, 8192, 64, (8, 16), learns=True),
+             "32k": Case(large, 1, 32768, 128, (16,), runs=5), "128k": Case(large, 1, 131072, 128, (16,), runs=3)}
+    if options.smoke:
+        found = {name: replace(case, shape=TINY, context=128, block_size=16, budgets=(2,), runs=2)
+                 for name, case in found.items()}
+    return found
+
+
+def attend_by_pytorch(model, kind: str, rows: int):
+    """From now on. kind: of BACKENDS, chosen by who calls, or "none"."""
+
+    def attend(module, query, key, value, mask, scaling=None, **_):
+        if kind == "none":
+            heads = (query.unflatten(1, (key.shape[1], -1)) + (key + value)[:, :, None]).flatten(1, 2)
+            return heads.transpose(1, 2), None
+        q, k, v = (heads[0].unflatten(1, (rows, -1)).transpose(0, 1) for heads in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)[None], None
+
+    AttentionInterface.register("by_pytorch", attend)
+    AttentionMaskInterface.register("by_pytorch", lambda *_, **__: None)
+    model.set_attn_implementation("by_pytorch")
+
+
+def kernel_of(arm: str):
+    return sdpa_kernel(BACKENDS[arm]) if arm in BACKENDS else nullcontext()
+
+
+def make_model(case: Case, device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            **case.shape, max_position_embeddings=case.context + 2 * DECODED, rope_theta=1e5))
+
+
+def forms_of(model) -> dict:
+    return attentions.forms_of(model, attentions.trainable(model, options_of("msa"))[1], options_of("msa"))
+
+
+def options_of(kind: str) -> Namespace:
+    return Namespace(**vars(OPTIONS) | {"attention": kind})
+
+
+def train_step(case: Case, arm: str, compiled: bool, group):
+    """A function that takes a step of training."""
+    model, kind, _, top_k = make_model(case, group.device), *arm.partition("-")
+    kind = "dense" if arm == "msalab-dense" else kind
+    modules, _ = attentions.trainable(model, options_of(kind))
+    branches = {number: attentions.branch_of(form) for number, form in forms_of(model).items()} if kind == "msa" else {}
+    attention = attentions.Attention(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
+    if kind in attentions.KINDS:
+        attentions.attach(modules, model, attention, branches)
+    else:
+        attend_by_pytorch(model, kind, case.rows)
+    if not case.learns:
+        learners.keep_no_activations(model)
+    learner = learners.Learner(model.to(group.device))
+    if compiled:
+        learners.compile_parts(learner)
+    learners.shard(learner, group, torch.float32 if group.device.type == "cpu" else torch.bfloat16)
+    optimizer = learners.make_optimizer(learner, OPTIONS) if case.learns else None
+    learner.train()
+    size = case.rows * case.context
+    torch.manual_seed(0)
+    tokens = torch.randint(case.shape["vocab_size"], (size,), device=group.device)
+    positions = torch.arange(case.context, device=group.device).repeat(case.rows)
+    ends = list(range(0, size + 1, case.context))
+
+    def step():
+        attention.begin(ends, positions, False)
+        with kernel_of(arm):
+            loss = learner(tokens, positions, tokens.roll(-1)) / size
+            (loss + sum(attention.kl.values())).backward()
+        if optimizer:
+            learners.clip(optimizer, 1.0)
+            optimizer.step()
+        learner.zero_grad()
+
+    return step
+
+
+@torch.no_grad()
+def serve_step(name: str, case: Case, arm: str, compiled: bool, device):
+    """A function that takes the prompt in, or the next token behind it."""
+    if name == "decode" and compiled:
+        raise NotImplementedError("a DynamicCache knows each layer's number, so each would be compiled for itself")
+    model = make_model(case, device).eval()
+    kind, _, top_k = arm.partition("-")
+    if kind == "msa":
+        rule = Rule(case.block_size, int(top_k))
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / fitted.TRAINED).write_bytes(fitted.packed(forms_of(model), vars(rule), folder))
+            msalab.transformers.configure(model, indexer=folder)
+    model = model.to(torch.float32 if device.type == "cpu" else torch.bfloat16)
+    model.set_attn_implementation(msalab.transformers.NAME if kind == "msa" else "sdpa")
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    tokens = torch.randint(case.shape["vocab_size"], (1, case.context), device=device)
+    if compiled:
+        for layer in decoder.layers:
+            layer.forward = torch.compile(layer.forward)
+
+    @torch.no_grad()
+    def call(tokens, **how):
+        with kernel_of(arm):
+            found = decoder(input_ids=tokens, **how)
+        return head(found.last_hidden_state[:, -1]).argmax(-1)[None], found
+
+    if name == "prefill":
+        return lambda: call(tokens, use_cache=False)
+    token, found = call(tokens, use_cache=True)
+    return lambda: call(token, past_key_values=found.past_key_values, use_cache=True)
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def times_of(call, runs: int, device) -> dict:
+    """Milliseconds: `ms`, the median of `runs_ms`, and those of the first call."""
+    found = []
+    for _ in range(WARM_UP + runs):
+        synchronize(device)
+        began = time.perf_counter()
+        call()
+        synchronize(device)
+        found.append(1e3 * (time.perf_counter() - began))
+    return {"ms": statistics.median(found[WARM_UP:]), "runs_ms": found[WARM_UP:], "first_ms": found[0]}
+
+
+def measure(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
+    device = group.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if name in SERVED:
+        found = times_of(serve_step(name, case, arm, compiled, device), case.runs, device)
+    else:
+        found = times_of(train_step(case, arm, compiled, group), case.runs, device)
+        found["tokens_per_second"] = case.rows * case.context / found["ms"] * 1e3
+    if device.type == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def profile(case: Case, arm: str, compiled: bool, group) -> dict:
+    step, activities = train_step(case, arm, compiled, group), [torch.profiler.ProfilerActivity.CPU]
+    times = times_of(step, case.runs, group.device)
+    if group.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as seen:
+        step()
+        synchronize(group.device)
+    events = seen.key_averages()
+
+    def spent(event):  # microseconds, of the GPU where there is one
+        return event.self_device_time_total if len(activities) > 1 else event.self_cpu_time_total
+
+    kernels = [event for event in events if not getattr(event, "is_user_annotation", False)
+               and (str(event.device_type).endswith("CUDA") or len(activities) == 1)]
+    kernels = sorted(kernels, key=spent, reverse=True)
+    total = sum(map(spent, kernels))
+    lines = [f"a step takes {times['ms']:.1f} ms, its kernels {total / 1e3:.1f} ms"]
+    lines += [f"{spent(event) / 1e3:9.2f} ms {spent(event) / total:6.1%} {event.count:6d} times  {event.key[:120]}"
+              for event in kernels[:SHOWN]]
+    return {"lines": lines}
+
+
+def arms_of(name: str, case: Case) -> list[str]:
+    budgets = [f"msa-{budget}" for budget in case.budgets]
+    return [*DENSE, *budgets] + (["sdpa"] if name in SERVED else ["msalab-dense", "none"])
+
+
+def commit() -> str:
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True,
+                              check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def open_record(path: Path, made_of: str, device) -> dict:
+    about = {"torch": torch.__version__, "transformers": transformers.__version__,
+             "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
+    record = json.loads(path.read_text()) if path.exists() else about | {"calls": [], "cases": {}, "measured": []}
+    for name, value in about.items():
+        if record[name] != value:
+            sys.exit(f"{path}: {name} is {record[name]}, here it is {value}; name another file")
+    record["measured"] = [row for row in record["measured"] if "error" not in row]  # the others are tried again
+    record["calls"].append({"commit": made_of, "command": " ".join(sys.argv)})
+    return record
+
+
+def report(record: dict, name: str, layers: int):
+    """Beside the fastest of PyTorch's own in the same mode, and the part of a step that is attention."""
+    for compiled in (False, True):
+        ms = {row["arm"]: row["ms"] for row in record["measured"]
+              if (row["case"], row["layers"], row["compiled"]) == (name, layers, compiled) and "ms" in row}
+        dense = min((ms[arm] for arm in (*DENSE, "sdpa") if arm in ms), default=None)
+        for arm, value in ms.items():
+            print(f"{name:8}{'compiled' if compiled else 'eager':9}{arm:13}{value:10.2f} ms"
+                  + (f"{dense / value:8.2f} times as fast as dense" if dense else "")
+                  + (f", attention {1 - ms['none'] / value:.0%}" if "none" in ms and arm != "none" else ""))
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--cases", default="prefill,decode,8k,32k,128k")
+    parser.add_argument("--arms", help="of them only these")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--profile", type=Path, metavar="DIR")
+    parser.add_argument("--commit", default=commit(), help="of this copy, where git does not know it")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    msalab.transformers.register()
+    group = learners.Group("cuda" if torch.cuda.is_available() else "cpu")
+    record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
+    names = [name for name in options.cases.split(",") if not (options.profile and name in SERVED)]
+    for name in names:
+        record["cases"][name] = vars(cases[name])
+        arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
+        for compiled, arm in ((compiled, arm) for compiled in (False, True) for arm in arms):
+            which = {"case": name, "layers": cases[name].shape["num_hidden_layers"], "arm": arm, "compiled": compiled}
+            if time.monotonic() - began > options.seconds:
+                break
+            if options.profile:
+                shown = attempted(profile, cases[name], arm, compiled, group)
+                title = f"{name}-{arm}{'-compiled' if compiled else ''}"
+                text = "\n".join([title, *shown.get("lines", shown.values())])
+                print(text, flush=True)
+                options.profile.mkdir(parents=True, exist_ok=True)
+                (options.profile / f"{title}.txt").write_text(text + "\n")
+            elif not any(which.items() <= row.items() for row in record["measured"]):
+                record["measured"].append(which | attempted(measure, name, cases[name], arm, compiled, group))
+                write_json(options.record, record)
+                print(json.dumps(record["measured"][-1]), flush=True)
+    for name in [] if options.profile else names:
+        report(record, name, cases[name].shape["num_hidden_layers"])
+    group.close()
+
+
+def attempted(work, *of) -> dict:
+    """What it finds, or its error; nothing is left of it on the GPU."""
+    try:
+        found = work(*of)
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}"[:500]}
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
+
+
+if __name__ == "__main__":
+    main()
