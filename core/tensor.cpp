@@ -1,11 +1,74 @@
 // SPDX-License-Identifier: MIT
 #include "core/tensor.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <new>
 
 namespace msa {
+namespace {
+
+/// Large blocks of memory, kept for the next tensor of the same size: fresh pages of the system
+/// cost more than most of what is done with them, and threads wait for each other there. With what
+/// is kept, a process never holds more than its tensors once did.
+class HostMemory {
+public:
+    void* take(size_t bytes) {
+        const std::lock_guard lock(turn_);
+        const auto same = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Block& block) {
+            return block.bytes == bytes;
+        });
+        void* memory = nullptr;
+        if (same != kept_.rend()) {
+            memory = same->memory;
+            kept_.erase(std::next(same).base());
+            kept_bytes_ -= bytes;
+        } else {
+            most_ = std::max(most_, used_ + bytes);
+            while (used_ + bytes + kept_bytes_ > most_) drop_oldest();
+            memory = std::aligned_alloc(kAlignment, bytes);
+            if (memory == nullptr) throw std::bad_alloc();
+        }
+        used_ += bytes;
+        return memory;
+    }
+    void give_back(void* memory, size_t bytes) {
+        const std::lock_guard lock(turn_);
+        used_ -= bytes;
+        kept_.push_back({memory, bytes});
+        kept_bytes_ += bytes;
+        while (kept_bytes_ > kMostKept) drop_oldest();
+    }
+
+    static constexpr size_t kAlignment = 64, kLeast = size_t{1} << 20;
+
+private:
+    static constexpr size_t kMostKept = size_t{8} << 30;
+    struct Block {
+        void* memory;
+        size_t bytes;
+    };
+    void drop_oldest() {
+        std::free(kept_.front().memory);
+        kept_bytes_ -= kept_.front().bytes;
+        kept_.pop_front();
+    }
+
+    std::mutex turn_;
+    std::deque<Block> kept_;  // oldest first
+    size_t used_ = 0, kept_bytes_ = 0, most_ = 0;
+};
+
+/// Tensors may outlive all other statics.
+HostMemory& host_memory() {
+    static auto* const memory = new HostMemory;
+    return *memory;
+}
+
+}  // namespace
 
 const char* to_string(Space space) { return space == Space::host ? "host" : "device"; }
 
@@ -36,14 +99,17 @@ int64_t element_bytes(Element element) {
 }
 
 std::shared_ptr<void> allocate_host(int64_t bytes, Fill fill) {
-    constexpr size_t kAlignment = 64;
+    constexpr size_t kAlignment = HostMemory::kAlignment;
     MSA_CHECK(bytes >= 0);
     // At least one cache line, so that an empty tensor is present (non-null) all the same.
     const size_t padded = (static_cast<size_t>(bytes) / kAlignment + 1) * kAlignment;
-    void* memory = std::aligned_alloc(kAlignment, padded);
+    const bool large = padded >= HostMemory::kLeast;
+    void* const memory =
+        large ? host_memory().take(padded) : std::aligned_alloc(kAlignment, padded);
     if (memory == nullptr) throw std::bad_alloc();
     if (fill == Fill::zeros) std::memset(memory, 0, padded);
-    return {memory, std::free};
+    if (!large) return {memory, std::free};
+    return {memory, [padded](void* old) { host_memory().give_back(old, padded); }};
 }
 
 }  // namespace msa

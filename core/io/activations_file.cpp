@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "core/io/activations_file.h"
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -10,7 +11,7 @@
 #include "core/indexer/qsa_kl.h"
 #include "core/io/layer_attributes.h"
 #include "core/io/layout.h"
-#include "core/number/half.h"
+#include "core/number/convert.h"
 
 namespace msa::io {
 namespace {
@@ -308,17 +309,10 @@ void ActivationsFile::read_raw(const LayerInfo& layer, Field field, QueryRange r
         read_as_stored(to.data());
         return;
     }
-    const auto raw = std::make_unique_for_overwrite<uint16_t[]>(static_cast<size_t>(to.size()));
+    const std::shared_ptr<void> raw =
+        allocate_host(to.size() * element_bytes(layer.element), Fill::nothing);
     read_as_stored(raw.get());
-    using Row = Eigen::Map<Eigen::ArrayXf>;
-    if (layer.element == Element::f16)
-        Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<f16, Eigen::Dynamic, 1>>(
-                                        reinterpret_cast<const f16*>(raw.get()), to.size())
-                                        .cast<float>();
-    else
-        Row(to.data(), to.size()) = Eigen::Map<const Eigen::Array<bf16, Eigen::Dynamic, 1>>(
-                                        reinterpret_cast<const bf16*>(raw.get()), to.size())
-                                        .cast<float>();
+    decode(raw.get(), layer.element, {to.data(), static_cast<size_t>(to.size())});
 }
 
 /// Throws with the count of NaN and Inf in the whole dataset and the first of them.

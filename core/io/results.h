@@ -70,6 +70,9 @@ public:
     /// Joins parts into their units, assembles all units, adds /run and /done, renames to `path`,
     /// and removes the unit files.
     void finish(const JoinParts& join = {});
+    /// The same of a run with this unit alone, which is not finished by itself: its file becomes
+    /// the results, without a copy.
+    void finish(UnitWriter only);
     /// Leaves the units for another process to assemble.
     void keep_units();
 

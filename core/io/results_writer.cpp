@@ -168,6 +168,8 @@ struct ResultsWriter::Impl {
     void join_parts(const JoinParts& join);
     /// Everything in one file, which is still open.
     h5::Handle assemble(const std::filesystem::path& to, const JoinParts& join);
+    /// Makes the file `whole` of the folder the results.
+    void put_in_place(const std::filesystem::path& whole);
     void open(IfExists if_exists);
 };
 
@@ -322,19 +324,37 @@ h5::Handle ResultsWriter::Impl::assemble(const std::filesystem::path& to, const 
     return file;
 }
 
+void ResultsWriter::Impl::put_in_place(const std::filesystem::path& whole) {
+    append_checksum(whole);
+    std::filesystem::rename(whole, path);
+    units.clear();
+    replaces = false;
+    std::error_code ignored;  // the results are whole under their name
+    clear(false, ignored);
+    lock->remove();
+    std::filesystem::remove(directory, ignored);
+}
+
 void ResultsWriter::finish(const JoinParts& join) {
     if (impl_->complete) return;
     const std::filesystem::path assembled = impl_->directory / "results.tmp";
     h5::close_durably(impl_->assemble(assembled, join), assembled);
     release_rest(assembled);
-    append_checksum(assembled);
-    std::filesystem::rename(assembled, impl_->path);
-    impl_->units.clear();
-    impl_->replaces = false;
-    std::error_code ignored;  // the results are whole under their name
-    impl_->clear(false, ignored);
-    impl_->lock->remove();
-    std::filesystem::remove(impl_->directory, ignored);
+    impl_->put_in_place(assembled);
+}
+
+void ResultsWriter::finish(UnitWriter only) {
+    UnitWriter::Impl& of = *only.impl_;
+    {
+        const h5::Lock library;
+        const h5::Handle root = h5::open_object(of.file, of.at("/"));
+        const std::string unit = h5::text_attribute(root, "unit", of.at("/"));
+        H5Adelete(root, "unit");
+        write_run(of.file, of.temporary, impl_->record);
+        h5::write_texts(of.file, of.at("/done"), {unit});
+    }
+    h5::close_durably(std::move(of.file), of.temporary);
+    impl_->put_in_place(of.temporary);
 }
 
 void ResultsWriter::keep_units() { impl_->kept = true; }

@@ -99,7 +99,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     note_large_budgets(o, file.info(), err);
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+    const std::unique_ptr<Backend> backend = make_first_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);

@@ -21,6 +21,20 @@ std::vector<BackendOptions> shares_of(const ComputeOptions& o, int64_t workers,
     return shares;
 }
 
+std::unique_ptr<Backend> make_first_backend(const ComputeOptions& o) {
+    std::vector<std::jthread> others;
+    for (size_t n = 1; n < o.devices.size(); ++n)
+        others.emplace_back([&o, device = static_cast<int>(o.devices[n])] {
+            BackendOptions own = o.backend_options;
+            own.device = device;
+            try {
+                make_backend(o.backend, own);
+            } catch (const std::exception&) {  // its worker will say so
+            }
+        });
+    return make_backend(o.backend, o.backend_options);
+}
+
 WorkQueue::WorkQueue(const Ranks& ranks, int64_t total, OnError on_error, std::ostream& err)
     : ranks_(ranks), on_error_(on_error), err_(ranks.is_first() ? err : std::cerr), total_(total) {}
 

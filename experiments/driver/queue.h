@@ -8,11 +8,13 @@
 #include <exception>
 #include <functional>
 #include <iosfwd>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/parallel/group.h"
 #include "experiments/driver/ranks.h"
 #include "experiments/driver/run_options.h"
@@ -24,6 +26,9 @@ enum class OnError : uint8_t { stop, finish_others };
 
 /// GPU and share of the threads of each worker of this process; GPUs are assigned in turn.
 std::vector<BackendOptions> shares_of(const ComputeOptions&, int64_t workers, const Ranks&);
+
+/// The backend of the first GPU. The others start at the same time, so that no worker waits for it.
+std::unique_ptr<Backend> make_first_backend(const ComputeOptions&);
 
 /// Hands out the numbers 0 to total - 1, each to one worker. Thread-safe.
 class WorkQueue {

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -135,11 +136,26 @@ bool UnitRun::starts_afresh() const {
            !fs::exists(path("results.h5.partial"));
 }
 
-/// A unit that is finished can be resumed, so the record must be whole before.
-void UnitRun::record_inputs() const {
-    const std::lock_guard lock(recording_);
-    if (inputs_later_) to_->record_inputs(hashes_.get());
-    inputs_later_ = false;
+/// A unit that is finished can be resumed, so the record must be whole before: until the hashes are
+/// there, the units that are computed wait.
+void UnitRun::finish_computed(bool wait) const {
+    constexpr size_t kMostOpen = 64;  // files
+    decltype(computed_) ready;
+    {
+        const std::lock_guard lock(recording_);
+        wait = wait || computed_.size() >= kMostOpen;
+        if (inputs_later_) {
+            if (!wait && hashes_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+                return;
+            to_->record_inputs(hashes_.get());
+            inputs_later_ = false;
+        }
+        ready.swap(computed_);
+    }
+    for (auto& [unit, results] : ready) {
+        results.finish();
+        unit->done();
+    }
 }
 
 void UnitRun::describe(const OptionTable& options, const std::string& definitions,
@@ -181,11 +197,16 @@ void UnitRun::begin(std::vector<Unit> units) {
         }
         return error;
     };
+    const io::IfExists rule = o_.overwrite ? io::IfExists::overwrite
+                              : o_.resume  ? io::IfExists::resume
+                                           : io::IfExists::refuse;
     std::exception_ptr error;
-    if (ranks_.is_first())
-        error = open(o_.overwrite ? io::IfExists::overwrite
-                     : o_.resume  ? io::IfExists::resume
-                                  : io::IfExists::refuse);
+    if (ranks_.is_first()) error = open(rule);
+    if (error && inputs_later_) {  // a run that has just ended left its record: compare all of it
+        inputs_later_ = false;
+        record_with_inputs();
+        error = open(rule);
+    }
     ranks_.barrier(error);
     if (!ranks_.is_first()) error = open(io::IfExists::join);
     ranks_.barrier(error);
@@ -224,9 +245,11 @@ void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string&
     to.note("started", utc_now());
     unit.work(worker, to);
     to.note("finished", utc_now());
-    record_inputs();
-    to.finish();
-    unit.done();
+    {
+        const std::lock_guard lock(recording_);
+        computed_.emplace_back(&unit, std::move(to));
+    }
+    finish_computed(false);
 }
 
 void UnitRun::work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
@@ -269,8 +292,8 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
         queue.spread(shares, [&](const BackendOptions& own) {
             work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
         });
+    finish_computed(true);
     queue.end(program_);
-    record_inputs();
     if (o_.shard) return end_shard(std::ssize(units));
     return ranks_.is_first();
 }

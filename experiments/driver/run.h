@@ -13,6 +13,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/backend.h"
@@ -84,8 +85,8 @@ public:
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
     /// Makes the directory and opens results.h5 as --resume and --overwrite say. Does not wait for
-    /// the hashes where nothing is there: then the units begin beside them, and the first that is
-    /// finished waits.
+    /// the hashes where nothing is there: then the units begin beside them, and those that are
+    /// computed before wait to be finished.
     void begin(std::vector<Unit> units);
     /// Whether all units are already done.
     bool is_done() const;
@@ -111,7 +112,7 @@ private:
     void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
     bool end_shard(int64_t done) const;
     bool starts_afresh() const;
-    void record_inputs() const;
+    void finish_computed(bool wait) const;
 
     RunOptions o_;
     std::string program_;
@@ -123,6 +124,7 @@ private:
     mutable std::mutex recording_;
     mutable bool inputs_later_ = false;
     std::unique_ptr<io::ResultsWriter> to_;
+    mutable std::vector<std::pair<const Unit*, io::UnitWriter>> computed_;
 };
 
 /// Applies the rule for existing results to other files of an earlier run: InputError if `what`

@@ -68,12 +68,17 @@ std::string hash_once(const std::filesystem::path& path) {
 }  // namespace
 
 std::string utc_now() {
-    const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+    using std::chrono::system_clock;
+    const system_clock::time_point now = system_clock::now();
+    const std::time_t second = system_clock::to_time_t(now);
+    const auto thousandths =
+        std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() %
+        1000;
     std::tm utc{};
-    gmtime_r(&now, &utc);
+    gmtime_r(&second, &utc);
     char text[32];
-    std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
+    std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S.", &utc);
+    return concat(text, std::to_string(1000 + thousandths).substr(1), "Z");
 }
 
 std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs) {

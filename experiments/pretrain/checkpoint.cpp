@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.h"
 
@@ -118,8 +119,7 @@ void Checkpoint::save(train::Model& model, const RunState& state) const {
     to.attribute(kState, "seconds", state.seconds);
     to.attribute(kState, "flops", state.flops);
     for (const Curve& curve : state.curves) curve.write(to);
-    to.finish();
-    file.finish();
+    file.finish(std::move(to));
 }
 
 void Checkpoint::load(train::Model& model, RunState& state) const {

@@ -80,7 +80,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, args, file, err);
     const measure::LayerQueries queries = common_queries(o, file);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+    const std::unique_ptr<Backend> backend = make_first_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
     job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);

@@ -26,15 +26,30 @@ def cores_of(devices: list[int], gpus: int) -> set[int]:
     return {core for device in devices for core in cores[device * share:(device + 1) * share]}
 
 
-def outside_units(out: Path, began: float, ended: float) -> dict:
-    """Seconds before the first unit that the records in `out` name, and behind the last: what more
-    GPUs do not make shorter. Records have whole seconds."""
-    units = [unit for record in out.rglob("run.json") for unit in json.loads(record.read_text())["units"]]
+def units_of(out: Path, began: float, ended: float) -> dict:
+    """When each unit that the records in `out` name began and was computed, in seconds of the run, and
+    what lies before the first and behind the last: more GPUs do not make that shorter. Gaps between
+    units show what a worker does between them."""
+    def seconds(text: str) -> float:
+        return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() - began, 2)
+
+    units = sorted([seconds(unit["started"]), seconds(unit["finished"])]
+                   for record in out.rglob("run.json") for unit in json.loads(record.read_text())["units"])
     if not units:
         return {}
-    first, last = (pick(datetime.fromisoformat(unit[name].replace("Z", "+00:00")).timestamp() for unit in units)
-                   for name, pick in (("started", min), ("finished", max)))
-    return {"before_units": round(first - began), "behind_units": round(ended - last)}
+    behind = round(ended - began - max(end for _, end in units), 2)
+    return {"before_units": units[0][0], "behind_units": behind,
+            "units": [f"{start:.2f} to {end:.2f}" for start, end in units]}
+
+
+def read_through(words: list[str]) -> None:
+    """Files of the command are in memory, so that the first run does not read them from a disk alone.
+    (It does read CUDA's libraries: on a fresh host run the command once before.)"""
+    for word in words:
+        if Path(word).is_file():
+            with open(word, "rb") as file:
+                while file.read(1 << 24):
+                    pass
 
 
 def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
@@ -43,6 +58,7 @@ def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         words = [word.replace("{out}", f"{folder}/out").replace("{devices}", ",".join(map(str, devices)))
                  for word in command]
+        read_through(words)
         began, began_at = time.monotonic(), time.time()
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                               env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores))
@@ -51,8 +67,10 @@ def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
             sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
         out = Path(folder, "out")
         digest = hashlib.sha256((out / same).read_bytes()).hexdigest()
-        outside = outside_units(out, began_at, began_at + seconds)
-    return {"devices": devices, "cores": len(cores), "seconds": round(seconds, 3), **outside, "sha256": digest}
+        units = units_of(out, began_at, began_at + seconds)
+    loading = os.environ.get("CUDA_MODULE_LOADING", "default")
+    return {"devices": devices, "cores": len(cores), "module_loading": loading, "seconds": round(seconds, 3),
+            **units, "sha256": digest}
 
 
 def main() -> None:

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/number/half.h"
 #include "core/tensor.h"
 
@@ -15,6 +18,21 @@ TEST(Tensor, IsZeroedAlignedAndRowMajor) {
     EXPECT_EQ(t.data()[2 * 20 + 3 * 5 + 4], 7.0F);
     EXPECT_EQ(t.view()[2][3](4), 7.0F);
     EXPECT_EQ(t.view().slice(1, 2)(1, 3, 4), 7.0F);
+}
+
+TEST(Tensor, LargeMemoryIsKeptForTheNextOfItsSize) {
+    constexpr int64_t kFloats = int64_t{1} << 20;
+    const auto address_of_one = [&](int64_t floats) {
+        Tensor<float, 1> t({floats});
+        EXPECT_EQ(std::count(t.data(), t.data() + floats, 0.0F), floats);
+        std::fill_n(t.data(), floats, 7.0F);
+        return t.data();
+    };
+    float* const first = address_of_one(kFloats);
+    EXPECT_EQ(address_of_one(kFloats), first);
+    address_of_one(2 * kFloats);
+    const Tensor<float, 1> one({kFloats}), another({kFloats});
+    EXPECT_NE(one.data(), another.data());
 }
 
 TEST(Tensor, EmptyIsPresentAndDefaultIsAbsent) {

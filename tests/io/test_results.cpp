@@ -202,6 +202,25 @@ TEST_F(Results, DeflateIsLeftOutWhereItIsSaid) {
     EXPECT_GT(bytes[false], 400000U);
 }
 
+TEST_F(Results, AUnitAloneBecomesTheResults) {
+    const Tensor<float, 2> weights = test::normal<2>({300, 40}, 1);
+    for (IfExists rule : {IfExists::refuse, IfExists::overwrite}) {
+        ResultsWriter writer(path_, record_, rule);
+        UnitWriter to = writer.begin("training");
+        to.write<float, 2>("/weights/w", weights.view(), {"output,input", "1", "w", false});
+        to.attribute("/state", "step", int64_t{3});
+        writer.finish(std::move(to));
+    }
+    EXPECT_FALSE(std::filesystem::exists(path_.string() + ".partial"));
+    EXPECT_NO_THROW(verify_checksum(path_));
+    const ResultsReader from(path_);
+    EXPECT_EQ(from.run().inputs, record_.inputs);
+    EXPECT_EQ(from.number("/state", "step"), 3);
+    const auto read = from.read<float, 2>("/weights/w");
+    EXPECT_TRUE(std::equal(read.data(), read.data() + read.size(), weights.data()));
+    EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::resume).done("training"));
+}
+
 TEST_F(Results, AUnitThatIsNotFinishedLeavesNothing) {
     ResultsWriter writer(path_, record_, IfExists::refuse);
     { const UnitWriter to = writer.begin("layer 1"); }
