@@ -50,19 +50,16 @@ __device__ inline int64_t query_of_use(const KlBlocks& a, int64_t use) {
     return a.reverse.queries != nullptr ? a.reverse.queries[use] : use;
 }
 
-/// The position of the block among the row's slots.
-__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row) {
+/// The position of the block among the row's slots, of a use, for which the reverse index may know
+/// it.
+__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row,
+                              int64_t use) {
+    if (a.reverse.slots != nullptr) return a.reverse.slots[use];
     if (a.ids == nullptr) return block.block - a.first_block;
     const int32_t* const ids = a.ids + row * a.slots;  // ascending, then the padding -1
     return static_cast<int>(partition_point(0, a.slots, [&](int64_t slot) {
         return static_cast<uint32_t>(ids[slot]) < static_cast<uint32_t>(block.block);
     }));
-}
-
-/// The same of a use, which the reverse index may know.
-__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row,
-                              int64_t use) {
-    return a.reverse.slots != nullptr ? a.reverse.slots[use] : slot_of(a, block, row);
 }
 
 /// Its number in [piece, Hkv, slots].
