@@ -324,13 +324,13 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     if (warpgroup < S::kMain) {
         setmaxnreg_inc<S::kMainRegisters>();
         Consumer<T, Dim, BlockSize>(args, shared, warpgroup).work();
-        add_full_slots<T, Dim, 0>(args);
+        add_full_slots<T, Dim, 0, 16>(args);  // whose sums' registers are free
     } else {
         setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);
-        add_full_slots<T, Dim, 2>(args);
+        add_full_slots<T, Dim, 2, 8>(args);
     }
 }
 
