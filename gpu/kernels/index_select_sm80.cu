@@ -8,6 +8,7 @@
 // shared memory. Every 32 blocks, the warp merges them into its rows' lists. The local block needs
 // no score, so every scored block is wholly visible and nothing is masked.
 #include "gpu/device/by_sizes.cuh"
+#include "gpu/device/merge_few.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/row_values.cuh"
@@ -183,7 +184,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.part_count));
     kernel<<<grid, C::kThreads, sizeof(S), stream>>>(args);
-    if (args.most_parts > 1)
+    if (args.most_parts > 1 && has_few_parts(args))
+        merge_few<Kept><<<merge_few_blocks(args), kMergeRows * kWarp, 0, stream>>>(args);
+    else if (args.most_parts > 1)
         merge_splits<Kept, false>
             <<<static_cast<unsigned>(args.queries * args.groups),
                static_cast<unsigned>(merge_threads<Kept>(args, nullptr)), 0, stream>>>(

@@ -13,12 +13,14 @@
 //
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
-// merge_splits, merges the lists of a row. Where lengths are on the device, each thread block finds
-// its own part (gpu/device/part_now.cuh), and tells merge_splits how many its tile has.
+// merge_splits or merge_few, merges the lists of a row. Where lengths are on the device, each
+// thread block finds its own part (gpu/device/part_now.cuh), and tells merge_splits how many its
+// tile has.
 //
 // The producer may start before the previous kernel has ended if no earlier work writes the keys
 // (IndexSelectArgs::keys_settled). It always waits for the queries.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/merge_few.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"
 #include "gpu/device/part_now.cuh"
@@ -212,6 +214,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
     const dim3 grid(static_cast<unsigned>(args.part_count));
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (Coarse || args.most_parts == 1 || error != cudaSuccess) return error;
+    if (exchange == nullptr && has_few_parts(args))
+        return launch_early(merge_few<Kept>, merge_few_blocks(args), kMergeRows * kWarp, 0, stream,
+                            args);
     const int threads = merge_threads<Kept>(args, exchange);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)

@@ -77,6 +77,11 @@ PackedBatch ends_anywhere(int64_t most, int64_t block_size) {
     return {std::move(queries), std::move(keys)};
 }
 
+/// Three sequences of equal length, each with some queries at its end.
+PackedBatch three_alike(int64_t queries, int64_t keys) {
+    return {{0, queries, 2 * queries, 3 * queries}, {0, keys, 2 * keys, 3 * keys}};
+}
+
 class IndexLists : public testing::TestWithParam<std::tuple<Subject, std::string>> {};
 
 std::vector<Subject> compared_subjects() {
@@ -130,6 +135,24 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
         p.batch = tile_among(others, p.block_size);
         const Operands o = with_scores(p, block_scores(order));
         expect_reference_selection(subject, runner, p, {.top_k = top_k}, o);
+    }
+}
+
+TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
+    const auto& [subject, order] = GetParam();
+    Runner runner(subject);
+    // A GPU cuts a tile of many queries into parts of 512 keys, of few into parts of 2048: 2 to 4.
+    for (const auto& [top_k, queries, blocks, block_size, dim] : {std::tuple{16, 33, 60, 32, 128},
+                                                                  {32, 33, 16, 64, 64},
+                                                                  {5, 33, 8, 128, 128},
+                                                                  {16, 1, 200, 32, 64},
+                                                                  {32, 1, 150, 32, 128}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries) +
+                     ", blocks " + std::to_string(blocks));
+        Problem p = square_problem(0, 4, 2, 64, dim, block_size);
+        p.batch = three_alike(queries, int64_t{blocks} * block_size);
+        const Operands o = with_scores(p, block_scores(order));
+        expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
     }
 }
 
