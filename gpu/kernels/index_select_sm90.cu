@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
-    const Turns turns(warpgroup, Rows::kConsumers);
+    const Turns turns(warpgroup, Rows::kConsumers, count);
     const auto scales =
         tile_scales<typename Shape::Value, Coarse>(args, tile, rows, blocks, row_at<Rows>);
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is

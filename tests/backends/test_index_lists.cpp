@@ -67,10 +67,10 @@ PackedBatch tile_among(int64_t others, int64_t block_size) {
     return {std::move(queries), std::move(keys)};
 }
 
-/// Sequences of 1, 6, 11 and more blocks up to `most`, each with 64 queries at its end.
-PackedBatch ends_anywhere(int64_t most, int64_t block_size) {
+/// Sequences of 1, 1 + step and more blocks up to `most`, each with 64 queries at its end.
+PackedBatch ends_anywhere(int64_t most, int64_t step, int64_t block_size) {
     std::vector<int64_t> queries{0}, keys{0};
-    for (int64_t blocks = 1; blocks <= most; blocks += 5) {
+    for (int64_t blocks = 1; blocks <= most; blocks += step) {
         queries.push_back(queries.back() + 64);
         keys.push_back(keys.back() + blocks * block_size);
     }
@@ -162,8 +162,10 @@ TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
     for (const auto& [top_k, block_size, dim] : {std::tuple{4, 64, 64}, {16, 128, 128}}) {
         SCOPED_TRACE("k " + std::to_string(top_k));
         Problem p = square_problem(0, 4, 4, 64, dim, block_size);
-        // Warps of a GPU merge after every 32 blocks; elsewhere there are no merges.
-        p.batch = ends_anywhere(subject.backend == "cuda" ? 71 : 16, p.block_size);
+        // Warps of a GPU merge after every 32 blocks, or once; elsewhere there are no merges. The
+        // more sequences, the longer are the parts: 4 or 10 to 20 blocks.
+        const bool cuda = subject.backend == "cuda";
+        p.batch = ends_anywhere(cuda ? 71 : 16, cuda && dim == 128 ? 2 : 5, p.block_size);
         const Operands o = with_scores(p, block_scores(order));
         const SelectionRule rule{.top_k = top_k, .forced_local = 2, .forced_first = 1};
         expect_reference_selection(subject, runner, p, rule, o);
