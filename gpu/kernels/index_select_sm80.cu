@@ -92,8 +92,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
-        shared.lists.clear(place, own.kept);
+        shared.lists.keep(place, own.kept);
     }
+    shared.lists.clear(C::kThreads);
 
     const int lane = lane_id(), warp_place = warp_id() * C::kWarpRows;
     WordRows<Dim, kM> operand;

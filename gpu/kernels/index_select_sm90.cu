@@ -115,8 +115,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
         const RowRule own(rule, max(seen, 0), BlockSize);
         shared.limit[place] = own.limit;
-        if constexpr (!Coarse) shared.lists.clear(place, own.kept);
+        if constexpr (!Coarse) shared.lists.keep(place, own.kept);
     }
+    if constexpr (!Coarse) shared.lists.clear(Rows::kThreads);
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
