@@ -60,6 +60,10 @@ struct Shared {
     Ring<kStages> ring;
 };
 
+/// Up to so many rows of a tile, two a warp, are merged one after the other: a row alone has to
+/// wait less than four together.
+constexpr int kFewRows = 8;
+
 /// The tile's row at a place: neighbours are with different warps, so that few keep all busy.
 template <typename Rows>
 __device__ int row_at(int place) {
@@ -74,7 +78,6 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     using S = Shared<Shape, Rows, Kept, Coarse>;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
-    constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     PartNow part{};
@@ -160,23 +163,32 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const Turns turns(warpgroup, Rows::kConsumers, count);
     const auto scales =
         tile_scales<typename Shape::Value, Coarse>(args, tile, rows, blocks, row_at<Rows>);
+    // body<how many rows a warp takes at once>()
+    const auto by_rows = [&](const auto& body) {
+        if constexpr (Rows::kConsumers == 1)
+            if (rows <= kFewRows) return body.template operator()<1>();
+        body.template operator()<4>();
+    };
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);
         const int end_turn = all ? Turns::kTurns : begin_turn + 1;
         const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
-        for (int place = first + begin_turn * Turns::kRows;
-             place < stop && row_at<Rows>(place) < rows; place += kAtOnce) {
-            const int first_block = first_tile * kBlocksPerTile, last_block = end * kBlocksPerTile;
-            const int begin_block =
-                turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
-            if constexpr (Coarse)
-                write_bounds<kAtOnce>(args.bounds, shared, rule, scales, place, first_block,
-                                      begin_block, last_block);
-            else
-                offer_scores<kAtOnce>(shared, rule, scales, place, first_block, begin_block,
-                                      last_block);
-        }
+        by_rows([&]<int AtOnce>() {
+            for (int place = first + begin_turn * Turns::kRows;
+                 place < stop && row_at<Rows>(place) < rows; place += AtOnce) {
+                const int first_block = first_tile * kBlocksPerTile;
+                const int last_block = end * kBlocksPerTile;
+                const int begin_block =
+                    turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
+                if constexpr (Coarse)
+                    write_bounds<AtOnce>(args.bounds, shared, rule, scales, place, first_block,
+                                         begin_block, last_block);
+                else
+                    offer_scores<AtOnce>(shared, rule, scales, place, first_block, begin_block,
+                                         last_block);
+            }
+        });
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
@@ -199,9 +211,11 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     if constexpr (!Coarse) {
         __syncwarp();
-        for (int half = 0; half < Rows::kHalves; ++half)
-            write_lists<Kept, kAtOnce>(args, shared, piece, part.lists,
-                                       warp_place + half * kHalfRows, 16, row_at<Rows>);
+        by_rows([&]<int AtOnce>() {
+            for (int half = 0; half < Rows::kHalves; ++half)
+                write_lists<Kept, AtOnce>(args, shared, piece, part.lists,
+                                          warp_place + half * kHalfRows, 16, row_at<Rows>);
+        });
     }
 }
 

@@ -146,6 +146,7 @@ TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
                                                                   {32, 33, 16, 64, 64},
                                                                   {5, 33, 8, 128, 128},
                                                                   {16, 1, 200, 32, 64},
+                                                                  {16, 8, 200, 32, 128},
                                                                   {32, 1, 150, 32, 128}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries) +
                      ", blocks " + std::to_string(blocks));
