@@ -256,7 +256,7 @@ __device__ SparseRound chunks_of(const SparseSchedule& args, int round) {
 constexpr int kScanThreads = 1024, kScanEach = 4;
 __global__ void __launch_bounds__(kScanThreads)
     schedule(const __grid_constant__ SparseSchedule args) {
-    using Scan = cub::BlockScan<int2, kScanThreads>;
+    using Scan = cub::BlockScan<int2, kScanThreads, cub::BLOCK_SCAN_WARP_SCANS>;
     __shared__ typename Scan::TempStorage storage;
     wait_for_previous_kernel();
     launch_dependents();
