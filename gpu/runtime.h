@@ -24,6 +24,9 @@ struct Device {
 
     /// Whether to use the kernels with Hopper's instructions; otherwise those in mma.sync.
     bool is_hopper() const { return capability == 90 && !as_ampere; }
+    /// Whether kernels for any GPU may be launched early (gpu/device/early.cuh): their code for it
+    /// waits.
+    bool begins_early() const { return is_hopper() && compiled_for >= 90; }
 };
 
 /// Scratch memory for calls that run one after the other on a stream. One block is kept, so

@@ -4,6 +4,7 @@
 // of index_kl.
 #pragma once
 
+#include "gpu/device/early.cuh"
 #include "gpu/device/heads.cuh"
 #include "gpu/runtime.h"
 
@@ -96,14 +97,22 @@ __device__ void finish_rows(const Attended& state, RowOf row_of, int width, Plac
     }
 }
 
-/// Launches a kernel of attention with thread blocks of `warps` warps.
+/// Launches a kernel of attention with thread blocks of `warps` warps. `early`: see
+/// launch_early_if().
 template <typename... Parameters, typename... Arguments>
-void launch_attend(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps, int width,
-                   Arguments... arguments) {
+void launch_attend_if(bool early, const Call& call, void (*kernel)(Parameters...), dim3 grid,
+                      int warps, int width, Arguments... arguments) {
     if (grid.x == 0) return;
     const int bytes = RowsAndKeys(rows_of_warps(warps, width), width).stack.bytes();
     allow_shared(kernel, bytes);
-    kernel<<<grid, warps * kWarp, bytes, call.stream()>>>(arguments...);
+    check(launch_early_if<Parameters...>(early, kernel, grid, warps * kWarp,
+                                         static_cast<size_t>(bytes), call.stream(), arguments...),
+          "launching a kernel of attention");
+}
+template <typename... Parameters, typename... Arguments>
+void launch_attend(const Call& call, void (*kernel)(Parameters...), dim3 grid, int warps, int width,
+                   Arguments... arguments) {
+    launch_attend_if(false, call, kernel, grid, warps, width, arguments...);
 }
 
 }  // namespace msa::cuda

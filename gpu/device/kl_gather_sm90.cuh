@@ -131,9 +131,11 @@ __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bl
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int64_t query = queries.query[half], row = query * a.groups + item.group;
-                const bool there = first + lane + kWarp * half < uses;
-                slot[half] =
-                    there ? static_cast<int>(number_of(a, row, slot_of(a, block, row))) : -1;
+                const int use = first + lane + kWarp * half;
+                const bool there = use < uses;
+                slot[half] = there ? static_cast<int>(number_of(
+                                         a, row, slot_of(a, block, row, item.begin + use)))
+                                   : -1;
                 seen[half] = there ? seen_of_block(a, block, query) : 0;
                 lse[half] = a.index_lse[row] * kLog2E - kKlUnitLog2<T>;
             }

@@ -30,7 +30,12 @@ __device__ inline int seen_of_block(const KlBlocks& a, const SequenceBlock& bloc
 __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
     if (a.reverse.starts != nullptr) {
         const int64_t begin = a.reverse.starts[list], end = a.reverse.starts[list + 1];
+        if (begin == end) return {begin, end};
+        // Most lists lie within a piece of all queries, or on one side of a smaller one.
+        const int64_t least = a.reverse.queries[begin], most = a.reverse.queries[end - 1];
         const auto first_from = [&](int64_t query) {
+            if (query <= least) return begin;
+            if (query > most) return end;
             return partition_point(begin, end,
                                    [&](int64_t use) { return a.reverse.queries[use] < query; });
         };
@@ -50,19 +55,16 @@ __device__ inline int64_t query_of_use(const KlBlocks& a, int64_t use) {
     return a.reverse.queries != nullptr ? a.reverse.queries[use] : use;
 }
 
-/// The position of the block among the row's slots.
-__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row) {
+/// The position of the block among the row's slots, of a use, for which the reverse index may know
+/// it.
+__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row,
+                              int64_t use) {
+    if (a.reverse.slots != nullptr) return a.reverse.slots[use];
     if (a.ids == nullptr) return block.block - a.first_block;
     const int32_t* const ids = a.ids + row * a.slots;  // ascending, then the padding -1
     return static_cast<int>(partition_point(0, a.slots, [&](int64_t slot) {
         return static_cast<uint32_t>(ids[slot]) < static_cast<uint32_t>(block.block);
     }));
-}
-
-/// The same of a use, which the reverse index may know.
-__device__ inline int slot_of(const KlBlocks& a, const SequenceBlock& block, int64_t row,
-                              int64_t use) {
-    return a.reverse.slots != nullptr ? a.reverse.slots[use] : slot_of(a, block, row);
 }
 
 /// Its number in [piece, Hkv, slots].

@@ -8,7 +8,8 @@
 //                  instructions, one row after the other
 //
 // Both have:
-//   clear(row, kept)           called by one thread; the list shall keep the `kept` best candidates
+//   clear(threads)             called by so many threads, all of the thread block
+//   keep(row, kept)            called by one thread; the list shall keep the `kept` best candidates
 //   offer(row, score, block)   called by the warp; one candidate per lane for each of some rows.
 //                              Scores of -inf and NaN are no candidates. Blocks ascend from lane to
 //                              lane and from call to call.
@@ -19,16 +20,22 @@
 
 namespace msa::cuda {
 
+/// Neighbouring threads write neighbouring bytes: a thread that clears a row of its own would meet
+/// the banks of the others.
+template <int Rows, int Kept>
+__device__ void clear_keys(uint64_t (&best)[Rows][Kept], int threads) {
+    for (int i = static_cast<int>(threadIdx.x); i < Rows * Kept / 2; i += threads)
+        reinterpret_cast<ulonglong2*>(best)[i] = {0, 0};
+}
+
 /// Lists of `Kept` keys, 16 or 32.
 template <int Rows, int Kept>
 struct SortedLists {
-    uint64_t best[Rows][Kept];  // best first; 0: none
+    alignas(16) uint64_t best[Rows][Kept];  // best first; 0: none
     int kept[Rows];
 
-    __device__ void clear(int row, int wanted) {
-        for (uint64_t& key : best[row]) key = 0;
-        kept[row] = wanted;
-    }
+    __device__ void clear(int threads) { clear_keys(best, threads); }
+    __device__ void keep(int row, int wanted) { kept[row] = wanted; }
     template <int Places>
     __device__ void whole(int row, WarpTopK (&list)[Places]) const {
         const int lane = threadIdx.x % kWarp;
@@ -62,14 +69,14 @@ struct SortedLists {
 template <int Rows, int Kept>
 struct WaitingLists {
     static constexpr int kMostWaiting = kWarp / 2;
-    uint64_t best[Rows][Kept];  // best first; 0: none
+    alignas(16) uint64_t best[Rows][Kept];  // best first; 0: none
     uint64_t waiting[Rows][kMostWaiting];
     float least[Rows];    // a candidate's score must be above it
     uint8_t kept[Rows];   // 1 if none is wanted; `least` then excludes all
     uint8_t count[Rows];  // of waiting candidates
 
-    __device__ void clear(int row, int wanted) {
-        for (uint64_t& key : best[row]) key = 0;
+    __device__ void clear(int threads) { clear_keys(best, threads); }
+    __device__ void keep(int row, int wanted) {
         least[row] = wanted > 0 ? -INFINITY : INFINITY;
         kept[row] = static_cast<uint8_t>(max(wanted, 1));
         count[row] = 0;

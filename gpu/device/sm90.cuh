@@ -63,24 +63,6 @@ __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// Launches a kernel that may begin before the previous one in the stream has ended (programmatic
-/// dependent launch). It must call wait_for_previous_kernel().
-template <typename... Args>
-cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, size_t shared_bytes,
-                         cudaStream_t stream, const Args&... args) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
 /// How long L2 should keep what a bulk copy reads.
 enum class Keep : uint64_t {
     normal = 0x1000000000000000,

@@ -65,13 +65,14 @@ struct WarpTopK {
     static __device__ void offer_each(WarpTopK (&lists)[Lists], const uint64_t (&candidate)[Lists],
                                       const uint32_t (&wanted)[Lists]) {
         constexpr int kSortPays = 10;
-        uint32_t rest[Lists], any = 0;
+        uint32_t rest[Lists], sorted[Lists], any = 0, any_sorted = 0;
 #pragma unroll
         for (int n = 0; n < Lists; ++n) {
             const bool sorts = __popc(wanted[n]) > kSortPays;
-            if (sorts) lists[n].merge(candidate[n], wanted[n]);
             any |= rest[n] = sorts ? 0 : wanted[n];
+            any_sorted |= sorted[n] = sorts ? wanted[n] : 0;
         }
+        if (any_sorted != 0) merge_each(lists, candidate, sorted);
         while (any != 0) {
             any = 0;
 #pragma unroll
@@ -85,14 +86,35 @@ struct WarpTopK {
 
     /// Like insert() for many candidates: sorts them and merges the two lists.
     __device__ void merge(uint64_t candidate, uint32_t wanted) {
+        WarpTopK one[1]{*this};
+        merge_each(one, {candidate}, {wanted});
+        *this = one[0];
+    }
+
+    /// The same for several lists, whose shuffles do not wait for each other. A list without wanted
+    /// candidates stays as it is.
+    template <int Lists>
+    static __device__ void merge_each(WarpTopK (&lists)[Lists], const uint64_t (&candidate)[Lists],
+                                      const uint32_t (&wanted)[Lists]) {
         const int lane = threadIdx.x % kWarp;
-        const uint64_t sorted = sort_descending((wanted >> lane) & 1 ? candidate : 0);
-        if (__ballot_sync(kAllLanes, key != 0) == 0) {
-            key = sorted;
-            return;
+        uint64_t sorted[Lists];
+        bool any = false;
+#pragma unroll
+        for (int n = 0; n < Lists; ++n) {
+            sorted[n] = (wanted[n] >> lane) & 1 ? candidate[n] : 0;
+            any |= lists[n].key != 0;
         }
-        const uint64_t reversed = __shfl_sync(kAllLanes, sorted, kWarp - 1 - lane);
-        key = sort_descending<true>(key > reversed ? key : reversed);
+        sort_each_descending(sorted);
+        if (__ballot_sync(kAllLanes, any) != 0) {
+#pragma unroll
+            for (int n = 0; n < Lists; ++n) {
+                const uint64_t reversed = __shfl_sync(kAllLanes, sorted[n], kWarp - 1 - lane);
+                sorted[n] = lists[n].key > reversed ? lists[n].key : reversed;
+            }
+            sort_each_descending<true>(sorted);
+        }
+#pragma unroll
+        for (int n = 0; n < Lists; ++n) lists[n].key = sorted[n];
     }
 
     __device__ void insert(uint64_t candidate) {

@@ -13,6 +13,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     repair(Heads<T> in, HeadTiling tiling, KeySupport support, int64_t rows, const int32_t* marked,
            Output out, float* lse) {
     extern __shared__ float4 shared[];
+    wait_for_previous_kernel();
+    launch_dependents();
     const int64_t step = int64_t{gridDim.x} * blockDim.x;
     for (int64_t first = int64_t{blockIdx.x} * blockDim.x; first < rows; first += step) {
         const int64_t mine = first + threadIdx.x;
@@ -38,9 +40,9 @@ void attention_repair_any(const Call& call, const AttentionInput& in, View<const
         const HeadTiling tiling = tile_heads(heads.heads, 1, heads.width);
         const int64_t rows = call.problem.queries() * call.problem.kv_heads;
         const auto blocks = std::min(ceil_div(rows, tiling.warps() * kWarp), kBlocks);
-        launch_attend(call, repair<T>, static_cast<unsigned>(blocks), tiling.warps(), heads.width,
-                      heads, tiling, key_support(call, ids), rows, marked, output(to.out),
-                      to.lse.data());
+        launch_attend_if(call.device.begins_early(), call, repair<T>, static_cast<unsigned>(blocks),
+                         tiling.warps(), heads.width, heads, tiling, key_support(call, ids), rows,
+                         marked, output(to.out), to.lse.data());
         check_launch("attention_repair");
     });
 }

@@ -8,6 +8,7 @@
 // shared memory. Every 32 blocks, the warp merges them into its rows' lists. The local block needs
 // no score, so every scored block is wholly visible and nothing is masked.
 #include "gpu/device/by_sizes.cuh"
+#include "gpu/device/merge_few.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/row_lists.cuh"
 #include "gpu/device/row_values.cuh"
@@ -91,8 +92,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
                           row < rows ? seen_keys(args.visible, tile.query + row / args.groups) : 0,
                           BlockSize);
         shared.limit[place] = own.limit;
-        shared.lists.clear(place, own.kept);
+        shared.lists.keep(place, own.kept);
     }
+    shared.lists.clear(C::kThreads);
 
     const int lane = lane_id(), warp_place = warp_id() * C::kWarpRows;
     WordRows<Dim, kM> operand;
@@ -183,7 +185,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.part_count));
     kernel<<<grid, C::kThreads, sizeof(S), stream>>>(args);
-    if (args.most_parts > 1)
+    if (args.most_parts > 1 && has_few_parts(args))
+        merge_few<Kept><<<merge_few_blocks(args), kMergeRows * kWarp, 0, stream>>>(args);
+    else if (args.most_parts > 1)
         merge_splits<Kept, false>
             <<<static_cast<unsigned>(args.queries * args.groups),
                static_cast<unsigned>(merge_threads<Kept>(args, nullptr)), 0, stream>>>(

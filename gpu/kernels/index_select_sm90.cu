@@ -13,12 +13,14 @@
 //
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
-// merge_splits, merges the lists of a row. Where lengths are on the device, each thread block finds
-// its own part (gpu/device/part_now.cuh), and tells merge_splits how many its tile has.
+// merge_splits or merge_few, merges the lists of a row. Where lengths are on the device, each
+// thread block finds its own part (gpu/device/part_now.cuh), and tells merge_splits how many its
+// tile has.
 //
 // The producer may start before the previous kernel has ended if no earlier work writes the keys
 // (IndexSelectArgs::keys_settled). It always waits for the queries.
 #include "gpu/device/launch_sm90.cuh"
+#include "gpu/device/merge_few.cuh"
 #include "gpu/device/merge_splits.cuh"
 #include "gpu/device/merge_turns.cuh"
 #include "gpu/device/part_now.cuh"
@@ -58,6 +60,10 @@ struct Shared {
     Ring<kStages> ring;
 };
 
+/// Up to so many rows of a tile, two a warp, are merged one after the other: a row alone has to
+/// wait less than four together.
+constexpr int kFewRows = 8;
+
 /// The tile's row at a place: neighbours are with different warps, so that few keep all busy.
 template <typename Rows>
 __device__ int row_at(int place) {
@@ -72,7 +78,6 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     using S = Shared<Shape, Rows, Kept, Coarse>;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
-    constexpr int kAtOnce = Rows::kConsumers == 1 ? 1 : 4;  // one a warp where there are few
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     PartNow part{};
@@ -113,8 +118,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
         const RowRule own(rule, max(seen, 0), BlockSize);
         shared.limit[place] = own.limit;
-        if constexpr (!Coarse) shared.lists.clear(place, own.kept);
+        if constexpr (!Coarse) shared.lists.keep(place, own.kept);
     }
+    if constexpr (!Coarse) shared.lists.clear(Rows::kThreads);
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
@@ -154,26 +160,35 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
-    const Turns turns(warpgroup, Rows::kConsumers);
+    const Turns turns(warpgroup, Rows::kConsumers, count);
     const auto scales =
         tile_scales<typename Shape::Value, Coarse>(args, tile, rows, blocks, row_at<Rows>);
+    // body<how many rows a warp takes at once>()
+    const auto by_rows = [&](const auto& body) {
+        if constexpr (Rows::kConsumers == 1)
+            if (rows <= kFewRows) return body.template operator()<1>();
+        body.template operator()<4>();
+    };
     auto merge = [&](int half, int end, bool all) {  // after `end` tiles, those whose turn it is
         __syncwarp();
         const int begin_turn = all ? 0 : turns.turn(end);
         const int end_turn = all ? Turns::kTurns : begin_turn + 1;
         const int first = warp_place + half * kHalfRows, stop = first + end_turn * Turns::kRows;
-        for (int place = first + begin_turn * Turns::kRows;
-             place < stop && row_at<Rows>(place) < rows; place += kAtOnce) {
-            const int first_block = first_tile * kBlocksPerTile, last_block = end * kBlocksPerTile;
-            const int begin_block =
-                turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
-            if constexpr (Coarse)
-                write_bounds<kAtOnce>(args.bounds, shared, rule, scales, place, first_block,
-                                      begin_block, last_block);
-            else
-                offer_scores<kAtOnce>(shared, rule, scales, place, first_block, begin_block,
-                                      last_block);
-        }
+        by_rows([&]<int AtOnce>() {
+            for (int place = first + begin_turn * Turns::kRows;
+                 place < stop && row_at<Rows>(place) < rows; place += AtOnce) {
+                const int first_block = first_tile * kBlocksPerTile;
+                const int last_block = end * kBlocksPerTile;
+                const int begin_block =
+                    turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
+                if constexpr (Coarse)
+                    write_bounds<AtOnce>(args.bounds, shared, rule, scales, place, first_block,
+                                         begin_block, last_block);
+                else
+                    offer_scores<AtOnce>(shared, rule, scales, place, first_block, begin_block,
+                                         last_block);
+            }
+        });
         __syncwarp();
     };
     consume(operand, count, shared.tiles[0], shared.ring,
@@ -196,9 +211,11 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
 
     if constexpr (!Coarse) {
         __syncwarp();
-        for (int half = 0; half < Rows::kHalves; ++half)
-            write_lists<Kept, kAtOnce>(args, shared, piece, part.lists,
-                                       warp_place + half * kHalfRows, 16, row_at<Rows>);
+        by_rows([&]<int AtOnce>() {
+            for (int half = 0; half < Rows::kHalves; ++half)
+                write_lists<Kept, AtOnce>(args, shared, piece, part.lists,
+                                          warp_place + half * kHalfRows, 16, row_at<Rows>);
+        });
     }
 }
 
@@ -212,6 +229,9 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
     const dim3 grid(static_cast<unsigned>(args.part_count));
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
     if (Coarse || args.most_parts == 1 || error != cudaSuccess) return error;
+    if (exchange == nullptr && has_few_parts(args))
+        return launch_early(merge_few<Kept>, merge_few_blocks(args), kMergeRows * kWarp, 0, stream,
+                            args);
     const int threads = merge_threads<Kept>(args, exchange);
     const auto rows = static_cast<unsigned>(args.queries * args.groups);
     if (exchange != nullptr)

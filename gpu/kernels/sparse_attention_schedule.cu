@@ -2,6 +2,7 @@
 // The schedule of sparse attention: the union of each tile, and the (query, block) pairs that go
 // KV-outer, sorted by block.
 //
+//   clear       the counters of chunks become 0
 //   split_ids   a warp gathers the ids of a tile in a hash table. Blocks that enough queries share
 //               become the tile's union, ascending; the others are counted per chunk and block. The
 //               tile takes slots of its chunk.
@@ -13,6 +14,7 @@
 // order of a union is fixed.
 #include <cub/block/block_scan.cuh>
 
+#include "gpu/device/early.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp.cuh"
 #include "gpu/kernels/sparse_attention_sm90.h"
@@ -122,6 +124,7 @@ __device__ int split_tile(const SparseSchedule& args, SplitTable& table, int ite
     int32_t* const counts = work.use_counts + tile_index / args.chunk_tiles * args.lists() +
                             int64_t{group} * args.all_blocks + tile.first_block;
     UnionBlock* const to = work.blocks + int64_t{item} * args.tile_queries * args.top_k;
+    if (lane < tile.queries) args.marked[(tile.query + lane) * args.groups + group] = 0;
     const auto is_shared = [&](const UnionBlock& entry) {
         return __popc(entry.queries) >= args.least_sharing;
     };
@@ -162,10 +165,20 @@ __device__ int split_tile(const SparseSchedule& args, SplitTable& table, int ite
     return __reduce_max_sync(kAllLanes, slots);
 }
 
+/// A thread per counter: use_counts, and slot_counts behind them.
+__global__ void clear(int32_t* counters, int64_t count) {
+    wait_for_previous_kernel();
+    launch_dependents();
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i < count) counters[i] = 0;
+}
+
 __global__ void __launch_bounds__(kSplitWarps* kWarp)
     split_ids(const __grid_constant__ SparseSchedule args) {
     extern __shared__ __align__(16) char memory[];
     __shared__ int asked[kSplitWarps];
+    wait_for_previous_kernel();
+    launch_dependents();
     const SparseWorkspace& work = args.workspace;
     const int warp = threadIdx.x / kWarp;
     const int first = static_cast<int>(blockIdx.x) * kSplitWarps, item = first + warp;
@@ -196,6 +209,8 @@ __global__ void __launch_bounds__(kSplitWarps* kWarp)
 
 /// A thread per id. Few ids may be in slots: what they alone need comes behind the test.
 __global__ void fill_uses(const __grid_constant__ SparseSchedule args) {
+    wait_for_previous_kernel();
+    launch_dependents();
     const SparseWorkspace& work = args.workspace;
     const auto i = static_cast<uint32_t>(blockIdx.x * blockDim.x + threadIdx.x);
     const auto row = static_cast<int>(i / static_cast<uint32_t>(args.top_k));
@@ -241,8 +256,10 @@ __device__ SparseRound chunks_of(const SparseSchedule& args, int round) {
 constexpr int kScanThreads = 1024, kScanEach = 4;
 __global__ void __launch_bounds__(kScanThreads)
     schedule(const __grid_constant__ SparseSchedule args) {
-    using Scan = cub::BlockScan<int2, kScanThreads>;
+    using Scan = cub::BlockScan<int2, kScanThreads, cub::BLOCK_SCAN_WARP_SCANS>;
     __shared__ typename Scan::TempStorage storage;
+    wait_for_previous_kernel();
+    launch_dependents();
     const SparseWorkspace& work = args.workspace;
     SparseRound round = chunks_of(args, static_cast<int>(blockIdx.x));
     const int32_t* const counts = work.use_counts + round.first_chunk * args.lists();
@@ -285,27 +302,30 @@ __global__ void __launch_bounds__(kScanThreads)
 
 }  // namespace
 
-cudaError_t launch_sparse_schedule(const SparseSchedule& args, cudaStream_t stream) {
+cudaError_t launch_sparse_schedule(const SparseSchedule& args, bool early, cudaStream_t stream) {
     constexpr int kThreads = 128;
     const auto grid = [&](int64_t work, int of_block) {
-        return static_cast<unsigned>((work + of_block - 1) / of_block);
+        return dim3(static_cast<unsigned>((work + of_block - 1) / of_block));
     };
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    cudaError_t error = cudaMemsetAsync(
-        args.workspace.use_counts, 0,
-        sizeof(int32_t) * static_cast<size_t>((args.lists() + 1) * args.chunks()), stream);
-    if (error != cudaSuccess) return error;
     const int tables = kSplitWarps * SplitTable::bytes_for(args.tile_queries, args.top_k);
-    error = cudaFuncSetAttribute(split_ids, cudaFuncAttributeMaxDynamicSharedMemorySize, tables);
-    if (error != cudaSuccess) return error;
-    split_ids<<<grid(items, kSplitWarps), kSplitWarps * kWarp, static_cast<size_t>(tables),
-                stream>>>(args);
+    cudaError_t error =
+        cudaFuncSetAttribute(split_ids, cudaFuncAttributeMaxDynamicSharedMemorySize, tables);
+    const auto launch = [&](auto* kernel, dim3 blocks, int threads, int bytes, const auto&... to) {
+        if (error == cudaSuccess)
+            error = launch_early_if(early, kernel, blocks, threads, static_cast<size_t>(bytes),
+                                    stream, to...);
+    };
+    const int64_t counters = (args.lists() + 1) * args.chunks();
+    if (args.any_slots())
+        launch(clear, grid(counters, kThreads), kThreads, 0, args.workspace.use_counts, counters);
+    launch(split_ids, grid(items, kSplitWarps), kSplitWarps * kWarp, tables, args);
     if (args.any_slots()) {
-        schedule<<<static_cast<unsigned>(args.chunks()), kScanThreads, 0, stream>>>(args);
-        fill_uses<<<grid(items * args.tile_queries * args.top_k, kThreads), kThreads, 0, stream>>>(
-            args);
+        launch(schedule, dim3(static_cast<unsigned>(args.chunks())), kScanThreads, 0, args);
+        launch(fill_uses, grid(items * args.tile_queries * args.top_k, kThreads), kThreads, 0,
+               args);
     }
-    return cudaGetLastError();
+    return error;
 }
 
 }  // namespace msa::cuda

@@ -17,7 +17,6 @@ struct SparseOperands {
 
 struct SparseTilesArgs : SparseSchedule, SparseOperands {
     int round;
-    int32_t* marked;  // [Nq, Hkv], initially 0; set to 1 if the output has a NaN
 };
 
 // One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half or, in code for

@@ -53,6 +53,7 @@ struct SparseSchedule : SparseCall {
     int tile_count, chunk_tiles;  // of all chunks, of each but the last
     int all_blocks;               // of all sequences
     int least_sharing;
+    int32_t* marked;  // [Nq, Hkv]: 0 in the schedule, set to 1 if the output has a NaN
     SparseWorkspace workspace;
 
     static int tile_queries_of(int heads) { return static_cast<int>(sparse_tile_queries(heads)); }
@@ -98,13 +99,12 @@ struct SparseUnionArgs : SparseSchedule {
     CUtensorMap k, v;  // as above
     float scale;
     int round;
-    void* out;        // [Nq, Hq, dh] of T, of bf16 where T is e4m3
-    float* lse;       // [Nq, Hq]
-    int32_t* marked;  // [Nq, Hkv], initially 0; set to 1 if the output has a NaN
+    void* out;   // [Nq, Hq, dh] of T, of bf16 where T is e4m3
+    float* lse;  // [Nq, Hq]
 };
 
-/// Fills the workspace of all chunks.
-cudaError_t launch_sparse_schedule(const SparseSchedule&, cudaStream_t);
+/// Fills the workspace of all chunks. `early`: see launch_early_if().
+cudaError_t launch_sparse_schedule(const SparseSchedule&, bool early, cudaStream_t);
 // One round, in this order; the first where any_slots(). T: __nv_bfloat16, __half, __nv_fp8_e4m3.
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs&, int sms, cudaStream_t);

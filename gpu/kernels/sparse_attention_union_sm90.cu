@@ -216,10 +216,10 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
             __syncwarp();  // all lanes have read the task
             if (leader) shared.q_ring.empty[q_at.stage].arrive();
         }
-        finish<T, Dim, BlockSize, Kind>(args, shared, out, softmax,
-                                        opaque_thread() % Threads::kTeamThreads);
+        finish(args, shared, out, softmax, opaque_thread() % Threads::kTeamThreads);
     }
     turns.leave();
+    launch_dependents();
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ void run_decode_sm80(const Call& call, const SparseCall& sizes, const AttentionI
 template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseTilesArgs& tiles, int sms,
                    cudaStream_t stream) {
-    check(launch_sparse_schedule(schedule, stream), "sparse_attention_sm80, schedule");
+    check(launch_sparse_schedule(schedule, false, stream), "sparse_attention_sm80, schedule");
     static_cast<SparseSchedule&>(tiles) = schedule;
     for (tiles.round = 0; tiles.round < schedule.most_rounds(); ++tiles.round) {
         if (schedule.any_slots())
@@ -193,16 +193,18 @@ void run_scheduled(const SparseSchedule& schedule, SparseTilesArgs& tiles, int s
 }
 template <typename T>
 void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
-                   SparseUnionArgs& tiles, int sms, cudaStream_t stream) {
-    check(launch_sparse_schedule(schedule, stream), "sparse_attention_sm90, schedule");
+                   SparseUnionArgs& tiles, const Device& device, cudaStream_t stream) {
+    check(launch_sparse_schedule(schedule, device.begins_early(), stream),
+          "sparse_attention_sm90, schedule");
     static_cast<SparseSchedule&>(kv_outer) = schedule;
     static_cast<SparseSchedule&>(tiles) = schedule;
     for (int round = 0; round < schedule.most_rounds(); ++round) {
         kv_outer.round = tiles.round = round;
         if (schedule.any_slots())
-            check(launch_sparse_kv_outer_sm90<T>(kv_outer, sms, stream),
+            check(launch_sparse_kv_outer_sm90<T>(kv_outer, device.sms, stream),
                   "sparse_attention_sm90, KV-outer");
-        check(launch_sparse_union_sm90<T>(tiles, sms, stream), "sparse_attention_sm90, unions");
+        check(launch_sparse_union_sm90<T>(tiles, device.sms, stream),
+              "sparse_attention_sm90, unions");
     }
 }
 
@@ -210,7 +212,7 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
 /// `schedule` to.
 template <typename EachPart>
 void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOutput& to,
-                   SparseSchedule& schedule, int32_t* marked, const EachPart& each_part) {
+                   SparseSchedule& schedule, const EachPart& each_part) {
     const Problem& p = call.problem;
     const KeyMaps maps(call, in);
     schedule.key_map = maps.rows;
@@ -230,10 +232,9 @@ void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOu
     by_tile.scale = kv_outer.scale;
     by_tile.out = to.out.data();
     by_tile.lse = to.lse.data();
-    by_tile.marked = marked;
     each_part([&] {
         by_half_or_e4m3(in.q.element(), [&]<typename T>() {
-            run_scheduled<T>(schedule, kv_outer, by_tile, call.device.sms, call.stream());
+            run_scheduled<T>(schedule, kv_outer, by_tile, call.device, call.stream());
         });
     });
 }
@@ -251,9 +252,7 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     const Tensor<char, 1> values = transposed_values(call, in, schedule);
     schedule.values = values.data();
     auto marked = call.scratch<int32_t, 1>({p.queries() * p.kv_heads});
-    check(cudaMemsetAsync(marked.data(), 0, sizeof(int32_t) * static_cast<size_t>(marked.size()),
-                          call.stream()),
-          "clearing memory");
+    schedule.marked = marked.data();
 
     const int64_t step = plan.chunks_at_once * schedule.chunk_tiles;
     const auto each_part = [&](const auto& run) {
@@ -267,14 +266,13 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     if (!call.device.is_hopper()) {
         SparseTilesArgs args{};
         static_cast<SparseOperands&>(args) = operands_of(p, in, to);
-        args.marked = marked.data();
         each_part([&] {
             by_half_or_e4m3(in.q.element(), [&]<typename T>() {
                 run_scheduled<T>(schedule, args, call.device.sms, call.stream());
             });
         });
     } else {
-        run_on_hopper(call, in, to, schedule, marked.data(), each_part);
+        run_on_hopper(call, in, to, schedule, each_part);
     }
     attention_repair_any(call, in, ids, to, marked.data());
 }

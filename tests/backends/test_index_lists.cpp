@@ -67,14 +67,19 @@ PackedBatch tile_among(int64_t others, int64_t block_size) {
     return {std::move(queries), std::move(keys)};
 }
 
-/// Sequences of 1, 6, 11 and more blocks up to `most`, each with 64 queries at its end.
-PackedBatch ends_anywhere(int64_t most, int64_t block_size) {
+/// Sequences of 1, 1 + step and more blocks up to `most`, each with 64 queries at its end.
+PackedBatch ends_anywhere(int64_t most, int64_t step, int64_t block_size) {
     std::vector<int64_t> queries{0}, keys{0};
-    for (int64_t blocks = 1; blocks <= most; blocks += 5) {
+    for (int64_t blocks = 1; blocks <= most; blocks += step) {
         queries.push_back(queries.back() + 64);
         keys.push_back(keys.back() + blocks * block_size);
     }
     return {std::move(queries), std::move(keys)};
+}
+
+/// Three sequences of equal length, each with some queries at its end.
+PackedBatch three_alike(int64_t queries, int64_t keys) {
+    return {{0, queries, 2 * queries, 3 * queries}, {0, keys, 2 * keys, 3 * keys}};
 }
 
 class IndexLists : public testing::TestWithParam<std::tuple<Subject, std::string>> {};
@@ -133,14 +138,35 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
     }
 }
 
+TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
+    const auto& [subject, order] = GetParam();
+    Runner runner(subject);
+    // A GPU cuts a tile of many queries into parts of 512 keys, of few into parts of 2048: 2 to 4.
+    for (const auto& [top_k, queries, blocks, block_size, dim] : {std::tuple{16, 33, 60, 32, 128},
+                                                                  {32, 33, 16, 64, 64},
+                                                                  {5, 33, 8, 128, 128},
+                                                                  {16, 1, 200, 32, 64},
+                                                                  {16, 8, 200, 32, 128},
+                                                                  {32, 1, 150, 32, 128}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries) +
+                     ", blocks " + std::to_string(blocks));
+        Problem p = square_problem(0, 4, 2, 64, dim, block_size);
+        p.batch = three_alike(queries, int64_t{blocks} * block_size);
+        const Operands o = with_scores(p, block_scores(order));
+        expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
+    }
+}
+
 TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
     for (const auto& [top_k, block_size, dim] : {std::tuple{4, 64, 64}, {16, 128, 128}}) {
         SCOPED_TRACE("k " + std::to_string(top_k));
         Problem p = square_problem(0, 4, 4, 64, dim, block_size);
-        // Warps of a GPU merge after every 32 blocks; elsewhere there are no merges.
-        p.batch = ends_anywhere(subject.backend == "cuda" ? 71 : 16, p.block_size);
+        // Warps of a GPU merge after every 32 blocks, or once; elsewhere there are no merges. The
+        // more sequences, the longer are the parts: 4 or 10 to 20 blocks.
+        const bool cuda = subject.backend == "cuda";
+        p.batch = ends_anywhere(cuda ? 71 : 16, cuda && dim == 128 ? 2 : 5, p.block_size);
         const Operands o = with_scores(p, block_scores(order));
         const SelectionRule rule{.top_k = top_k, .forced_local = 2, .forced_first = 1};
         expect_reference_selection(subject, runner, p, rule, o);
