@@ -70,7 +70,7 @@ train() { # OUT WORDS...
     local launch=(python3 -m msalab.training)
     ((processes == 1)) || launch=(torchrun --standalone --nproc-per-node "$processes" -m msalab.training)
     "${launch[@]}" "$model" --out "$1" --device "$device" --context "$context" --batch "$batch" --rows "$rows" \
-        --block-size 64 --save-every 200 --resume "${words[@]}" "${@:2}"
+        --block-size 64 --save-every 200 --resume "${@:2}" "${words[@]}"
 }
 
 left() { echo $((seconds - (SECONDS - began))); }

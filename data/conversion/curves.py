@@ -4,8 +4,8 @@
 order and no token twice, so the loss of a step is one on text that the model has not seen, and the difference of a
 step's losses is that of the arms.
 
-usage: curves.py CURVES.tar.xz [OUT]   (PYTHONPATH=python; CURVES: ARM.csv, the curves.csv of runs of one seed; OUT: folder
-of the picture)
+usage: curves.py RECORDS SEED [OUT]   (PYTHONPATH=python; RECORDS: folder of ARM-seed-SEED.tar.xz; OUT: folder of the
+picture)
 """
 
 import csv
@@ -29,9 +29,13 @@ def losses(curves) -> dict[int, float]:
             if (row["group"], row["name"]) == ("train", "loss")}
 
 
-def read(path: Path) -> dict[str, dict[int, float]]:
-    with tarfile.open(path) as tar:
-        return {name.removesuffix(".csv"): losses(io.TextIOWrapper(tar.extractfile(name))) for name in tar.getnames()}
+def read(folder: Path, seed: str) -> dict[str, dict[int, float]]:
+    """Arm -> its losses."""
+    end, found = f"-seed-{seed}.tar.xz", {}
+    for path in folder.glob(f"*{end}"):
+        with tarfile.open(path) as tar:
+            found[path.name.removesuffix(end)] = losses(io.TextIOWrapper(tar.extractfile("curves.csv")))
+    return found
 
 
 def behind(arm: dict, dense: dict) -> dict[int, dict]:
@@ -56,11 +60,11 @@ def draw(table: Table, out: Path):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    runs = read(Path(sys.argv[1]))
+    runs = read(Path(sys.argv[1]), sys.argv[2])
     if "dense" not in runs:
-        sys.exit(f"{sys.argv[1]}: has no dense.csv")
+        sys.exit(f"{sys.argv[1]}: has no dense-seed-{sys.argv[2]}.tar.xz")
     dense = runs.pop("dense")
     rows = []
     for arm, curve in sorted(runs.items()):
@@ -69,8 +73,8 @@ def main():
             rows.append([arm, first, *[*percent.values()][:3]])
             print(f"{arm}, steps {first} to {first + one['units'] - 1}: {percent['mean']:+.2f} %, 95 %: "
                   f"{interval_text(percent, 'steps', 2)}")
-    if len(sys.argv) == 3:
-        draw(Table.from_rows(("arm", "step", "percent", "low", "high"), rows), Path(sys.argv[2]))
+    if len(sys.argv) == 4:
+        draw(Table.from_rows(("arm", "step", "percent", "low", "high"), rows), Path(sys.argv[3]))
 
 
 if __name__ == "__main__":

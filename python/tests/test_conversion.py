@@ -66,16 +66,15 @@ def test_curves_tell_how_far_an_arm_is_behind(tmp_path):
     def dense(step):
         return 2 + 0.1 * (step % 7)
 
-    pack(tmp_path / "curves.tar.xz", {
-        "dense.csv": curve(dense), "msa-512.csv": curve(lambda step: dense(step) * (1.02 if step < 20 else 1.01))})
-    code, out, err = said("curves.py", tmp_path / "curves.tar.xz", tmp_path)
+    for arm, loss in (("dense", dense), ("msa-512", lambda step: dense(step) * (1.02 if step < 20 else 1.01))):
+        pack(tmp_path / f"{arm}-seed-1.tar.xz", {"curves.csv": curve(loss)})
+    code, out, err = said("curves.py", tmp_path, "1", tmp_path)
     assert (code, err) == (0, "")
     assert out.splitlines() == ["msa-512, steps 0 to 19: +2.00 %, 95 %: +2.00 to +2.00, 20 steps",
                                 "msa-512, steps 20 to 39: +1.00 %, 95 %: +1.00 to +1.00, 20 steps",
                                 "msa-512, steps 40 to 45: +1.00 %, 95 %: +1.00 to +1.00, 6 steps"]
     assert (tmp_path / "conversion_curves.png").exists()
-    pack(tmp_path / "none.tar.xz", {"msa-512.csv": curve(dense)})
-    assert said("curves.py", tmp_path / "none.tar.xz")[2] == f"{tmp_path}/none.tar.xz: has no dense.csv\n"
+    assert said("curves.py", tmp_path, "2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
 
 
 @pytest.mark.parametrize("more, right, seeds, verdict", [

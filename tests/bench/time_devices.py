@@ -27,9 +27,9 @@ def cores_of(devices: list[int], gpus: int) -> set[int]:
 
 
 def units_of(out: Path, began: float, ended: float) -> dict:
-    """When each unit that the records in `out` name began and was computed, in seconds of the run, and
-    what lies before the first and behind the last: more GPUs do not make that shorter. Gaps between
-    units show what a worker does between them."""
+    """[begin, end] of each unit that the records in `out` name, in seconds of the run, those of all
+    workers, by their begin; and what lies before the first and behind the last: more GPUs do not make
+    that shorter."""
     def seconds(text: str) -> float:
         return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() - began, 2)
 
@@ -38,8 +38,7 @@ def units_of(out: Path, began: float, ended: float) -> dict:
     if not units:
         return {}
     behind = round(ended - began - max(end for _, end in units), 2)
-    return {"before_units": units[0][0], "behind_units": behind,
-            "units": [f"{start:.2f} to {end:.2f}" for start, end in units]}
+    return {"before_units": units[0][0], "behind_units": behind, "units": units}
 
 
 def read_through(words: list[str]) -> None:

@@ -266,7 +266,6 @@ def open_record(path: Path, made_of: str, device) -> dict:
     for name, value in about.items():
         if record[name] != value:
             sys.exit(f"{path}: {name} is {record[name]}, here it is {value}; name another file")
-    record["measured"] = [row for row in record["measured"] if "error" not in row]  # the others are tried again
     record["calls"].append({"commit": made_of, "command": " ".join(sys.argv)})
     return record
 
@@ -313,8 +312,10 @@ def main(arguments=None):
                 print(text, flush=True)
                 options.profile.mkdir(parents=True, exist_ok=True)
                 (options.profile / f"{title}.txt").write_text(text + "\n")
-            elif not any(which.items() <= row.items() for row in record["measured"]):
-                record["measured"].append(which | attempted(measure, name, cases[name], arm, compiled, group))
+            elif not any(which.items() <= row.items() and "error" not in row for row in record["measured"]):
+                record["measured"] = [row for row in record["measured"] if not which.items() <= row.items()]
+                record["measured"].append(which | {"commit": options.commit}
+                                          | attempted(measure, name, cases[name], arm, compiled, group))
                 write_json(options.record, record)
                 print(json.dumps(record["measured"][-1]), flush=True)
     for name in [] if options.profile else names:
