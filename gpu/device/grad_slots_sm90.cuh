@@ -55,9 +55,8 @@ __device__ inline bool is_lost(float sum) {
     return kIsHalf<T> ? !isfinite(sum) : isnan(sum);
 }
 
-/// Adds a 16-byte chunk of `count` slots, which lie `step` chunks apart, in order. So many are read
-/// at once: the first of AtOnce as long as there are as many, then the next, and last 1.
-template <typename T, int... AtOnce>
+/// Adds a 16-byte chunk of `count` slots, which lie `step` chunks apart.
+template <typename T>
 __device__ inline void sum_slots(const uint4* from, int count, int step, float (&sum)[8]) {
     const auto add = [&](uint4 part) {
         const uint32_t word[4] = {part.x, part.y, part.z, part.w};
@@ -67,31 +66,31 @@ __device__ inline void sum_slots(const uint4* from, int count, int step, float (
             sum[2 * i] += x.x, sum[2 * i + 1] += x.y;
         }
     };
+    constexpr int kAtOnce = 8;
     int n = 0;
-    const auto add_runs_of = [&]<int Run>(std::integral_constant<int, Run>) {
 #pragma unroll 1
-        for (; n + Run <= count; n += Run) {
-            uint4 part[Run];
+    for (; n + kAtOnce <= count; n += kAtOnce) {
+        uint4 part[kAtOnce];
 #pragma unroll
-            for (int i = 0; i < Run; ++i, from += step) part[i] = __ldcs(from);
+        for (int i = 0; i < kAtOnce; ++i, from += step) part[i] = __ldcs(from);
 #pragma unroll
-            for (int i = 0; i < Run; ++i) add(part[i]);
-        }
-    };
-    (add_runs_of(std::integral_constant<int, AtOnce>()), ...);
+        for (int i = 0; i < kAtOnce; ++i) add(part[i]);
+    }
+#pragma unroll 1
+    for (; n < count; ++n, from += step) add(__ldcs(from));
 }
 
 /// Called by whole warps: sums chunk `chunk` (16 bytes) of a pair's d_q over its `count` slots. A
 /// thread with `wanted` false only takes part in the exchange.
-template <typename T, int Dim, int... AtOnce>
+template <typename T, int Dim>
 __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int pair, int count,
                           int chunk, bool wanted) {
     const int pair_chunks = args.group_size * (Dim / 8);
     const int64_t at = full.first * args.groups + pair;  // row of ids
     float sum[8] = {};
     if (wanted)
-        sum_slots<T, AtOnce...>(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk,
-                                count, pair_chunks, sum);
+        sum_slots<T>(full.slots + int64_t{pair} * args.top_k * pair_chunks + chunk, count,
+                     pair_chunks, sum);
     const float factor = args.scale * inverse_unit<T>(args);
     bool lost = false;
 #pragma unroll
@@ -129,21 +128,21 @@ __device__ void add_slots(const SparseGradArgs& args, const FullSlots& full, int
 
 /// Called by a warp that has nothing else to do: sums d_q of the previous chunk of queries, one
 /// (query, group) pair at a time. If a pair's slots are longer than `Ahead` times 512 bytes, that
-/// much of each is prefetched to L2. AtOnce: as in sum_slots(). While a pair's slots are loaded, so
-/// are the ids of the next pair and the number of the one after it.
-template <typename T, int Dim, int Ahead, int... AtOnce>
+/// much of each is prefetched to L2. While a pair's slots are loaded, so are the ids of the next
+/// pair and the number of the one after it.
+template <typename T, int Dim, int Ahead>
 __device__ void add_full_slots(const SparseGradArgs& args) {
     if (args.full_slots == nullptr) return;
     const int lane = threadIdx.x % kWarp;
-    const FullSlots full{args.full_begin, args.full_end,
+    const FullSlots full{(args.tiles - args.chunk_tiles)->query, args.tiles->query,
                          static_cast<const uint4*>(args.full_slots)};
     const int pairs = static_cast<int>(full.end - full.first) * args.groups;
+    const int32_t* const ids = args.ids + full.first * args.groups * args.top_k;
     const auto ask = [&] {  // the number of the next pair, in lane 0
         return lane == 0 ? atomicAdd(&args.workspace.counts->pairs_taken, 1) : 0;
     };
     const auto id_of = [&](int pair) {
-        return pair < pairs && lane < args.top_k ? args.full_ids[int64_t{pair} * args.top_k + lane]
-                                                 : -1;
+        return pair < pairs && lane < args.top_k ? ids[int64_t{pair} * args.top_k + lane] : -1;
     };
     constexpr int kAhead = Ahead * kWarp;
     const int chunks = args.group_size * (Dim / 8);
@@ -160,8 +159,7 @@ __device__ void add_full_slots(const SparseGradArgs& args) {
                 prefetch_slots<Dim>(args, full, pair, chunk);
             else if (fetches && next < pairs)
                 prefetch_slots<Dim>(args, full, next, chunk - chunks);
-            add_slots<T, Dim, AtOnce...>(args, full, pair, count, first + lane,
-                                         first + lane < chunks);
+            add_slots<T, Dim>(args, full, pair, count, first + lane, first + lane < chunks);
         }
         pair = next;
         next = __shfl_sync(kAllLanes, asked, 0);

@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kThreads)
     const FullSlots full{args.tiles[0].query, last.query + last.queries,
                          static_cast<const uint4*>(args.workspace.slots)};
     const bool wanted = full.first + pair / args.groups < full.end;
-    add_slots<T, Dim, 8, 1>(args, full, pair, wanted ? slots_of(args, full, pair) : 0, chunk,
-                            wanted);
+    add_slots<T, Dim>(args, full, pair, wanted ? slots_of(args, full, pair) : 0, chunk, wanted);
 }
 
 /// A thread per 4 floats of a split block, thread blocks in turn.

@@ -324,14 +324,13 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
     if (warpgroup < S::kMain) {
         setmaxnreg_inc<S::kMainRegisters>();
         Consumer<T, Dim, BlockSize>(args, shared, warpgroup).work();
-        add_full_slots<T, Dim, 0, 16, 8, 1>(args);  // whose sums' registers are free
+        add_full_slots<T, Dim, 0>(args);
     } else {
         setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);
-        // 56 registers hold six; with one warpgroup for 128 channels, six would spill.
-        add_full_slots<T, Dim, 2, (S::kMain < S::kBoxes ? 8 : 6), 4, 1>(args);
+        add_full_slots<T, Dim, 2>(args);
     }
 }
 
@@ -367,11 +366,7 @@ cudaError_t launch_sparse_attention_grad_sm90(const SparseGradArgs& args, int sm
     for (int c = 0; c < args.chunks() && error == cudaSuccess; ++c) {
         const int scheduled = c % args.batch_chunks;
         if (scheduled == 0) error = launch_grad_schedule(args, c, stream);
-        SparseGradArgs chunk = args.chunk(c, scheduled);
-        const QueryTile* const first = args.host_tiles + int64_t{c} * args.chunk_tiles;
-        chunk.full_end = first->query;
-        chunk.full_begin = c > 0 ? (first - args.chunk_tiles)->query : chunk.full_end;
-        chunk.full_ids = args.ids + chunk.full_begin * args.groups * args.top_k;
+        const SparseGradArgs chunk = args.chunk(c, scheduled);
         if (error == cudaSuccess) error = launch_grad_products<T>(chunk, sms, stream);
         if (error == cudaSuccess) error = launch_grad_parts<T>(chunk, sms, stream);
     }

@@ -29,7 +29,6 @@ struct SparseGradArgs {
     CUtensorMap k, v;              // [Nk, Hkv * dh] of T, boxes of a tile x 64 channels
     const int32_t* ids;            // [Nq, Hkv, top_k]
     const QueryTile* tiles;        // all, at most kGradTileQueries queries each
-    const QueryTile* host_tiles;   // the same in the host's memory
     int tile_count, chunk_tiles, batch_chunks;  // of all; of a chunk; chunks scheduled at once
     const KeyRange* visible;                    // [Nq]
     const SequenceBlock* key_blocks;            // [all_blocks]
@@ -83,10 +82,6 @@ struct SparseGradArgs {
         return most_uses() * group_size * head_dim * 2;
     }
     const void* full_slots;  // the slots of the previous chunk; null for the first
-    // The queries of these, and their ids, on Hopper. Arguments are constants, which take no
-    // registers of a kernel.
-    int64_t full_begin, full_end;
-    const int32_t* full_ids;
     /// The arguments of one chunk; `scheduled` is its index among those scheduled at once.
     __host__ __device__ SparseGradArgs chunk(int index, int scheduled) const {
         SparseGradArgs one = *this;

@@ -178,14 +178,12 @@ void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
                                  const AttentionGradient& to) {
     const Problem& p = call.problem;
     SparseGradArgs args = SparseGradPlan(p, ids.extent(2)).sizes;
-    const Tiles& all_tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query);
-    const Tensor<QueryTile, 1>& tiles = all_tiles.device;
+    const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
     const auto& blocks = call.layout->key_blocks();
     MSA_CHECK(tiles.size() == args.tile_count && blocks.size() == args.all_blocks);
     GradMemory work(call, args);
     args.workspace = work.view();
     args.tiles = tiles.data();
-    args.host_tiles = all_tiles.host.data();
     args.key_blocks = blocks.data();
     args.visible = call.visible;
     bind(args, in, ids, saved, to);
