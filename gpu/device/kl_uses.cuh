@@ -30,12 +30,7 @@ __device__ inline int seen_of_block(const KlBlocks& a, const SequenceBlock& bloc
 __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
     if (a.reverse.starts != nullptr) {
         const int64_t begin = a.reverse.starts[list], end = a.reverse.starts[list + 1];
-        if (begin == end) return {begin, end};
-        // Most lists lie within a piece of all queries, or on one side of a smaller one.
-        const int64_t least = a.reverse.queries[begin], most = a.reverse.queries[end - 1];
         const auto first_from = [&](int64_t query) {
-            if (query <= least) return begin;
-            if (query > most) return end;
             return partition_point(begin, end,
                                    [&](int64_t use) { return a.reverse.queries[use] < query; });
         };
