@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,19 +35,21 @@ class IndexBranch:
         return IndexBranch(self.layer, self.groups, *(None if tensor is None else tensor.to(device)
                                                       for tensor in tensors))
 
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """index_q [n, Hkv, didx] float32 of the hidden states x [n, d_model] at positions [n]."""
-        return self._heads(x, self.w_q, self.norm_q, positions)
-
-    def keys(self, x: Tensor, positions: Tensor) -> Tensor:
-        """index_k [n, didx] float32."""
-        return self._heads(x, self.w_k, self.norm_k, positions)[:, 0]
-
-    def _heads(self, x, weight, norm, positions):
+    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """index_q [n, Hkv, didx] and index_k [n, didx], float32, of the hidden states x [n, d_model] at
+        positions [n]."""
+        weight, norm = self._joined
         heads = (x.float() @ weight.T).unflatten(-1, (-1, len(self.w_k)))
         if norm is not None:
             heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + fitted.EPSILON) * norm
-        return turn(heads, positions, self.frequencies)
+        heads = turn(heads, positions, self.frequencies)
+        return heads[:, :-1], heads[:, -1]
+
+    @cached_property
+    def _joined(self):
+        """Weights and norms of the heads of queries, and then of the keys."""
+        norm = None if self.norm_q is None else torch.stack([self.norm_q] * self.groups + [self.norm_k])
+        return torch.cat([self.w_q, self.w_k]), norm
 
 
 def rule(path) -> Rule:

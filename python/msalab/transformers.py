@@ -13,6 +13,7 @@ output, and generate() with a static cache."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from .selectors import Choice, Rule
 NAME = "msalab_msa"
 _ATTRIBUTE = "_msalab"  # of an attention module: its Layer
 OWN = "own"  # selector of a model that has an Index Branch itself
+MARKED_AT_ONCE = 1 << 22  # numbers of keys
 _CACHES = ("cache", "past_key_values", "past_key_value")  # an argument's names, newest first
 
 
@@ -354,7 +356,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
             ids = _taken_ids(layer, lengths).to(query.device)
         elif layer.branch is not None:
             seen = key[:, :, :attention_mask.keys]
-            ids = _index_ids(layer, x, cache, seen, spans, lengths)
+            ids = _index_ids(layer, x, cache, seen, element, spans, lengths)
             layer.ids = (ids, lengths) if layer.shares else None
         else:
             ids = torch.cat([
@@ -407,22 +409,21 @@ def _taken_ids(layer: Layer, lengths) -> Tensor:
 
 
 @torch.no_grad()
-def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
-    """By the fitted Index Branch, whose keys are kept beside the model's cache."""
+def _index_ids(layer: Layer, x, cache, key, element, spans, lengths) -> Tensor:
+    """By the fitted Index Branch, whose keys are kept beside the model's cache; its operands are of the type
+    `element`."""
     _require(x is not None, f"layer {layer.number}: its input was not seen")
     tokens, new = key.shape[2], x.shape[1]
-    begin = torch.tensor([span[0] for span in spans], device=x.device)
-    positions = (torch.arange(tokens - new, tokens, device=x.device) - begin[:, None]).clamp(min=0)
-    index_k = layer.branch.keys(x.flatten(0, 1), positions.flatten()).unflatten(0, x.shape[:2])
-    marks = _marks(key, begin)
+    begin, positions = _places(tuple(span[0] for span in spans), tokens, new, x.device)
+    index_q, index_k = (heads.to(element).unflatten(0, x.shape[:2])
+                        for heads in layer.branch(x.flatten(0, 1), positions.flatten()))
+    held = None if cache is None else layer.index_keys.get(cache)
+    marks = None if cache is None else _marks(key, begin)
     if tokens > new:
-        held = layer.index_keys.get(cache) if cache is not None else None
-        index_k = torch.cat([_held_keys(layer, held, marks[:, :-new]), index_k], 1)
+        index_k = torch.cat([_held_keys(layer, held, marks, tokens - new), index_k], 1)
     if cache is not None:
         layer.index_keys[cache] = marks, index_k
-    index_q = torch.cat([layer.branch.queries(x[row, span[2]:span[3]],
-                                              positions[row, span[2]:span[3]])
-                         for row, span in enumerate(spans)])
+    index_q = torch.cat([index_q[row, span[2]:span[3]] for row, span in enumerate(spans)])
     index_k = torch.cat([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
     rule = layer.rule
     return operations.index_select(
@@ -431,28 +432,40 @@ def _index_ids(layer: Layer, x, cache, key, spans, lengths) -> Tensor:
         **lengths)
 
 
+@functools.lru_cache(maxsize=2)
+def _places(begins: tuple, tokens: int, new: int, device):
+    """Where the rows begin, [batch], and the positions of their `new` last tokens, [batch, new]: the same for
+    all layers of a pass."""
+    begin = torch.tensor(begins, device=device)
+    return begin, (torch.arange(tokens - new, tokens, device=device) - begin[:, None]).clamp(min=0)
+
+
 def _marks(key: Tensor, begin: Tensor) -> Tensor:
     """[batch, 1 + tokens] int64 of the keys [batch, Hkv, tokens, dh] of rows that begin at `begin`:
     numbers that differ, all but surely, where a bit of a row's begin or of a token's keys does."""
     bits = key.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()])
-    marks = bits.new_zeros((len(key), key.shape[2]), dtype=torch.int64)
+    weights = _mark_weights(key.shape[1], key.shape[3], key.device)
+    at_once = max(1, MARKED_AT_ONCE // (len(key) * weights.numel()))  # tokens
+    return torch.cat([begin[:, None], *((part.long() * weights).sum((1, 3))
+                                        for part in bits.split(at_once, 2))], 1)
+
+
+@functools.cache
+def _mark_weights(heads: int, dim: int, device) -> Tensor:
+    """[Hkv, 1, dh], odd."""
     draw = torch.Generator().manual_seed(0)
-    for head in range(key.shape[1]):
-        weights = torch.randint(2 ** 62, (key.shape[3],), generator=draw).to(key.device) | 1
-        marks += (bits[:, head].long() * weights).sum(-1)
-    return torch.cat([begin[:, None], marks], 1)
+    return (torch.randint(2 ** 62, (heads, 1, dim), generator=draw) | 1).to(device)
 
 
-def _held_keys(layer: Layer, held, marks: Tensor) -> Tensor:
-    """The index keys of the rows with these marks, from the last call with their cache, whose rows
-    may have been reordered, chosen, repeated or cut since."""
+def _held_keys(layer: Layer, held, marks: Tensor | None, length: int) -> Tensor:
+    """The index keys of the first `length` tokens of the rows with these marks, from the last call with their
+    cache, whose rows may have been reordered, chosen, repeated or cut since."""
     if held is not None:
         known, index_k = held
-        length = marks.shape[1]
-        same = (marks[:, None] == known[None, :, :length]).all(-1) if known.shape[1] >= length else (
-            marks.new_zeros((len(marks), 1), dtype=torch.bool))
+        same = ((marks[:, None, :1 + length] == known[None, :, :1 + length]).all(-1) if known.shape[1] > length
+                else marks.new_zeros((len(marks), 1), dtype=torch.bool))
         if same.any(1).all():
-            return index_k[same.long().argmax(1), :length - 1]
+            return index_k[same.long().argmax(1), :length]
     raise InputError(f"{NAME}: layer {layer.number}: the cache is not as this layer left it: it holds "
                      "keys that the Index Branch has not seen in this cache, or that were changed "
                      "since, as a copy of the cache does, or one of reduced precision")

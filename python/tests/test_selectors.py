@@ -61,8 +61,7 @@ def test_a_fitted_index_branch_is_read_as_it_was_fitted(tmp_path, norm):
     positions = torch.arange(len(x))
     with ActivationsReader(tmp_path / "fit/indexer.h5") as file:
         written = file.layer(number)
-    for name, found in (("index_q", branch.queries(x, positions)),
-                        ("index_k", branch.keys(x, positions))):
+    for name, found in zip(("index_q", "index_k"), branch(x, positions)):
         expected = getattr(written, name).astype(np.float32)
         # A product sums d_model terms, each rounded once; the file holds bfloat16.
         bound = x.shape[1] * 2.0 ** -24 * np.abs(expected).max()

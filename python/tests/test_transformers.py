@@ -589,7 +589,8 @@ def test_index_branch_is_the_equation(tmp_path, norm, rotary, frequencies):
                    for name, values in file["fit/2/weights"].items()}
     rng = np.random.default_rng(1)
     x, positions = rng.standard_normal((5, 24)).astype(np.float32), np.array([0, 1, 2, 3, 700])
-    for side, heads in (("q", 2), ("k", 1)):
+    both = branch(torch.as_tensor(x), torch.as_tensor(positions))
+    for side, heads, found in zip("qk", (2, 1), both):
         expected = (x.astype(np.float64) @ weights[f"w_index_{side}"].T).reshape(5, heads, 16)
         if norm:
             expected /= np.sqrt((expected ** 2).mean(-1, keepdims=True) + 1e-6)
@@ -599,8 +600,6 @@ def test_index_branch_is_the_equation(tmp_path, norm, rotary, frequencies):
         turned = (expected[..., :half] + 1j * expected[..., half:rotary]) * np.exp(
             1j * positions[:, None, None] * np.asarray(of[:half] if half else []))
         expected[..., :half], expected[..., half:rotary] = turned.real, turned.imag
-        found = {"q": branch.queries, "k": branch.keys}[side](torch.as_tensor(x),
-                                                              torch.as_tensor(positions))
         np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, rtol=0,
                                    atol=24 * 2.0 ** -23 * np.abs(expected).max())
 
