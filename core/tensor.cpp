@@ -11,36 +11,52 @@
 namespace msa {
 namespace {
 
+/// Sanitizers see the use of freed memory only where it is freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kKeeps = false;
+#elif defined(__has_feature)
+constexpr bool kKeeps = !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer);
+#else
+constexpr bool kKeeps = true;
+#endif
+
 /// Large blocks of memory, kept for the next tensor of the same size: fresh pages of the system
-/// cost more than most of what is done with them, and threads wait for each other there. With what
-/// is kept, a process never holds more than its tensors once did.
+/// cost more than most of what is done with them, and threads wait for each other there. Freed
+/// memory stays with the process, at most kMostKept of it. Tensors and what is kept for them never
+/// take more than tensors alone once did; what else a process takes is not counted.
 class HostMemory {
 public:
     void* take(size_t bytes) {
-        const std::lock_guard lock(turn_);
+        std::unique_lock lock(turn_);
+        used_ += bytes;
         const auto same = std::find_if(kept_.rbegin(), kept_.rend(), [bytes](const Block& block) {
             return block.bytes == bytes;
         });
-        void* memory = nullptr;
         if (same != kept_.rend()) {
-            memory = same->memory;
+            void* const memory = same->memory;
             kept_.erase(std::next(same).base());
             kept_bytes_ -= bytes;
-        } else {
-            most_ = std::max(most_, used_ + bytes);
-            while (used_ + bytes + kept_bytes_ > most_) drop_oldest();
-            memory = std::aligned_alloc(kAlignment, bytes);
-            if (memory == nullptr) throw std::bad_alloc();
+            return memory;
         }
-        used_ += bytes;
+        keep(std::max(most_, used_) - used_, lock);
+        void* memory = std::aligned_alloc(kAlignment, bytes);
+        if (memory == nullptr) {
+            keep(0, lock);
+            memory = std::aligned_alloc(kAlignment, bytes);
+        }
+        if (memory == nullptr) {
+            used_ -= bytes;
+            throw std::bad_alloc();
+        }
+        most_ = std::max(most_, used_);
         return memory;
     }
     void give_back(void* memory, size_t bytes) {
-        const std::lock_guard lock(turn_);
+        std::unique_lock lock(turn_);
         used_ -= bytes;
         kept_.push_back({memory, bytes});
         kept_bytes_ += bytes;
-        while (kept_bytes_ > kMostKept) drop_oldest();
+        keep(kMostKept, lock);
     }
 
     static constexpr size_t kAlignment = 64, kLeast = size_t{1} << 20;
@@ -51,10 +67,16 @@ private:
         void* memory;
         size_t bytes;
     };
-    void drop_oldest() {
-        std::free(kept_.front().memory);
-        kept_bytes_ -= kept_.front().bytes;
-        kept_.pop_front();
+    /// Frees the oldest until `most` bytes are left; others have their turn meanwhile.
+    void keep(size_t most, std::unique_lock<std::mutex>& lock) {
+        while (kept_bytes_ > most) {
+            const Block oldest = kept_.front();
+            kept_.pop_front();
+            kept_bytes_ -= oldest.bytes;
+            lock.unlock();
+            std::free(oldest.memory);
+            lock.lock();
+        }
     }
 
     std::mutex turn_;
@@ -103,7 +125,7 @@ std::shared_ptr<void> allocate_host(int64_t bytes, Fill fill) {
     MSA_CHECK(bytes >= 0);
     // At least one cache line, so that an empty tensor is present (non-null) all the same.
     const size_t padded = (static_cast<size_t>(bytes) / kAlignment + 1) * kAlignment;
-    const bool large = padded >= HostMemory::kLeast;
+    const bool large = kKeeps && padded >= HostMemory::kLeast;
     void* const memory =
         large ? host_memory().take(padded) : std::aligned_alloc(kAlignment, padded);
     if (memory == nullptr) throw std::bad_alloc();

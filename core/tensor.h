@@ -135,7 +135,7 @@ using Out = AnyView<void, Rank>;
 /// Contents of new host memory: zeros, or uninitialised.
 enum class Fill : uint8_t { zeros, nothing };
 
-/// 64-byte aligned host memory.
+/// 64-byte aligned host memory. The process keeps up to 8 GiB of what is freed (tensor.cpp).
 std::shared_ptr<void> allocate_host(int64_t bytes, Fill fill = Fill::zeros);
 
 /// Owning tensor; moves, does not copy.

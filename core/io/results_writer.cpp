@@ -349,7 +349,9 @@ void ResultsWriter::finish(UnitWriter only) {
         const h5::Lock library;
         const h5::Handle root = h5::open_object(of.file, of.at("/"));
         const std::string unit = h5::text_attribute(root, "unit", of.at("/"));
-        H5Adelete(root, "unit");
+        if (H5Adelete(root, "unit") < 0)
+            throw SystemError(
+                concat("cannot write ", of.temporary.string(), ": ", h5::take_error()));
         write_run(of.file, of.temporary, impl_->record);
         h5::write_texts(of.file, of.at("/done"), {unit});
     }

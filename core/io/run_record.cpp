@@ -25,7 +25,7 @@ json identity(const RunRecord& r) {
 }
 
 /// The first difference between what is known and wanted, which is `there`; empty where there is
-/// none.
+/// none. Both have the same inputs; elsewhere what is known may have more.
 std::string difference(const json& known, const json& wanted, const char* there,
                        const std::string& group = "") {
     for (const auto& [key, value] : wanted.items()) {
@@ -38,6 +38,10 @@ std::string difference(const json& known, const json& wanted, const char* there,
             return concat(group, key, " was ", dumped(before), ", is ", dumped(value), there);
         }
     }
+    if (group != "inputs.") return "";
+    for (const auto& [key, value] : known.items())
+        if (!wanted.contains(key))
+            return concat(group, key, " was ", dumped(value), ", is missing", there);
     return "";
 }
 

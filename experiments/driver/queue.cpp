@@ -85,7 +85,8 @@ void WorkQueue::end(const std::string& program) {
     std::exception_ptr error;
     if (!failures_.empty()) error = failures_.front().error;
     for (size_t n = 1; n < failures_.size(); ++n)
-        err_ << program << ": " << failures_[n].message << '\n';
+        if (failures_[n].message != failures_.front().message)  // several may wait for one input
+            err_ << program << ": " << failures_[n].message << '\n';
     if (error && on_error_ == OnError::stop) std::rethrow_exception(error);
     ranks_.barrier(error);
 }

@@ -138,23 +138,26 @@ bool UnitRun::starts_afresh() const {
 
 /// A unit that is finished can be resumed, so the record must be whole before: until the hashes are
 /// there, the units that are computed wait.
-void UnitRun::finish_computed(bool wait) const {
+void UnitRun::finish_computed(bool wait, WorkQueue& queue) const {
     constexpr size_t kMostOpen = 64;  // files
-    decltype(computed_) ready;
-    {
-        const std::lock_guard lock(recording_);
-        wait = wait || computed_.size() >= kMostOpen;
-        if (inputs_later_) {
-            if (!wait && hashes_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-                return;
-            to_->record_inputs(hashes_.get());
-            inputs_later_ = false;
-        }
-        ready.swap(computed_);
+    std::unique_lock lock(recording_);
+    wait = wait || computed_.size() >= kMostOpen;
+    if (inputs_later_) {
+        if (!wait && hashes_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+        to_->record_inputs(hashes_.get());
+        inputs_later_ = false;
     }
-    for (auto& [unit, results] : ready) {
-        results.finish();
-        unit->done();
+    while (!computed_.empty()) {
+        auto [unit, results] = std::move(computed_.back());
+        computed_.pop_back();
+        lock.unlock();
+        try {
+            results.finish();
+            unit->done();
+        } catch (const std::exception& error) {  // of this unit, not of those behind it
+            queue.fail(message_of(error));
+        }
+        lock.lock();
     }
 }
 
@@ -238,10 +241,10 @@ std::vector<const Unit*> UnitRun::waiting() const {
     return mine;
 }
 
-void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string& device) const {
+void UnitRun::do_unit(const Unit& unit, const Worker& worker, WorkQueue& queue) const {
     io::UnitWriter to = to_->begin(unit.name);
     to.note("host", record.host);
-    to.note("device", device);
+    to.note("device", worker.backend.device());
     to.note("started", utc_now());
     unit.work(worker, to);
     to.note("finished", utc_now());
@@ -249,19 +252,18 @@ void UnitRun::do_unit(const Unit& unit, const Worker& worker, const std::string&
         const std::lock_guard lock(recording_);
         computed_.emplace_back(&unit, std::move(to));
     }
-    finish_computed(false);
+    finish_computed(false, queue);
 }
 
 void UnitRun::work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
                         bool counted, WorkQueue& queue) const {
     const ThreadShare share(threads);
-    const std::string device = backend.device();
     Silence silent;
     for (int64_t number = queue.take(); number >= 0; number = queue.take()) {
         std::ostringstream said;  // several workers do not write into each other's lines
         try {
             const Worker worker{backend, counted ? said : err_, counted ? silent : err_, threads};
-            do_unit(*units[static_cast<size_t>(number)], worker, device);
+            do_unit(*units[static_cast<size_t>(number)], worker, queue);
         } catch (const std::exception& error) {
             queue.fail(message_of(error));
         }
@@ -292,7 +294,11 @@ bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_err
         queue.spread(shares, [&](const BackendOptions& own) {
             work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
         });
-    finish_computed(true);
+    try {
+        finish_computed(true, queue);
+    } catch (const std::exception& error) {
+        queue.fail(message_of(error));
+    }
     queue.end(program_);
     if (o_.shard) return end_shard(std::ssize(units));
     return ranks_.is_first();

@@ -109,10 +109,10 @@ private:
     std::vector<const Unit*> waiting() const;  // for this process
     void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
                    bool counted, WorkQueue& queue) const;
-    void do_unit(const Unit& unit, const Worker& worker, const std::string& device) const;
+    void do_unit(const Unit& unit, const Worker& worker, WorkQueue& queue) const;
     bool end_shard(int64_t done) const;
     bool starts_afresh() const;
-    void finish_computed(bool wait) const;
+    void finish_computed(bool wait, WorkQueue& queue) const;
 
     RunOptions o_;
     std::string program_;

@@ -159,7 +159,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const FitOptions& o = prepared.o;
     register_cuda_backend();
     if (!o.together) {
-        const std::unique_ptr<Backend> backend = make_backend(o.backend, o.backend_options);
+        const std::unique_ptr<Backend> backend = make_first_backend(o);
         check_teacher(o, file, *backend);
         parallel::Group alone;
         lead(prepared, args, *backend, alone, out, err);

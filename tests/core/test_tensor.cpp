@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "core/number/half.h"
 #include "core/tensor.h"
+#include "tests/support/sanitized.h"
 
 namespace msa {
 namespace {
@@ -21,6 +23,7 @@ TEST(Tensor, IsZeroedAlignedAndRowMajor) {
 }
 
 TEST(Tensor, LargeMemoryIsKeptForTheNextOfItsSize) {
+    if (test::kSanitized) GTEST_SKIP() << "a sanitizer looks at what is freed";
     constexpr int64_t kFloats = int64_t{1} << 20;
     const auto address_of_one = [&](int64_t floats) {
         Tensor<float, 1> t({floats});
@@ -33,6 +36,15 @@ TEST(Tensor, LargeMemoryIsKeptForTheNextOfItsSize) {
     address_of_one(2 * kFloats);
     const Tensor<float, 1> one({kFloats}), another({kFloats});
     EXPECT_NE(one.data(), another.data());
+}
+
+TEST(Tensor, MemoryThatTheSystemRefusesIsAnErrorAndNoMore) {
+    if (test::kSanitized) GTEST_SKIP() << "a sanitizer ends the program";
+    constexpr int64_t kFloats = int64_t{1} << 20;
+    const auto make = [](int64_t floats) { return Tensor<float, 1>({floats}, Fill::nothing); };
+    make(kFloats);
+    EXPECT_THROW(make(int64_t{1} << 46), std::bad_alloc);  // more than there are addresses
+    EXPECT_NO_THROW(make(kFloats));
 }
 
 TEST(Tensor, EmptyIsPresentAndDefaultIsAbsent) {

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT
 // What the driver sees to for every program: inputs are safe, values make sense, and one fit's
 // held-out queries are another program's queries.
+#include <atomic>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/io/file_error.h"
 #include "core/io/results.h"
 #include "experiments/driver/program.h"
+#include "experiments/driver/run.h"
 #include "experiments/fit/rope.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/support/refusal.h"
 
 namespace msa::test {
 namespace {
@@ -213,6 +217,58 @@ TEST_F(Driver, AFitTakesTheOracleOfAnalyzeAndReportsTheSelectedKl) {
     EXPECT_EQ(row("all")["rows_counted"], row("all")["held_out_queries"]);
     // Where all blocks are selected, the two supports are one.
     EXPECT_NEAR(row("all")["kl_selected"].get<double>(), row("all")["kl"].get<double>(), 1e-6);
+}
+
+/// A run of `units` units of two workers in the folder "out", whose input is a file "input".
+class LateHashes : public CliTest {
+protected:
+    int64_t run(int64_t units, bool resume) {
+        experiments::RunOptions o;
+        o.out = path("out");
+        o.resume = resume;
+        o.jobs = 2;
+        experiments::UnitRun job("test", {}, o, {path("input")}, {}, err_,
+                                 experiments::Ranks::alone());
+        std::atomic<int64_t> computed = 0;
+        std::vector<experiments::Unit> all;
+        for (int64_t n = 0; n < units; ++n)
+            all.push_back({concat("unit ", n), [&, n](const experiments::Worker&, io::UnitWriter&) {
+                               ++computed;
+                               if (n == loses_) std::filesystem::remove(unit_file(n) + ".tmp");
+                           }});
+        job.begin(std::move(all));
+        const auto backend = make_backend("cpu");
+        job.work({}, *backend, experiments::OnError::finish_others);
+        job.finish();
+        return computed;
+    }
+    std::string unit_file(int64_t n) const {
+        return path(concat("out/results.h5.partial/unit-unit-", n, ".h5"));
+    }
+    std::ostringstream err_;
+    int64_t loses_ = -1;  // the unit whose file vanishes
+};
+
+/// More units than may wait, and one of them cannot be written.
+TEST_F(LateHashes, LoseNoUnitBehindOneThatFails) {
+    std::ofstream(path("input")).close();
+    std::filesystem::resize_file(path("input"), uintmax_t{1} << 28);
+    loses_ = 30;
+    EXPECT_THROW(run(70, false), SystemError);
+    for (int64_t n = 0; n < 70; ++n)
+        EXPECT_EQ(std::filesystem::exists(unit_file(n)), n != loses_) << n;
+    loses_ = -1;
+    EXPECT_EQ(run(70, true), 1);
+    EXPECT_EQ(io::ResultsReader(path("out/results.h5")).done().size(), 70U);
+}
+
+TEST_F(LateHashes, ThatFailAreSaidOnceAndTheFolderCanBeResumed) {
+    const std::string said = path("input") + ": there is no such file";
+    EXPECT_EQ(refusal([&] { run(70, false); }), said);
+    EXPECT_EQ(err_.str().find(said), std::string::npos) << err_.str();
+    EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
+    std::ofstream(path("input")) << "abc";
+    EXPECT_EQ(run(70, true), 70);
 }
 
 TEST(ParseRope, ReadsConfigurations) {

@@ -185,6 +185,23 @@ TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
     }
 }
 
+/// A run that does not know its inputs yet is not any run.
+TEST_F(Results, OfOtherInputsAreNotResumed) {
+    {
+        ResultsWriter writer(path_, record_, IfExists::refuse);
+        writer.begin("layer 1").finish();
+        writer.finish();
+    }
+    record_.inputs.clear();
+    EXPECT_EQ(refusal([&] { ResultsWriter(path_, record_, IfExists::resume); }),
+              path_.string() + ": cannot resume, inputs.x.h5 was \"abc\", is missing now");
+    record_.inputs = {{"x.h5", "abc"}, {"y.h5", "def"}};
+    EXPECT_EQ(refusal([&] { ResultsWriter(path_, record_, IfExists::resume); }),
+              path_.string() + ": cannot resume, inputs.y.h5 was null, is \"def\" now");
+    record_.inputs.erase("y.h5");
+    EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::resume).complete());
+}
+
 /// Zeros show whether deflate was asked: weights go without.
 TEST_F(Results, DeflateIsLeftOutWhereItIsSaid) {
     const Tensor<float, 1> zeros({100000});
