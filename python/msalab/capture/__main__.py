@@ -42,6 +42,7 @@ def read_sequences(options, tokenize) -> list:
 
 def run_capture(options):
     from .transformers_model import TransformersModel
+    from .with_indexer import WithIndexBranches
 
     require(options.overwrite or not Path(options.out).exists(),
             f"{options.out}: exists; --overwrite replaces it")
@@ -62,9 +63,11 @@ def run_capture(options):
     sequences = read_sequences(options, tokenize)
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
-    most, longest = options.max_tokens, max(map(np.size, sequences))
-    if most is None and longest > (model.positions or longest):
-        most = model.positions
+    most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
+    if options.indexer is not None:
+        model = WithIndexBranches(model, options.indexer)
+    if most is None and longest > (positions or longest):
+        most = positions
         print(f"a sequence has {longest} tokens, the model {most} positions: what is beyond them is cut off",
               file=sys.stderr)
     capture(model, sequences, options.out, options.layers, max_tokens=most, overwrite=options.overwrite,
@@ -181,6 +184,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--attention", metavar="NAME",
                          help="eager, sdpa, flash_attention_2, ...; default: the library's choice")
     command.add_argument("--revision", help="of the model on the hub")
+    command.add_argument("--indexer", metavar="PATH",
+                         help="results of msa-fit-indexer, or the model folder of msalab train: index_q and "
+                              "index_k of its Index Branches are recorded, too; the model attends as ever")
 
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
                                                   ".safetensors, fitted weights too; apply RoPE; a "

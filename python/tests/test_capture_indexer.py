@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""msalab capture --indexer: Index Branches beside the activations of a model that has none. Needs PyTorch,
+transformers and the compiled module."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: "
+                                                          "requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+
+from msalab import indexer  # noqa: E402
+from msalab.capture import fitted  # noqa: E402
+from msalab.capture.__main__ import main  # noqa: E402
+from msalab.capture.reader import ActivationsReader  # noqa: E402
+
+WIDTH, GROUPS, DIM, TOKENS = 32, 2, 16, 40
+RULE = {"block_size": 8, "top_k": 3, "forced_first": 0, "forced_local": 1}
+
+
+def fit_of(seed, norm, width=WIDTH):
+    draw = np.random.default_rng(seed)
+    w_q, w_k = (draw.normal(size=(rows, width)).astype(np.float32) for rows in (GROUPS * DIM, DIM))
+    norms = [draw.uniform(0.5, 2, DIM).astype(np.float32) for _ in "qk"] if norm else [None, None]
+    return fitted.Fitted(GROUPS, w_q, w_k, *norms, fitted.plain_frequencies(8, 1e4), 1e4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of three layers, and token ids."""
+    folder = tmp_path_factory.mktemp("capture")
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=64, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=GROUPS, head_dim=16, max_position_embeddings=64)).save_pretrained(folder / "model")
+    for number in (1, 2):
+        np.save(folder / f"tokens{number}.npy", np.random.default_rng(number).integers(0, 64, TOKENS // number))
+    return folder
+
+
+def captured(folder, out, fits, *words):
+    (folder / fitted.TRAINED).write_bytes(fitted.packed(fits, RULE, folder))
+    return main(["capture", *map(str, [folder / "model", "--tokens", folder / "tokens1.npy", "--tokens",
+                                       folder / "tokens2.npy", "--indexer", folder, "--out", out, *words])])
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_path, norm, dtype):
+    fits = {number: fit_of(number, norm) for number in (0, 2)}
+    assert not captured(folder, tmp_path / "a.h5", fits, "--dtype", dtype)
+    branches, ulp = indexer.read(folder), {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8}[dtype]
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert list(file.layers) == [0, 2]  # those that have one
+        for number in file.layers:
+            layer = file.layer(number)
+            x = torch.from_numpy(layer.x.astype(np.float32))
+            positions = torch.cat([torch.arange(TOKENS), torch.arange(TOKENS // 2)])  # of two sequences
+            for name, want in zip(("index_q", "index_k"), branches[number](x, positions)):
+                found = getattr(layer, name)
+                # A sum of WIDTH products, a norm and a rotation in float32, and the rounding of what is kept.
+                bound = (4 * WIDTH * 2.0 ** -24 + ulp) * float(want.abs().max())
+                np.testing.assert_allclose(found.astype(np.float32), want.numpy(), rtol=0, atol=bound)
+            np.testing.assert_array_equal(layer.weights["w_index_q"], fits[number].w_q)
+            assert ("index_k_norm" in layer.weights) == norm
+
+
+@pytest.mark.parametrize("fits, words, error", [
+    ({7: fit_of(0, True)}, [], "has Index Branches of layers [7]; those of"),
+    ({0: fit_of(0, True)}, ["--layers", "1"], "no layer 1"),
+    ({0: fit_of(0, True, 24)}, [], "layer 0: the Index Branch has 2 groups and takes 24 channels, the model has 2 and 32"),
+])
+def test_others_are_refused(folder, tmp_path, capsys, fits, words, error):
+    assert captured(folder, tmp_path / "a.h5", fits, *words)
+    assert error in capsys.readouterr().err and not (tmp_path / "a.h5").exists()
