@@ -97,6 +97,17 @@ def describe(pairs: list) -> list[str]:
     return lines
 
 
+def with_each(folder: Path, arm: str) -> list[str]:
+    """The models of an arm with each attention that they were measured with, seeds averaged."""
+    lines = []
+    for config in next(iter(records(folder, arm, "dense").values())).configs:
+        found = records(folder, arm, config).values()
+        bits = np.mean([record.nats.sum() / record.tokens.sum() for record in found]) / math.log(2)
+        right = np.mean([np.concatenate([*record.right.values()]) for record in found])
+        lines.append(f"  {arm} with {config}: {bits:.4f} bits a token, {100 * right:.1f} right answers of 100")
+    return lines
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -113,13 +124,13 @@ def main():
         return pairs
 
     run = next(iter(base.values())).summary
-    print(f"after {run['tokens'] / 1e6:.1f} million tokens:")
+    print(f"after {run['tokens'] / 1e6:.1f} million tokens:", *with_each(folder, "dense"), sep="\n")
     for kind, own in OWN.items():
         for budget in (512, 1024):
             arm = f"{kind}-{budget}"
             pairs = pairs_of(arm, own.format(budget), True)
             if pairs:
-                print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs), sep="\n")
+                print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs), *with_each(folder, arm), sep="\n")
     for budget in (512, 1024):
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)

@@ -47,9 +47,10 @@ def captured(folder, out, fits, *words):
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_path, norm, dtype):
+def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_path, capsys, norm, dtype):
     fits = {number: fit_of(number, norm) for number in (0, 2)}
     assert not captured(folder, tmp_path / "a.h5", fits, "--dtype", dtype)
+    assert "layers [1] have no Index Branch of their own" in capsys.readouterr().err
     branches, ulp = indexer.read(folder), {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8}[dtype]
     with ActivationsReader(tmp_path / "a.h5") as file:
         assert list(file.layers) == [0, 2]  # those that have one
@@ -62,13 +63,14 @@ def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_
                 # A sum of WIDTH products, a norm and a rotation in float32, and the rounding of what is kept.
                 bound = (4 * WIDTH * 2.0 ** -24 + ulp) * float(want.abs().max())
                 np.testing.assert_allclose(found.astype(np.float32), want.numpy(), rtol=0, atol=bound)
+            assert (layer.own_block_size, layer.own_top_k) == (8, 3)
             np.testing.assert_array_equal(layer.weights["w_index_q"], fits[number].w_q)
             assert ("index_k_norm" in layer.weights) == norm
 
 
 @pytest.mark.parametrize("fits, words, error", [
     ({7: fit_of(0, True)}, [], "has Index Branches of layers [7]; those of"),
-    ({0: fit_of(0, True)}, ["--layers", "1"], "no layer 1"),
+    ({0: fit_of(0, True)}, ["--layers", "0,1"], "has no Index Branch of layers [1]; it has those of [0]"),
     ({0: fit_of(0, True, 24)}, [], "layer 0: the Index Branch has 2 groups and takes 24 channels, the model has 2 and 32"),
 ])
 def test_others_are_refused(folder, tmp_path, capsys, fits, words, error):

@@ -93,6 +93,9 @@ def test_intervals_decide(tmp_path, more, right, seeds, verdict):
     assert code == 0 and f"msa-512, seeds: {seeds}: {verdict}\n" in out
     assert float(re.search(r"excess (\S+) %", out)[1]) == pytest.approx(100 * more, rel=0.02)
     assert f"needle@2048: {right:.1f} against 90.0 of 100" in out
+    bits = {name: float(value) for name, value in re.findall(r"  (\S+ with \S+): (\S+) bits", out)}
+    assert bits["msa-512 with index@512"] == pytest.approx((1 + more) * bits["dense with dense"], abs=3e-3)
+    assert f"bits a token, {right:.1f} right answers of 100\n" in out
 
 
 def test_each_seed_alone_must_agree(tmp_path):

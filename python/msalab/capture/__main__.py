@@ -41,6 +41,7 @@ def read_sequences(options, tokenize) -> list:
 
 
 def run_capture(options):
+    from . import fitted
     from .transformers_model import TransformersModel
     from .with_indexer import WithIndexBranches
 
@@ -60,12 +61,19 @@ def run_capture(options):
                                "--tokens takes token ids") from error
         return tokenizer(text)["input_ids"]
 
+    fits = None if options.indexer is None else fitted.read(options.indexer)
+    lacking = [number for number in options.layers or () if fits and number not in fits]
+    require(not lacking, f"{options.indexer}: has no Index Branch of layers {lacking}; it has those of "
+            f"{fits and sorted(fits)}")
     sequences = read_sequences(options, tokenize)
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
-    if options.indexer is not None:
-        model = WithIndexBranches(model, options.indexer)
+    if fits is not None:
+        model = WithIndexBranches(model, fits, options.indexer)
+        if model.lacking and options.layers is None:
+            print(f"layers {model.lacking} have no Index Branch of their own in {options.indexer}: left out",
+                  file=sys.stderr)
     if most is None and longest > (positions or longest):
         most = positions
         print(f"a sequence has {longest} tokens, the model {most} positions: what is beyond them is cut off",
@@ -186,7 +194,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--revision", help="of the model on the hub")
     command.add_argument("--indexer", metavar="PATH",
                          help="results of msa-fit-indexer, or the model folder of msalab train: index_q and "
-                              "index_k of its Index Branches are recorded, too; the model attends as ever")
+                              "index_k of its Index Branches are recorded, too, of the layers that have one; "
+                              "the model attends as ever")
 
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
                                                   ".safetensors, fitted weights too; apply RoPE; a "

@@ -70,7 +70,9 @@ def file_of(path) -> Path:
     """The file that read() reads. CaptureError where there is none."""
     path = Path(path)
     if path.is_dir():
-        path = path / (FIT if (path / FIT).is_file() or not (path / TRAINED).is_file() else TRAINED)
+        found = [path / name for name in (FIT, TRAINED) if (path / name).is_file()]
+        require(found, f"{path}: has neither {FIT} nor {TRAINED}")
+        path = found[0]
     require(path.is_file(), f"{path}: no such file")
     return path
 

@@ -13,14 +13,15 @@ from .rope import apply_rope
 
 
 class WithIndexBranches:
-    """For capture(): `model` with index_q and index_k of the Index Branches that fitted.read(path) gives, which
-    stay outside of the model's own attention. Its layers are those that have one."""
+    """For capture(): `model` with index_q and index_k of `fits`, the Index Branches that fitted.read(path) gave, and
+    the blocks that they are for. They stay outside of the model's attention. Its layers are those that have one."""
 
-    def __init__(self, model: Model, path):
-        self._model, self._path, self._fits = model, path, fitted.read(path)
+    def __init__(self, model: Model, fits: dict, path):
+        self._model, self._fits, self._path, self._rule = model, fits, path, fitted.rule(path)
         self.model_id, self.model_config, self.producer = model.model_id, model.model_config, model.producer
-        self.layers = [number for number in model.layers if number in self._fits]
-        require(self.layers, f"{path}: has Index Branches of layers {sorted(self._fits)}; those of "
+        self.layers = [number for number in model.layers if number in fits]
+        self.lacking = [number for number in model.layers if number not in fits]
+        require(self.layers, f"{path}: has Index Branches of layers {sorted(fits)}; those of "
                 f"{model.model_id} are {list(model.layers)}")
 
     def run(self, tokens, layers, record):
@@ -32,6 +33,7 @@ class WithIndexBranches:
                     f"groups and takes {fit.w_q.shape[1]} channels, the model has {groups} and {width}")
             layer.index_q = _heads(layer, fit, fit.w_q, fit.norm_q)
             layer.index_k = _heads(layer, fit, fit.w_k, fit.norm_k)[:, 0]
+            layer.own_block_size, layer.own_top_k = self._rule["block_size"], self._rule["top_k"]
             layer.weights = {"w_index_q": fit.w_q, "w_index_k": fit.w_k} | (
                 {} if fit.norm_q is None else {"index_q_norm": fit.norm_q, "index_k_norm": fit.norm_k})
             record(number, layer)
