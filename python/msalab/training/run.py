@@ -250,7 +250,9 @@ class Training:
         if begin == options.steps and not (self.out / "model").exists():
             self.save(begin)
         if self.group.rank == 0:
-            write_json(self.out / "summary.json", summary(self.out, tokens))
+            found = summary(self.out, tokens)
+            write_json(self.out / "summary.json", found)
+            self.note(f"{self.out}/model: {found['steps']} steps, loss {found['last']['loss']:.4f} in the last tenth")
         return FINISHED
 
     def step(self, step: int, wants_stop: bool):
