@@ -12,10 +12,8 @@ namespace msa {
 namespace {
 
 /// Sanitizers see the use of freed memory only where it is freed.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef MSA_SANITIZED
 constexpr bool kKeeps = false;
-#elif defined(__has_feature)
-constexpr bool kKeeps = !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer);
 #else
 constexpr bool kKeeps = true;
 #endif
