@@ -290,7 +290,7 @@ VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "te
 PROGRAMS = {  # program, its commands, its options
     "msalab.capture": (run_capture, (["capture", "."], ["convert"]), (
         "--text", "--tokens", "--max-tokens", "--device", "--dtype", "--attention", "--revision",
-        "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
+        "--indexer", "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
