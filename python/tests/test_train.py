@@ -25,7 +25,7 @@ from msalab import selectors  # noqa: E402
 from msalab.capture import fitted  # noqa: E402
 from msalab.plots.pilot_records import read_points  # noqa: E402
 from msalab.training import attention as attentions  # noqa: E402
-from msalab.training import data  # noqa: E402
+from msalab.training import data, learner  # noqa: E402
 from msalab.training.__main__ import main  # noqa: E402
 from msalab.training.run import alone_in  # noqa: E402
 
@@ -230,11 +230,22 @@ def test_stopped_by_time_it_goes_on(tiny, tmp_path):
     assert [path.name for path in tmp_path.glob("parts/state-*")] == ["state-3"]
 
 
-def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
+UNITS_OF_A_LAYER = """
+import sys
+from msalab.training import __main__, learner
+learner.UNIT = 1
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_two_processes_take_the_steps_of_one(tiny, tmp_path, by_layer):
     rate = 1e-3
     how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
     assert train(tiny, tmp_path / "one", *how) == 0
-    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "msalab.training"]
+    (tmp_path / "train.py").write_text(UNITS_OF_A_LAYER)
+    program = [str(tmp_path / "train.py")] if by_layer else ["-m", "msalab.training"]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
     code, errors = start(two, tiny, tmp_path / "two", *how)
     assert code == 0, errors
     one, two = (values_of(tmp_path / run, "loss") for run in ("one", "two"))
@@ -246,6 +257,12 @@ def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
         made = [load_file(tmp_path / run / "model" / name) for run in ("one", "two")]
         apart = np.concatenate([np.abs(made[0][each] - made[1][each]).ravel() for each in made[0]])
         assert apart.max() <= 3 * 2 * rate and np.mean(apart > 1e-2 * rate) < 0.01
+
+
+def test_units_have_neighbours_until_they_are_large(monkeypatch):
+    layers = [torch.nn.Linear(4, width, bias=False) for width in (2, 1, 3, 1)]
+    monkeypatch.setattr(learner, "UNIT", 12)
+    assert learner.units_of(layers) == [layers[:2], layers[2:3]]
 
 
 def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):

@@ -18,6 +18,7 @@ from ..nn import IndexBranch
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
+UNIT = 1 << 25  # parameters that processes gather at once, at least
 
 
 class Learner(nn.Module):
@@ -116,16 +117,27 @@ def compile_parts(learner: Learner):
 
 def shard(learner: Learner, group: Group, dtype: torch.dtype):
     """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
-    computes with them. Index Branches are units of their own: in the warm-up nothing else has gradients.
-    A single process has as few units as that allows, since each costs the host time; all weights and gradients
-    of the type `dtype` are then there at once, 4 bytes a parameter in bfloat16."""
-    how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32)}
-    layers = layers_of(learner)
-    branches = [branches_of(layer) for layer in layers]
-    for unit in [*branches, *layers] if group.size > 1 else [sum(branches, [])]:
-        if unit:
-            fully_shard(unit, **how)
+    computes with them; inputs of layers stay as they are, so that roundings do not depend on the units. Index
+    Branches are a unit of their own: in the warm-up nothing else has gradients. What no unit of layers has is
+    gathered with the rest of the model, and stays there during a step."""
+    how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
+    layers = list(layers_of(learner))
+    branches = [branch for layer in layers for branch in branches_of(layer)]
+    for unit in [*([branches] if branches else []), *units_of(layers)]:
+        fully_shard(unit, **how)
     fully_shard(learner, **how)
+
+
+def units_of(layers: list) -> list[list]:
+    """Neighbours that are gathered together, of at least UNIT parameters: each unit costs the host time."""
+    units, unit, size = [], [], 0
+    for layer in layers:
+        unit.append(layer)
+        size += sum(one.numel() for one in layer.parameters())
+        if size >= UNIT:
+            units.append(unit)
+            unit, size = [], 0
+    return units
 
 
 def is_of_index(name: str) -> bool:
