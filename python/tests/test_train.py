@@ -238,14 +238,12 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("by_layer", [False, True])
-def test_two_processes_take_the_steps_of_one(tiny, tmp_path, by_layer):
+def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
     rate = 1e-3
     how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
     assert train(tiny, tmp_path / "one", *how) == 0
     (tmp_path / "train.py").write_text(UNITS_OF_A_LAYER)
-    program = [str(tmp_path / "train.py")] if by_layer else ["-m", "msalab.training"]
-    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py")]
     code, errors = start(two, tiny, tmp_path / "two", *how)
     assert code == 0, errors
     one, two = (values_of(tmp_path / run, "loss") for run in ("one", "two"))
