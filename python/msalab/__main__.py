@@ -16,6 +16,9 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "tensorboard": "curves of msa-pretrain and of train as TensorBoard event files",
          "train": "continued training of a model with MSA in place of its attention"}
 
+PROGRAMS = ("advise", "analyze", "bench", "cache", "compare", "cost", "fit-indexer", "inspect", "merge",
+            "precision", "pretrain", "reuse", "synth")  # of the package, installed or not
+
 
 def programs() -> dict[str, Path]:
     """Command -> its program; none in a copy of the package that is not installed."""
@@ -72,6 +75,11 @@ def main(arguments=None) -> int:
         except PackageNotFoundError:
             print("msalab of a clone, which is not installed")
         return 0
+    if command in PROGRAMS:
+        print(f"msalab: {command} is the program msa-{command} of this package, which is not here: there is no "
+              f"{BIN / f'msa-{command}'}; `pip install .` in the repository compiles and installs it, and "
+              f"`./msalab build` there makes build/release/bin/msa-{command}", file=sys.stderr)
+        return 2
     named = f"'{command}' is no command; " if command else ""
     print(f"msalab: {named}commands are: {', '.join({**TOOLS, **programs()})}", file=sys.stderr)
     return 2

@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -131,6 +132,45 @@ def _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, window
 
 
 @dataclass
+class Held:
+    """What a layer keeps beside a cache of the model: the index keys [batch, tokens, didx] of its tokens,
+    the marks of its rows, which begin at `begins`, and the tensor of its keys while that lives."""
+
+    index_k: Tensor
+    marks: Tensor
+    begins: tuple
+    key: weakref.ref
+    version: int | None
+
+    def is_as_left(self, cache, number: int) -> bool:
+        """Does the cache hold that very tensor, unchanged as far as PyTorch counts changes, and will it append
+        to it? False where this cannot be told."""
+        try:
+            kept = cache.layers[number]
+            appends = (cache.update.__func__, kept.update.__func__) == (Cache.update, DynamicLayer.update)
+        except (AttributeError, LookupError, TypeError):
+            return False
+        return (appends and kept.keys is self.key() is not None
+                and _version(kept.keys) == self.version is not None)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often the tensor was changed in place; None of tensors of inference mode, which do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+@dataclass
+class Call:
+    """What an attention module is called with: its input, its cache, what is held beside that, and whether the
+    cache is surely as the last call left it."""
+
+    x: Tensor | None
+    cache: object = None
+    held: Held | None = None
+    is_as_left: bool = False
+
+
+@dataclass
 class Layer:
     """How one attention module attends."""
 
@@ -142,18 +182,19 @@ class Layer:
     shares: bool = False  # another layer takes its ids,
     ids: tuple | None = None  # which are these, of the last call, with the lengths of its sequences
     observe: Callable | None = None
-    x: Tensor | None = None  # of the call under way: input of the module,
-    cache: object = None  # and its cache
-    index_keys: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)
+    call: Call | None = None  # under way
+    held: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)  # cache -> Held
     hook: object = None
 
     @torch.compiler.disable
     def keep_input(self, _, args, kwargs):
         if self.branch is None:
             return
-        self.x = kwargs.get("hidden_states", args[0] if args else None)
-        given = (kwargs.get(name) for name in _CACHES)
-        self.cache = next((cache for cache in given if cache is not None), None)
+        self.call = call = Call(kwargs.get("hidden_states", args[0] if args else None))
+        call.cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+        if call.cache is not None and call.cache in self.held:
+            call.held = self.held[call.cache]
+            call.is_as_left = call.held.is_as_left(call.cache, self.number)
 
 
 @dataclass
@@ -333,7 +374,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     _require(position_bias is None, "a bias on the logits is not supported")
     _require(not options.get("output_attentions"), "weights of attention are not at hand: "
              "output_attentions must be False")
-    x, layer.x, cache, layer.cache = layer.x, None, layer.cache, None
+    call, layer.call = layer.call, None
     element = torch.float32 if query.device.type == "cpu" else query.dtype
     given = {"softmax_scale": scaling, "softcap": softcap,
              "sinks": None if s_aux is None else s_aux.float().contiguous()}
@@ -342,7 +383,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     def packed(heads, of):
         rows = [heads[row, :, span[of]:span[of + 1]].transpose(0, 1)
                 for row, span in enumerate(spans)]
-        return torch.cat(rows).to(element).contiguous()
+        return _joined(rows).to(element).contiguous()
 
     q, k, v = packed(query, 2), packed(key, 0), packed(value, 0)
     cu_q, cu_k = _ends(spans, 2), _ends(spans, 0)
@@ -356,11 +397,10 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
         elif layer.source is not None:
             ids = _taken_ids(layer, lengths).to(query.device)
         elif layer.branch is not None:
-            seen = key[:, :, :attention_mask.keys]
-            ids = _index_ids(layer, x, cache, seen, element, spans, lengths)
+            ids = _index_ids(layer, call, key, attention_mask, element, lengths)
             layer.ids = (ids, lengths) if layer.shares else None
         else:
-            ids = torch.cat([
+            ids = _joined([
                 selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
@@ -369,6 +409,11 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, spans, cu_q), None
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    """Behind each other; one alone is not copied."""
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 def _ends(spans, of: int) -> list[int]:
@@ -410,22 +455,27 @@ def _taken_ids(layer: Layer, lengths) -> Tensor:
 
 
 @torch.no_grad()
-def _index_ids(layer: Layer, x, cache, key, element, spans, lengths) -> Tensor:
+def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengths) -> Tensor:
     """By the fitted Index Branch, whose keys are kept beside the model's cache; its operands are of the type
     `element`."""
-    _require(x is not None, f"layer {layer.number}: its input was not seen")
-    tokens, new = key.shape[2], x.shape[1]
-    begin, positions = _places(tuple(span[0] for span in spans), tokens, new, x.device)
+    _require(call is not None and call.x is not None, f"layer {layer.number}: its input was not seen")
+    x, held = call.x, call.held
+    tokens, new, spans = mask.keys, x.shape[1], mask.rows
+    begins = tuple(span[0] for span in spans)
+    begin, positions = _places(begins, tokens, new, x.device)
     index_q, index_k = (heads.to(element).unflatten(0, x.shape[:2])
                         for heads in layer.branch(x.flatten(0, 1), positions.flatten()))
-    held = None if cache is None else layer.index_keys.get(cache)
-    marks = None if cache is None else _marks(key, begin)
+    as_left = call.is_as_left and begins == held.begins
+    marks = None if call.cache is None else torch.cat(
+        [held.marks, *_marks(key[:, :, tokens - new:])] if as_left
+        else [begin[:, None], *_marks(key[:, :, :tokens])], 1)
     if tokens > new:
-        index_k = torch.cat([_held_keys(layer, held, marks, tokens - new), index_k], 1)
-    if cache is not None:
-        layer.index_keys[cache] = marks, index_k
-    index_q = torch.cat([index_q[row, span[2]:span[3]] for row, span in enumerate(spans)])
-    index_k = torch.cat([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
+        old = held.index_k if as_left else _held_keys(layer, held, marks, tokens - new)
+        index_k = torch.cat([old, index_k], 1)
+    if call.cache is not None:
+        layer.held[call.cache] = Held(index_k, marks, begins, weakref.ref(key), _version(key))
+    index_q = _joined([index_q[row, span[2]:span[3]] for row, span in enumerate(spans)])
+    index_k = _joined([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
     rule = layer.rule
     return operations.index_select(
         index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
@@ -441,14 +491,13 @@ def _places(begins: tuple, tokens: int, new: int, device):
     return begin, (torch.arange(tokens - new, tokens, device=device) - begin[:, None]).clamp(min=0)
 
 
-def _marks(key: Tensor, begin: Tensor) -> Tensor:
-    """[batch, 1 + tokens] int64 of the keys [batch, Hkv, tokens, dh] of rows that begin at `begin`:
-    numbers that differ, all but surely, where a bit of a row's begin or of a token's keys does."""
+def _marks(key: Tensor) -> list[Tensor]:
+    """[batch, tokens] int64, in parts, of the keys [batch, Hkv, tokens, dh]: numbers that differ, all but
+    surely, where a bit of a token's keys does."""
     bits = key.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()])
     weights = _mark_weights(key.shape[1], key.shape[3], key.device)
     at_once = max(1, MARKED_AT_ONCE // (len(key) * weights.numel()))  # tokens
-    return torch.cat([begin[:, None], *((part.long() * weights).sum((1, 3))
-                                        for part in bits.split(at_once, 2))], 1)
+    return [(part.long() * weights).sum((1, 3)) for part in bits.split(at_once, 2)]
 
 
 @functools.cache
@@ -458,15 +507,16 @@ def _mark_weights(heads: int, dim: int, device) -> Tensor:
     return (torch.randint(2 ** 62, (heads, 1, dim), generator=draw) | 1).to(device)
 
 
-def _held_keys(layer: Layer, held, marks: Tensor | None, length: int) -> Tensor:
-    """The index keys of the first `length` tokens of the rows with these marks, from the last call with their
-    cache, whose rows may have been reordered, chosen, repeated or cut since."""
+def _held_keys(layer: Layer, held: Held | None, marks: Tensor | None, length: int) -> Tensor:
+    """The index keys of the first `length` tokens of the rows with these marks [batch, 1 + tokens], of where a
+    row begins and of its keys, from the last call with their cache, whose rows may have been reordered, chosen,
+    repeated or cut since."""
     if held is not None:
-        known, index_k = held
+        known = held.marks
         same = ((marks[:, None, :1 + length] == known[None, :, :1 + length]).all(-1) if known.shape[1] > length
                 else marks.new_zeros((len(marks), 1), dtype=torch.bool))
         if same.any(1).all():
-            return index_k[same.long().argmax(1), :length]
+            return held.index_k[same.long().argmax(1), :length]
     raise InputError(f"{NAME}: layer {layer.number}: the cache is not as this layer left it: it holds "
                      "keys that the Index Branch has not seen in this cache, or that were changed "
                      "since, as a copy of the cache does, or one of reduced precision")

@@ -571,6 +571,23 @@ def test_sequences_are_cut_at_the_positions_of_the_model(tmp_path, sequences, ca
             assert list(file.cu_seqlens) == [0, cut, cut + 30]
 
 
+def test_of_a_model_of_bytes_each_byte_is_a_token(tmp_path, capsys):
+    make_model("qwen3", vocab_size=256).save_pretrained(tmp_path / "model")
+    (tmp_path / "a.txt").write_text("Blöcke, Block für Block")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "a.json").write_text(json.dumps(list((tmp_path / "a.txt").read_bytes())))
+    command = ["capture", str(tmp_path / "model"), "--layers", "2", "--out"]
+    assert main([*command, str(tmp_path / "text.h5"), "--text", str(tmp_path / "a.txt"), "--bytes"]) == 0
+    assert main([*command, str(tmp_path / "tokens.h5"), "--tokens", str(tmp_path / "a.json")]) == 0
+    with ActivationsReader(tmp_path / "text.h5") as one, ActivationsReader(tmp_path / "tokens.h5") as other:
+        assert list(one.cu_seqlens) == list(other.cu_seqlens) == [0, 25]
+        for name, array in one.layer(2).arrays().items():
+            np.testing.assert_array_equal(array, other.layer(2).arrays()[name])
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "b.h5"), "--text", str(tmp_path / "empty.txt"), "--bytes"]) == 2
+    assert "empty.txt: holds no text" in capsys.readouterr().err
+
+
 def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     model = make_model("qwen3", torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
@@ -605,8 +622,8 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     (tmp_path / "c.txt").write_text("words")
     assert main([*arguments[:2], "--text", str(tmp_path / "c.txt"), "--out",
                  str(tmp_path / "c.h5")]) == 2
-    assert (f"c.txt: the tokenizer of {arguments[1]} makes no tokens of it; --tokens takes"
-            in capsys.readouterr().err)
+    assert (f"{arguments[1]}: has no tokenizer that makes tokens of a text; --bytes is for models of bytes, "
+            "--tokens takes token ids" in capsys.readouterr().err)
     (tmp_path / "b.json").write_text("[1, 2]")
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2

@@ -2,12 +2,15 @@
 """Where the compiled part cannot run or is not there, the first use of an operation says so."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from msalab.__main__ import PROGRAMS
 
 PACKAGE = Path(__file__).parents[1] / "msalab"
 OLD = "processor : 0\nflags : fpu sse2 avx f16c fma\n"  # neither AVX2 nor BMI2
@@ -60,6 +63,18 @@ def test_a_compiled_part_that_cannot_be_loaded_says_why(run, tmp_path):
 def test_a_copy_that_is_not_installed_has_no_version(run):
     done = run("from msalab.__main__ import main; raise SystemExit(main(['--version']))")
     assert done.returncode == 0 and done.stdout.startswith("msalab ")
+
+
+def test_a_program_that_is_not_installed_is_named_with_where_it_was_looked_for(run, tmp_path):
+    done = run("from msalab.__main__ import main; raise SystemExit(main(['fit-indexer', 'a.h5']))")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "msalab: fit-indexer is the program msa-fit-indexer of this package, which is not here: there is no "
+        f"{tmp_path / 'msalab/bin/msa-fit-indexer'}; `pip install .` in the repository")
+
+
+def test_every_program_is_known_by_name():
+    rows = (PACKAGE.parents[1] / "experiments/programs.def").read_text()
+    assert list(PROGRAMS) == re.findall(r'^MSA_PROGRAM\(\w+, "msa-([a-z-]+)"', rows, re.MULTILINE)
 
 
 def test_a_command_that_a_program_has_too_is_named_once(run, tmp_path):

@@ -201,3 +201,13 @@ def test_refuses_a_summary_of_another_program(tmp_path):
     path.write_text(json.dumps({"format": "msa-compare-summary"}))
     with pytest.raises(ResultsError, match='must be "msalab-evaluation"'):
         pictures.read_evaluation(path)
+
+
+def test_differences_of_records_are_named():
+    record = {"commit": "1", "options": {f"o{number}": number for number in range(9)}}
+    files.same_or_refused("run.json", record, record, "; way out")
+    with pytest.raises(CaptureError, match="^run.json: commit was '1', is '2', options o3 was 3, is None; way out$"):
+        files.same_or_refused("run.json", record, {"commit": "2", "options": {
+            name: value for name, value in record["options"].items() if name != "o3"}}, "; way out")
+    with pytest.raises(CaptureError, match="o5 was 5, is None, and 3 more; way out$"):
+        files.same_or_refused("run.json", record, {"commit": "1", "options": {}}, "; way out")

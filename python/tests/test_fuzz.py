@@ -289,8 +289,8 @@ VALUES = ("0", "-1", "1", "3,6", "1e400", "nan", "99999999999999999999", "", "te
 
 PROGRAMS = {  # program, its commands, its options
     "msalab.capture": (run_capture, (["capture", "."], ["convert"]), (
-        "--text", "--tokens", "--max-tokens", "--device", "--dtype", "--attention", "--revision",
-        "--indexer", "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
+        "--text", "--tokens", "--bytes", "--max-tokens", "--device", "--dtype", "--attention",
+        "--revision", "--indexer", "--names", "--layout", "--lengths", "--state", "--softmax-scale", "--rotary-dim",
         "--rope-theta", "--model-id", "--model-config", "--apply-rope", "--interleaved",
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (

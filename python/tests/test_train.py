@@ -399,7 +399,8 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     (tmp_path / "a/mine.txt").unlink()
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
     refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup", 0)
-    refused("options lr was 0.01, is 0.5; --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5,
+    refused("run.json: options clip was 1.0, is 2.0, options lr was 0.01, is 0.5; --resume goes on with the "
+            "recorded values alone, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--clip", 2,
             "--resume")
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
 

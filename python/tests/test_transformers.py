@@ -458,9 +458,9 @@ def test_refuses_masks_that_are_not_causal():
         logits_of(chunked, tokens_of())
 
 
-def indexed(model, path):
+def indexed(model, path, **options):
     configured(model, indexer=make_indexer(path / "results.h5", range(4), groups=GROUPS, dim=16,
-                                           model_dim=SIZES["hidden_size"]))
+                                           model_dim=SIZES["hidden_size"]), **options)
 
 
 def cache_of(output):
@@ -511,6 +511,17 @@ def test_index_keys_follow_a_cache_that_is_cut(tmp_path):
 
 
 @torch.no_grad()
+def test_a_cache_that_is_emptied_begins_anew(tmp_path):
+    model, rows = model_of("llama"), rows_of(1, 2)
+    indexed(model, tmp_path)
+    cache = cache_of(model(rows_of(3, 4), use_cache=True))
+    for layer in cache.layers:  # as reset() does in newer releases
+        layer.keys = layer.values = None
+        layer.is_initialized = False
+    assert torch.equal(after(model, cache, rows), logits_of(model, rows))
+
+
+@torch.no_grad()
 def test_beam_search_with_an_index_finds_what_no_cache_finds(tmp_path):
     model, options = model_of("llama"), {"max_new_tokens": 12, "do_sample": False, "num_beams": 3,
                                          "eos_token_id": None}
@@ -547,6 +558,91 @@ def test_another_prompt_in_the_cache_is_refused(tmp_path):
     cache, other = (cache_of(model(some, use_cache=True)) for some in (rows, rows_of(3, 4)))
     for layer, donor in zip(cache.layers, other.layers):
         layer.keys, layer.values = donor.keys, donor.values
+    with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
+        after(model, cache, rows[:, :1])
+
+
+@torch.no_grad()
+def test_decoding_marks_new_tokens_alone_and_changes_nothing(tmp_path, monkeypatch):
+    """Where the cache is as the last call left it: the ids and the logits are those of marking all tokens."""
+    model, marked, marks = model_of("llama"), [], mt._marks
+    prompts = torch.cat([tokens_of(40, seed=seed) for seed in (1, 2)])
+    mask = torch.ones_like(prompts)
+    mask[0, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "eos_token_id": None,
+               "output_logits": True, "return_dict_in_generate": True}
+
+    def count(key):
+        marked.append(key.shape[2])
+        return marks(key)
+
+    def generated():
+        marked.clear()
+        chosen = []
+        indexed(model, tmp_path, observe=lambda layer, ids: chosen.append(ids))
+        found = model.generate(prompts, **options)
+        return [found.sequences, *found.logits, *chosen]
+
+    monkeypatch.setattr(mt, "_marks", count)
+    found = generated()
+    assert marked == [40] * 4 + [1] * 4 * 11
+    monkeypatch.setattr(mt.Held, "is_as_left", lambda *_: False)
+    expected = generated()
+    assert marked == [tokens for tokens in range(40, 52) for _ in range(4)]
+    assert len(found) == len(expected) == 1 + 12 + 4 * 12
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_keys_changed_in_place_are_refused(mode, tmp_path):
+    """By one bit. In inference mode PyTorch does not count changes."""
+    model, rows = model_of("llama"), rows_of(1, 2)
+    indexed(model, tmp_path)
+    with mode():
+        cache = cache_of(model(rows, use_cache=True))
+        after(model, cache, rows[:, :1])
+        cache.layers[2].keys[1, 0, 5, 3].view(torch.int32).bitwise_xor_(1)
+        with pytest.raises(msalab.InputError, match="layer 2: the cache is not as this layer left it"):
+            after(model, cache, rows[:, :1])
+
+
+@torch.no_grad()
+def test_rows_that_begin_elsewhere_are_refused(tmp_path):
+    model, rows = model_of("llama"), rows_of(1)
+    indexed(model, tmp_path)
+    cache, mask = cache_of(model(rows, use_cache=True)), torch.ones(1, 41, dtype=torch.long)
+    mask[0, :3] = 0
+    with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
+        model(rows[:, :1], **{CACHE: cache}, attention_mask=mask)
+
+
+class RoundingLayer(transformers.cache_utils.DynamicLayer):
+    def update(self, *new, **options):
+        if self.is_initialized:
+            self.keys = self.keys.bfloat16().float()
+        return super().update(*new, **options)
+
+
+class RoundingCache(transformers.DynamicCache):
+    def update(self, key, value, number, *others, **options):
+        layer = self.layers[number]
+        if layer.is_initialized:
+            layer.keys = layer.keys.bfloat16().float()
+        return super().update(key, value, number, *others, **options)
+
+
+@pytest.mark.parametrize("rounds", ["the layer", "the cache", "a wrapper"])
+@torch.no_grad()
+def test_keys_that_are_rounded_as_a_cache_appends_are_refused(rounds, tmp_path):
+    model, rows = model_of("llama"), rows_of(1)
+    indexed(model, tmp_path)
+    cache = (RoundingCache if rounds == "the cache" else transformers.DynamicCache)(config=model.config)
+    if rounds == "the layer":
+        cache.layers = [RoundingLayer() for _ in cache.layers]
+    elif rounds == "a wrapper":
+        cache.update = RoundingCache.update.__get__(RoundingCache(config=model.config))
+        cache.layers = cache.update.__self__.layers
+    model(rows, **{CACHE: cache}, use_cache=True)
     with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
         after(model, cache, rows[:, :1])
 

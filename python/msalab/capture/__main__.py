@@ -25,8 +25,7 @@ def read_sequences(options, tokenize) -> list:
 
     def read_text(path):
         ids = tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
-        require(len(ids), f"{path}: the tokenizer of {options.model} makes no tokens of it; "
-                "--tokens takes token ids")
+        require(len(ids), f"{path}: holds no text")
         return ids
 
     sequences = []
@@ -41,6 +40,7 @@ def read_sequences(options, tokenize) -> list:
 
 
 def run_capture(options):
+    from ..evaluation import text
     from . import fitted
     from .transformers_model import TransformersModel
     from .with_indexer import WithIndexBranches
@@ -48,24 +48,12 @@ def run_capture(options):
     require(options.overwrite or not Path(options.out).exists(),
             f"{options.out}: exists; --overwrite replaces it")
 
-    def tokenize(text):
-        from transformers import AutoTokenizer
-
-        from .gguf import place_of
-
-        place, how = place_of(options.model)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=options.revision, **how)
-        except Exception as error:  # the library raises errors of many types
-            raise CaptureError(f"{options.model}: has no tokenizer that can be loaded: {error}; "
-                               "--tokens takes token ids") from error
-        return tokenizer(text)["input_ids"]
-
+    vocabulary = text.vocabulary_of(options, f"{text.OF_BYTES}, --tokens takes token ids")
     fits = None if options.indexer is None else fitted.read(options.indexer)
     lacking = [number for number in options.layers or () if fits and number not in fits]
     require(not lacking, f"{options.indexer}: has no Index Branch of layers {lacking}; it has those of "
             f"{fits and sorted(fits)}")
-    sequences = read_sequences(options, tokenize)
+    sequences = read_sequences(options, lambda content: vocabulary().encode_whole(content))
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
@@ -182,6 +170,7 @@ def parser() -> argparse.ArgumentParser:
                          help="UTF-8 text, one sequence; repeatable; - is standard input")
     command.add_argument("--tokens", action="append", default=[], metavar="FILE",
                          help="token ids of one sequence, .npy or a JSON list; repeatable")
+    command.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     command.add_argument("--max-tokens", type=int, metavar="N",
                          help="of each sequence, the rest is cut off; default: the positions of the model")
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")

@@ -15,6 +15,7 @@ from ..capture.partial_file import PartialFile
 
 MARK = b"msa-sha256 "
 AT_ONCE = 1 << 20
+NAMED = 6  # differences that a message names
 
 
 def sha256(path) -> str:
@@ -43,13 +44,17 @@ def write_json(path, content) -> None:
 
 
 def same_or_refused(place: str, before: dict, record: dict, way_out: str) -> None:
-    """CaptureError naming the first difference of two records."""
+    """CaptureError naming what differs in two records."""
     require(isinstance(before, dict), f"{place}: must be a JSON object")
-    for part in sorted(before.keys() | record.keys()):
-        old, new = before.get(part), record.get(part)
+    found = list(_differences(before, record))
+    more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    require(not found, f"{place}: {', '.join(found[:NAMED])}{more}{way_out}")
+
+
+def _differences(before: dict, record: dict, of: str = ""):
+    for name in sorted(before.keys() | record.keys()):
+        old, new = before.get(name), record.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            for name in sorted(old.keys() | new.keys()):
-                require(old.get(name) == new.get(name), f"{place}: {part} {name} was "
-                        f"{old.get(name)!r}, is {new.get(name)!r}{way_out}")
-        else:
-            require(old == new, f"{place}: {part} was {old!r}, is {new!r}{way_out}")
+            yield from _differences(old, new, f"{of}{name} ")
+        elif old != new:
+            yield f"{of}{name} was {old!r}, is {new!r}"

@@ -255,7 +255,7 @@ def run(options, note) -> dict | None:
             "the two spreads it")
     settings = settings_of(options, note)
     documents = text.read_documents(options.text)
-    vocabulary = text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision)
+    vocabulary = text.vocabulary_of(options)()
     model = load(options)
     scorer = Scorer(model, settings, options.indexer)
     variants = variants_of(settings, scorer.plans, options.sensitivity)

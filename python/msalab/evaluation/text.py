@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 
+OF_BYTES = "--bytes is for models of bytes"
 SEPARATOR = "\0"  # between documents; no text contains it
 
 
@@ -26,6 +28,8 @@ class Bytes:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         return list(map(self.encode, texts))
 
+    encode_whole = encode
+
     def with_bytes(self, text: str):
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         return ids, np.ones(len(ids))
@@ -35,22 +39,21 @@ class Bytes:
 
 
 class Tokenizer:
-    """A model's own. prefix: what it puts before every text."""
+    """A model's own. prefix: what it puts before every text. instead: said where there is none."""
 
     separator = "\n"  # begins a planted line
 
-    def __init__(self, name, revision=None):
+    def __init__(self, name, revision=None, instead=OF_BYTES):
         from transformers import AutoTokenizer
 
         place, how = place_of(name)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **how)
         except Exception as error:  # the library raises errors of many types
-            raise CaptureError(f"{name}: has no tokenizer that can be loaded: {error}; --bytes is "
-                               "for models of bytes") from error
+            raise CaptureError(f"{name}: has no tokenizer that can be loaded: {error}; "
+                               f"{instead}") from error
         # Of a folder without one, some versions of the library load an empty tokenizer.
-        require(self.encode("text"), f"{name}: has no tokenizer that makes tokens of a text; "
-                "--bytes is for models of bytes")
+        require(self.encode("text"), f"{name}: has no tokenizer that makes tokens of a text; {instead}")
         self.prefix = list(self._tokenizer("")["input_ids"])[:1]
 
     def encode(self, text: str) -> list[int]:
@@ -59,6 +62,10 @@ class Tokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Of several texts, side by side where the tokenizer can."""
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+    def encode_whole(self, text: str) -> list[int]:
+        """With what the tokenizer puts around a text."""
+        return list(self._tokenizer(text)["input_ids"])
 
     def with_bytes(self, text: str):
         """Token ids int64 and the bytes of each; of a tokenizer that does not say where its tokens
@@ -75,6 +82,12 @@ class Tokenizer:
 
     def save(self, folder):
         self._tokenizer.save_pretrained(folder)
+
+
+def vocabulary_of(options, *instead):
+    """A function that gives the vocabulary, of bytes or the model's own, which is loaded when it is first
+    asked for."""
+    return cache(lambda: Bytes() if options.bytes else Tokenizer(options.model, options.revision, *instead))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import time
 from argparse import Namespace
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -139,19 +138,14 @@ def open_folder(out: Path, record: dict, options):
     if path.exists():
         require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
         same_or_refused(str(path), json.loads(path.read_text()), json.loads(json.dumps(record)),
-                        "; --overwrite begins anew")
+                        "; --resume goes on with the recorded values alone, --overwrite begins anew")
         return
     require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
     write_json(path, record)
 
 
-def vocabulary_of(options):
-    """A function that gives the tokenizer, loaded when it is first asked for."""
-    return cache(lambda: text.Bytes() if options.bytes else text.Tokenizer(options.model, options.revision))
-
-
 def write_tokens(options, note) -> int:
-    rows = data.read(options.data, vocabulary_of(options), options.context, note)
+    rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
     data.write(rows, options.tokens_out)
     note(f"{options.tokens_out}: {len(rows.tokens)} tokens, {len(rows.begins)} documents")
     return FINISHED
@@ -169,7 +163,7 @@ class Training:
         require(share == int(share), f"--batch is {options.batch}, must be a multiple of {group.size} "
                 f"processes times --rows = {options.rows}")
         self.micros = int(share)
-        self.words = vocabulary_of(options)
+        self.words = text.vocabulary_of(options)
         self.rows = data.read(options.data, self.words, options.context, note)
         require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
                 f"{options.context} tokens, fewer than --batch = {options.batch}")
