@@ -187,8 +187,8 @@ if ((sanitizers)); then
             small+="All/$test/cuda_$case:"
         done
     done
-    for case in square prefix decode many_groups few_wide small_blocks_packed small_blocks_decode \
-        f16_square f16_decode; do # what the tuned kernels answer
+    for case in square prefix decode many_groups few_wide parts_packed small_blocks_packed \
+        small_blocks_decode f16_square f16_decode; do # what the tuned kernels answer
         every+="All/Tuned.*/$case:"
         small+="All/Tuned.*/$case:"
     done

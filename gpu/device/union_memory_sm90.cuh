@@ -10,6 +10,7 @@ namespace msa::cuda::sm90 {
 template <typename T, int Dim, int BlockSize, Slots Kind>
 struct alignas(1024) UnionMemory {
     static constexpr int kTeamsOf = kTeams<T, Dim, BlockSize>;
+    static constexpr bool kParts = kTeamsOf == 1 && Kind == Slots::none;  // may unions have parts
     using Threads = UnionThreadsOf<T, Dim, BlockSize>;
     static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
     using S = OperandShape<T, Dim, kKeys>;
@@ -28,7 +29,10 @@ struct alignas(1024) UnionMemory {
 
     /// What a warp keeps of a task.
     __device__ auto& keep(const Task& task, int warp) {
-        if (threadIdx.x % kWarp == 0) kept[warp].keep(task);
+        if (threadIdx.x % kWarp == 0) {
+            kept[warp].keep(task);
+            if (kParts) kept[warp].part_row = task.part_row;
+        }
         return kept[warp];
     }
     /// Called by one thread, before a barrier of the thread block.

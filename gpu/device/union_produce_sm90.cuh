@@ -12,13 +12,14 @@ namespace msa::cuda::sm90 {
 template <typename T, int Dim, int BlockSize, Slots Kind>
 __device__ void fetch_queries(const SparseUnionArgs& args,
                               UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage,
-                              const QueryTile& tile, int group, int steps) {
+                              const QueryTile& tile, int group, int part_row, int steps) {
     using S = typename UnionMemory<T, Dim, BlockSize, Kind>::S;
     Task& task = shared.tasks[stage];
     Barrier& full = shared.q_ring.full[stage];
     task.query = tile.query;
     task.queries = tile.queries;
     task.group = group;
+    task.part_row = part_row;
     task.steps = steps;
     task.keys = args.key_map.keys_of(tile.sequence);
     const uint32_t bytes = static_cast<uint32_t>(args.tile_rows() * S::kBoxes * kSwizzle);
@@ -76,7 +77,7 @@ __device__ void fetch_values(const SparseUnionArgs& args,
 template <typename T, int Dim, int BlockSize, Slots Kind, typename Rows, int Tasks>
 __device__ void put_task(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockSize, Kind>& shared,
                          const Cursor<Tasks>& at, const QueryTile& tile, int group,
-                         const Rows& rows, int steps) {
+                         const Rows& rows, int part_row, int steps) {
     const int lane = threadIdx.x % kWarp;
     shared.q_ring.empty[at.stage].wait(at.parity ^ 1);
     Task& task = shared.tasks[at.stage];
@@ -87,7 +88,7 @@ __device__ void put_task(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockS
     }
     shared.scales.put_rows(rows.scales, at.stage);
     __syncwarp();
-    if (lane == 0) fetch_queries(args, shared, at.stage, tile, group, steps);
+    if (lane == 0) fetch_queries(args, shared, at.stage, tile, group, part_row, steps);
 }
 
 /// The producer warp's position in the steps of all tiles. If `group` is not negative, the keys of
@@ -138,14 +139,15 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
     UnionSteps<T, Dim, BlockSize, Kind> steps{args, shared};
     Cursor<Memory::kTasks> q_at;
     const int lane = threadIdx.x % kWarp;
-    TileQueue<Memory::kTeamsOf> queue(args, team);
-    for (; queue.any(args.groups); queue.next(), q_at.advance()) {
-        const int tile_index = queue.tile(), group = queue.group();
+    TileQueue<Memory::kTeamsOf, Memory::kParts> queue(args, team);
+    for (; queue.any(args); queue.next(), q_at.advance()) {
+        const int tile_index = queue.tile(), group = queue.group(args);
         const int item = tile_index * args.groups + group;
         const QueryTile tile = args.tiles[tile_index];
-        const int count = args.workspace.block_counts[item];
+        const UnionPart part = queue.template part<Memory::kBlocks>(args, item);
+        const int count = part.count;
         const UnionBlock* const blocks =
-            args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries;
+            args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries + part.begin;
         const auto block_from = [&](int first) {  // for this lane, of the step that begins there
             const int n = first + lane % Memory::kBlocks;
             return n < count ? blocks[n] : UnionBlock{};
@@ -159,7 +161,7 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
             if (!kAhead) steps.fetch_last_values();
         };
         const auto hand_over = [&] {
-            put_task(args, shared, q_at, tile, group, rows,
+            put_task(args, shared, q_at, tile, group, rows, part.row,
                      (count + Memory::kBlocks - 1) / Memory::kBlocks);
         };
         if (count <= Memory::kBlocks && lane == 0) queue.take(args);

@@ -26,14 +26,15 @@ struct Run {
 
 constexpr int kNoTask = -1;
 
-/// A (tile, group) pair, from the producer to the consumers.
+/// A part of the union of a (tile, group) pair, from the producer to the consumers.
 struct Task {
     int64_t query;
     int queries, group;
-    int steps;                                                   // of the union, or kNoTask
+    int steps;                                                   // of the part, or kNoTask
     int keys;                                                    // of the sequence: KeyMap::keys_of
     int visible[kSparseTileQueries], slots[kSparseTileQueries];  // of the queries
     Run runs[kRuns];
+    int part_row;  // see SparseSchedule
 };
 
 /// The parts of a task that a warp needs again at the end. In shared memory, to save registers.
@@ -42,6 +43,7 @@ struct Kept {
     int64_t query;
     int queries, group;
     int there[Blocks];  // keys of the sequence from the start of each block of the last step on
+    int part_row;
 
     __device__ void keep(const Task& task) {
         query = task.query, queries = task.queries, group = task.group;

@@ -5,10 +5,9 @@
 #pragma once
 
 #include "gpu/device/attend_e4m3_sm90.cuh"
+#include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda::sm90 {
-
-constexpr int kShortStepKeys = 64;
 
 /// A team is a producer warp and two consumer warpgroups, which process one tile at a time in their
 /// own shared memory. A thread block has two teams if the registers suffice for a thread's output,
@@ -17,13 +16,13 @@ constexpr int kShortStepKeys = 64;
 /// one team each would leave a consumer's thread only 104 registers (96 without setmaxnreg), which
 /// is too few.
 template <typename T, int Dim, int BlockSize>
-constexpr int kTeams = Dim == 64 && !kIsE4m3<T> && BlockSize <= kShortStepKeys ? 2 : 1;
+constexpr int kTeams = sparse_union_teams(Dim, BlockSize, sizeof(T));
 
 /// Blocks of a union that a tile takes in one step: as many as fill a tile of keys. In e4m3 one,
 /// because each block has its own scales.
 template <typename T, int Dim, int BlockSize>
 constexpr int kStepBlocks =
-    kIsE4m3<T> ? 1 : (kTeams<T, Dim, BlockSize> > 1 ? kShortStepKeys : kTileKeys) / BlockSize;
+    kIsE4m3<T> ? 1 : (kTeams<T, Dim, BlockSize> > 1 ? kSparseShortStepKeys : kTileKeys) / BlockSize;
 
 /// Whether the consumer warpgroups take turns, and the producer reads the next tile before it
 /// requests the last values of this one: with 128 channels in bf16 and f16. It made e4m3 2 %

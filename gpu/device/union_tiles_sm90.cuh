@@ -44,9 +44,14 @@ __device__ auto read_rows(const SparseUnionArgs& args, const Memory&, int tile_i
     return rows;
 }
 
-/// The queue of a round's (tile, group) pairs, for a team's producer warp. Groups are outermost, so
-/// that tiles that run at the same time share keys.
-template <int Teams>
+/// Blocks [begin, begin + count) of a union, and where their outputs go: see SparseSchedule.
+struct UnionPart {
+    int row, begin, count;
+};
+
+/// The queue of the parts of a round's (tile, group) pairs, for a team's producer warp. Groups are
+/// outermost and tiles innermost, so that what runs at the same time shares keys.
+template <int Teams, bool Parts>
 struct TileQueue {
     int first_tile, tiles, index, taken = 0;
 
@@ -57,10 +62,23 @@ struct TileQueue {
     __device__ static SparseRound& round(const SparseUnionArgs& args) {
         return args.workspace.rounds[args.round];
     }
-    __device__ bool any(int groups) const { return index < tiles * groups; }
+    __device__ static int parts(const SparseUnionArgs& args) { return Parts ? args.parts : 1; }
+    __device__ bool any(const SparseUnionArgs& args) const {
+        return index < tiles * args.groups * parts(args);
+    }
     __device__ int tile() const { return first_tile + index % tiles; }
-    __device__ int group() const { return index / tiles; }
-    /// Called by one lane: takes the next pair from the counter, which next() moves to. It is
+    __device__ int group(const SparseUnionArgs& args) const { return index / tiles / parts(args); }
+    /// What the task walks of the union of `item`, in steps of StepBlocks blocks: parts are equally
+    /// long, but the last ones may be shorter, or empty.
+    template <int StepBlocks>
+    __device__ UnionPart part(const SparseUnionArgs& args, int item) const {
+        const int all = args.workspace.block_counts[item];
+        if (!Parts) return {0, 0, all};
+        const int part = index / tiles % parts(args);
+        const int each = ceil_div(all, parts(args) * StepBlocks) * StepBlocks;
+        return {args.part_row(item, part), part * each, max(0, min(each, all - part * each))};
+    }
+    /// Called by one lane: takes the next part from the counter, which next() moves to. It is
     /// called late, so that a tile does not wait here while another team is free.
     __device__ void take(const SparseUnionArgs& args) {
         taken = static_cast<int>(Teams * gridDim.x) + atomicAdd(&round(args).taken, 1);

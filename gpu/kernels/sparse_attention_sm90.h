@@ -14,6 +14,10 @@
 // A chunk is as many tiles as fit into the slots if all their pairs go KV-outer. Only the device
 // knows how many pairs do. A round is as many consecutive chunks as then fit into the slots
 // together: at least one chunk, at most all. KV-outer and tiles process one round after the other.
+//
+// Where there are few tiles and no slots, a union is cut into parts of its steps, which thread
+// blocks walk at the same time. A part leaves its normalised output and its lse in a slot of its
+// own, and a last kernel joins the parts of each tile.
 #pragma once
 
 #include <cuda.h>
@@ -32,6 +36,13 @@ namespace msa::cuda {
 
 constexpr int kSparseMostHeads = 64;  // largest G, except in decode
 constexpr int kSlotRun = 8;           // rows of a slot that are read at once
+constexpr int kMostUnionParts = 8;
+
+/// Teams of a thread block of unions (gpu/device/union_threads_sm90.cuh).
+constexpr int kSparseShortStepKeys = 64;  // of a step, where there are two
+constexpr int sparse_union_teams(int64_t head_dim, int64_t block_size, int64_t element_bytes) {
+    return head_dim == 64 && element_bytes > 1 && block_size <= kSparseShortStepKeys ? 2 : 1;
+}
 
 /// Arguments of every kernel here.
 struct SparseCall {
@@ -53,6 +64,7 @@ struct SparseSchedule : SparseCall {
     int tile_count, chunk_tiles;  // of all chunks, of each but the last
     int all_blocks;               // of all sequences
     int least_sharing;
+    int parts;        // of a union; 1 where any_slots()
     int32_t* marked;  // [Nq, Hkv]: 0 in the schedule, set to 1 if the output has a NaN
     SparseWorkspace workspace;
 
@@ -74,7 +86,14 @@ struct SparseSchedule : SparseCall {
                 n) *
                slot_rows();
     }
-    __host__ __device__ int64_t chunk_slots() const { return tile_groups() * top_k; }
+    /// The first row of the slot of a part of a union; `item`: tile * groups + group.
+    __device__ int part_row(int item, int part) const {
+        return (item * parts + part) * slot_rows();
+    }
+    /// The most slots that the tiles of a chunk can ask for.
+    __host__ __device__ int64_t chunk_slots() const {
+        return tile_groups() * (any_slots() ? top_k : parts > 1 ? parts : 0);
+    }
     __host__ __device__ int chunks() const { return (tile_count + chunk_tiles - 1) / chunk_tiles; }
     __host__ __device__ int64_t tile_groups() const { return int64_t{chunk_tiles} * groups; }
     __host__ __device__ int64_t chunk_rows() const { return tile_groups() * tile_queries; }

@@ -12,6 +12,8 @@
 //   slots      meanwhile the first slots of each warp's rows are being copied. At the end the warp
 //              adds them, weighted by their share of the softmax denominator: the second phase of
 //              KV-outer.
+//   parts      where there are few tiles and no slots, a task is a part of a tile's union. It goes
+//              to a slot of its own, and join_parts writes the result.
 //   turns      with 128 channels in bf16 and f16 the warpgroups begin their products alternately:
 //              the softmax of one overlaps with the products of the other
 //   teams      thread blocks are persistent, one per SM. With 64 channels, in bf16 and f16, and
@@ -48,14 +50,21 @@ __device__ void finish(const SparseUnionArgs& args, UnionMemory<T, Dim, BlockSiz
         const bool wanted = query < kept.queries;  // not of an empty row
         const bool any = total != 0;               // NaN alone leaves no best score, but a total
         const float factor = any ? 1 / total : 0;
+        const float lse = any ? best + log2f(total) : -INFINITY;  // base 2
+        if (UnionMemory<T, Dim, BlockSize, Kind>::kParts && args.parts > 1) {
+            if (!wanted) continue;
+            const int place = kept.part_row + row + kRun * side;
+            store_slot<Stored<T>>(out, side, factor, args.workspace.partial_out, place);
+            if (lane % 4 == 0) args.workspace.partial_lse[place] = lse;
+            continue;
+        }
         const int64_t at = kept.query + query;
         if (wanted && has_nan(out, side, factor)) args.marked[at * args.groups + kept.group] = 1;
         const int64_t out_row =
             at * args.query_heads + kept.group * heads + (row + kRun * side) % heads;
         store_row<Stored<T>>(out, side, factor, wanted,
                              static_cast<char*>(args.out) + out_row * Dim * 2);
-        if (wanted && lane % 4 == 0)
-            args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
+        if (wanted && lane % 4 == 0) args.lse[out_row] = lse * kLn2;
     }
 }
 
@@ -222,6 +231,60 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
     launch_dependents();
 }
 
+constexpr int kJoinWarps = 4;  // of a thread block
+
+/// Joins the parts of unions: a warp has a run of a tile's rows, four lanes for each row.
+template <typename T, int Dim>
+__global__ void __launch_bounds__(kJoinWarps* kWarp)
+    join_parts(const __grid_constant__ SparseUnionArgs args) {
+    wait_for_previous_kernel();
+    launch_dependents();
+    const int lane = threadIdx.x % kWarp, heads = args.group_size(), rows = args.slot_rows();
+    const int run = static_cast<int>(blockIdx.x * kJoinWarps + threadIdx.x / kWarp);
+    const int item = run / (rows / kRun), row = run % (rows / kRun) * kRun + lane / 4;
+    if (item >= args.tile_count * args.groups) return;
+    const QueryTile tile = args.tiles[item / args.groups];
+    const int group = item % args.groups, query = row / heads;
+    const bool wanted = query < tile.queries;  // not of an empty row
+    const int first = args.part_row(item, 0) + row;
+    const float* const lse = args.workspace.partial_lse + first;
+    const auto* const chunks = static_cast<const uint4*>(args.workspace.partial_out);
+    const int parts = wanted ? args.parts : 0;
+    float of_part[kMostUnionParts], best = -INFINITY, total = 0, out[Dim / 2] = {};
+#pragma unroll
+    for (int n = 0; n < kMostUnionParts; ++n) {
+        of_part[n] = n < parts ? lse[n * rows] : -INFINITY;
+        best = fmaxf(best, of_part[n]);
+    }
+    const float shift = best == -INFINITY ? 0 : best;
+    constexpr int kAtOnce = 4;  // are read before they are added
+#pragma unroll
+    for (int begin = 0; begin < kMostUnionParts; begin += kAtOnce) {
+        uint4 chunk[kAtOnce][Dim / 32];
+#pragma unroll
+        for (int n = begin; n < begin + kAtOnce; ++n)
+#pragma unroll
+            for (int i = 0; i < Dim / 32; ++i)
+                if (n < parts) chunk[n - begin][i] = chunks[slot_chunk<Dim>(first + n * rows, i)];
+#pragma unroll
+        for (int n = begin; n < begin + kAtOnce; ++n) {
+            if (n >= parts) break;
+            const float weight = exp2_fast(of_part[n] - shift);
+            total += weight;
+#pragma unroll
+            for (int i = 0; i < Dim / 32; ++i)
+                add_chunk<Stored<T>>(out, 0, i, chunk[n - begin][i], weight);
+        }
+    }
+    const bool any = total != 0;
+    const float factor = any ? 1 / total : 0;
+    const int64_t at = tile.query + query;
+    if (wanted && has_nan(out, 0, factor)) args.marked[at * args.groups + group] = 1;
+    const int64_t out_row = at * args.query_heads + group * heads + row % heads;
+    store_row<Stored<T>>(out, 0, factor, wanted, static_cast<char*>(args.out) + out_row * Dim * 2);
+    if (wanted && lane % 4 == 0) args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
+}
+
 }  // namespace
 
 template <typename T>
@@ -233,13 +296,19 @@ cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaS
             auto* const kernel = union_attention<T, Dim, BlockSize, Kind>;
             const cudaError_t error = allow_shared<S[S::kTeamsOf]>(kernel);
             if (error != cudaSuccess) return error;
-            const int64_t items = int64_t{args.tile_count} * args.groups;
+            const int64_t items = int64_t{args.tile_count} * args.groups * args.parts;
             return launch_early(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, sms))),
                                 S::Threads::kThreads, sizeof(S[S::kTeamsOf]), stream, args);
         };
-        if (!args.any_slots()) return launch.template operator()<Slots::none>();
-        if (args.group_size() % kRun == 0) return launch.template operator()<Slots::alike>();
-        return launch.template operator()<Slots::mixed>();
+        if (args.any_slots())
+            return args.group_size() % kRun == 0 ? launch.template operator()<Slots::alike>()
+                                                 : launch.template operator()<Slots::mixed>();
+        const cudaError_t error = launch.template operator()<Slots::none>();
+        if (error != cudaSuccess || args.parts == 1) return error;
+        const int64_t runs = int64_t{args.tile_count} * args.groups * (args.slot_rows() / kRun);
+        return launch_early(join_parts<T, Dim>,
+                            static_cast<unsigned>(ceil_div(runs, int64_t{kJoinWarps})),
+                            kJoinWarps * kWarp, 0, stream, args);
     });
 }
 

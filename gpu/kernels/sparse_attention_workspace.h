@@ -54,6 +54,7 @@ struct SparseWorkspace {
     SparseChunkPlace* places;  // [chunks]
     uint32_t* in_slots;        // [R], mask over positions in ids; the n-th set bit has slot n
     int32_t* slots;            // [tiles, Hkv] first slot of a tile and group among its chunk's
+    // Slots of (query, block) pairs, or [tiles, Hkv, parts] of parts of unions.
     void* partial_out;   // [slots, slot_rows(), dh] of out's type; order of channels: slot_chunk()
     float* partial_lse;  // [slots, slot_rows()], base 2
 };

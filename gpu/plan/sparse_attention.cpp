@@ -23,14 +23,15 @@ bool is_decode(const Problem& p, LoopOrder order, int sms) {
            sparse_decode_blocks(p.queries(), p.kv_heads, p.group_size()) <= int64_t{waves} * sms;
 }
 
-/// Blocks that this many of a tile's queries share are walked as a union.
+/// Blocks that this many of a tile's queries share are walked as a union. `few`: there are few
+/// unions.
 int least_sharing(const Problem& p, int64_t top_k, Element element, LoopOrder order,
-                  int tile_queries) {
+                  int tile_queries, bool few) {
     const int never = tile_queries + 1;
     if (order == LoopOrder::tile_union) return 1;
     if (order == LoopOrder::kv_outer) return never;
     // Where a tile holds all queries of a sequence, no other tile reads its blocks.
-    if (p.batch.longest_queries() <= tile_queries) return 1;
+    if (few || p.batch.longest_queries() <= tile_queries) return 1;
     return narrow(sparse_least_sharing(p.group_size(), p.head_dim, element_bytes(element),
                                        p.blocks(), top_k));
 }
@@ -321,7 +322,7 @@ SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t of_chu
       uses(s.any_slots() ? chunks * s.chunk_rows() * s.top_k : 0),
       items(s.any_slots() ? chunks * s.most_items() : 0),
       rows(chunks * s.chunk_rows()),
-      slot_rows(s.any_slots() ? s.chunk_slots() * s.slot_rows() : 0) {}
+      slot_rows(s.chunk_slots() * s.slot_rows()) {}
 
 int64_t SparseWorkspaceSize::list_bytes() const {
     const auto bytes = [](int64_t count, size_t each) {
@@ -337,14 +338,20 @@ int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
     return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
 }
 
-SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order, int sms)
-    : decode(is_decode(p, order, sms)) {
+SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order,
+                       const Device& device)
+    : decode(is_decode(p, order, device.sms)) {
     static_cast<SparseCall&>(schedule) = sizes_of(p, top_k);
     if (decode) return;
     schedule.tile_queries = SparseSchedule::tile_queries_of(narrow(p.group_size()));
-    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries);
-    schedule.all_blocks = narrow(block_starts(p).back());
     tiles = count_tiles(p, schedule.tile_queries);
+    const int64_t unions = tiles * p.kv_heads;
+    const bool few = device.is_hopper() && unions <= kFewUnions * device.sms &&
+                     sparse_union_teams(p.head_dim, p.block_size, element_bytes(element)) == 1;
+    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries, few);
+    schedule.parts =
+        few && !schedule.any_slots() ? union_parts(unions, top_k * p.block_size, device.sms) : 1;
+    schedule.all_blocks = narrow(block_starts(p).back());
 
     int64_t chunk_tiles = tiles;
     if (schedule.any_slots())
@@ -365,7 +372,7 @@ void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<con
                             const AttentionOutput& to, LoopOrder order,
                             const RankExchange* exchange) {
     if (ids.size() == 0) return;
-    const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device.sms);
+    const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device);
     MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
     if (!plan.decode) return run_tiles(CallNow(call, in.k), plan, in, ids, to);
     SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);

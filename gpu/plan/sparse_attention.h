@@ -4,12 +4,33 @@
 
 #include "core/backend.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
+#include "gpu/runtime.h"
 
 namespace msa::cuda {
 
 /// Bound on the lists of one call. A call whose lists, or whose slots (kSparseSlotBytes), could be
 /// larger is cut into chunks of tiles.
 inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
+
+/// Where (tile, group) pairs are at most this many for each SM, tiles walk unions alone on Hopper:
+/// passes by blocks need four more launches, each of which waits for the one before. The unions are
+/// cut into parts. Predicted, not measured: neighbours that share few blocks lose
+/// (docs/kernels.md).
+inline constexpr int64_t kFewUnions = 2;
+/// How many parts such unions have, each of about `keys` keys or more: as many as end first if each
+/// SM takes one part after another. A part has at least a step, and takes kPartKeys more, for its
+/// first copies and its slot; to join parts takes kJoinKeys.
+constexpr int union_parts(int64_t unions, int64_t keys, int64_t sms) {
+    constexpr int64_t kPartKeys = 128, kJoinKeys = 256, kLeastKeys = 128;
+    const auto time = [&](int64_t parts) {
+        return ceil_div(unions * parts, sms) * (ceil_div(keys, parts) + kPartKeys) +
+               (parts > 1 ? kJoinKeys : 0);
+    };
+    int best = 1;
+    for (int parts = 2; parts <= kMostUnionParts && parts * kLeastKeys <= keys; ++parts)
+        if (time(parts) < time(best)) best = parts;
+    return best;
+}
 
 /// Tiles of at most `tile_queries` queries, none across sequences.
 int64_t count_tiles(const Problem&, int64_t tile_queries);
@@ -31,7 +52,7 @@ struct SparsePlan {
     int64_t chunks_at_once = 1;  // that one schedule covers; one chunk is too little work
 
     /// For a call in `order`, not q_outer, on operands of this type.
-    SparsePlan(const Problem&, int64_t top_k, Element, LoopOrder order, int sms);
+    SparsePlan(const Problem&, int64_t top_k, Element, LoopOrder order, const Device&);
 };
 
 }  // namespace msa::cuda

@@ -21,6 +21,7 @@ using cuda::SparsePlan;
 using cuda::SparseWorkspaceSize;
 
 constexpr int kSms = 132;
+const cuda::Device kHopper{0, 90, kSms};
 
 Problem layer(int64_t tokens, int64_t query_heads, int64_t kv_heads) {
     return square_problem(tokens, query_heads, kv_heads, 128, 128, 128);
@@ -35,7 +36,7 @@ TEST(CudaPlan, WorkspacesStayWithinTheirBounds) {
             for (LoopOrder order :
                  {LoopOrder::automatic, LoopOrder::tile_union, LoopOrder::kv_outer}) {
                 const SparsePlan plan(layer(1 << 20, query_heads, kv_heads), top_k, Element::bf16,
-                                      order, kSms);
+                                      order, kHopper);
                 ASSERT_FALSE(plan.decode);
                 EXPECT_LE(size_of(plan).list_bytes(), cuda::kMostListBytes)
                     << query_heads << '/' << kv_heads << ", k " << top_k << ' ' << to_string(order);
@@ -47,35 +48,37 @@ TEST(CudaPlan, WorkspacesStayWithinTheirBounds) {
 
 TEST(CudaPlan, WhatHasRoomIsNotCut) {
     // The paper's layer at 128K: unions in one chunk; slots of 8192 queries, 16 chunks a schedule.
-    const SparsePlan unions(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::tile_union, kSms);
+    const SparsePlan unions(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::tile_union,
+                            kHopper);
     EXPECT_EQ(unions.schedule.tile_queries, 8);
     EXPECT_EQ(unions.schedule.least_sharing, 1);
     EXPECT_EQ(unions.schedule.chunk_tiles, unions.tiles);
     EXPECT_EQ(size_of(unions).slot_bytes(128), 0);
     const SparsePlan automatic(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::automatic,
-                               kSms);
+                               kHopper);
     EXPECT_EQ(automatic.schedule.least_sharing, 3);
     EXPECT_EQ(automatic.schedule.chunk_tiles, 1024);
     EXPECT_EQ(automatic.chunks_at_once, 16);
     // Steps of e4m3 are cheaper; and short sequences leave nothing to slots.
     const auto least = [](int64_t tokens, Element element) {
-        return SparsePlan(layer(tokens, 64, 4), 16, element, LoopOrder::automatic, kSms)
+        return SparsePlan(layer(tokens, 64, 4), 16, element, LoopOrder::automatic, kHopper)
             .schedule.least_sharing;
     };
     EXPECT_EQ(least(1 << 17, Element::e4m3), 2);
     EXPECT_EQ(least(8192 + 1, Element::bf16), 3);
     EXPECT_EQ(least(8192, Element::bf16), 1);
-    const SparsePlan kv_outer(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::kv_outer, kSms);
+    const SparsePlan kv_outer(layer(1 << 17, 64, 4), 16, Element::bf16, LoopOrder::kv_outer,
+                              kHopper);
     EXPECT_EQ(kv_outer.schedule.least_sharing, 9);
 }
 
 TEST(CudaPlan, FewQueriesAreDecodedInTheAutomaticOrderAlone) {
     Problem p = layer(0, 64, 4);
     p.batch = PackedBatch({0, 1}, {0, 1 << 20});
-    EXPECT_TRUE(SparsePlan(p, 16, Element::bf16, LoopOrder::automatic, kSms).decode);
-    EXPECT_FALSE(SparsePlan(p, 16, Element::bf16, LoopOrder::tile_union, kSms).decode);
+    EXPECT_TRUE(SparsePlan(p, 16, Element::bf16, LoopOrder::automatic, kHopper).decode);
+    EXPECT_FALSE(SparsePlan(p, 16, Element::bf16, LoopOrder::tile_union, kHopper).decode);
     EXPECT_FALSE(
-        SparsePlan(layer(4096, 64, 4), 16, Element::bf16, LoopOrder::automatic, kSms).decode);
+        SparsePlan(layer(4096, 64, 4), 16, Element::bf16, LoopOrder::automatic, kHopper).decode);
 }
 
 TEST(CudaPlan, PredicatesSayWhy) {

@@ -36,7 +36,7 @@ const PagedShape kShapes[] = {
     {"drafts_64", kPaper, kLengths, 5, 64},
     {"chunk", kPaper, {1500, 0, 129, 700}, 300, 128, Pool::by_page},
     {"chunk_64", kPaper, {1500, 0, 129, 700}, 300, 64, Pool::by_row},
-    {"small_blocks", {8, 2, 128, 64, 32}, {777, 40}, 500, 64},
+    {"small_blocks", {64, 16, 128, 64, 32}, {777, 40}, 500, 64},
     {"two_teams", {32, 2, 64, 128, 64}, {1000, 65}, 700, 192, Pool::by_page},
     {"few_heads", {12, 4, 64, 64, 128}, {999, 1, 200}, 400, 64},
 };

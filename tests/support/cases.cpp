@@ -30,6 +30,13 @@ const std::vector<int64_t> kRagged{0, 39, 74, 74, 75, 170}, kQueries{0, 100, 101
 constexpr Tags kGroupCounts = kTruth | kTuned | kGradient | kKl,
                kWideGroups = kTuned | kGradient | kKl | kE4m3;
 constexpr SelectionRule k(int64_t top_k) { return {.top_k = top_k}; }
+/// A sequence of `length`, and `count` of one token: each is a tile of its own, so that there are
+/// more than two tiles and groups for each of 132 SMs. Of fewer, automatic takes unions alone.
+std::vector<int64_t> beside_tokens(int64_t length, int64_t count) {
+    std::vector<int64_t> starts{0};
+    for (int64_t n = 0; n <= count; ++n) starts.push_back(length + n);
+    return starts;
+}
 
 const std::vector<Row> kRows{
     // Every edge that the contract names, small enough for the reference in a sanitizer build.
@@ -214,6 +221,12 @@ const std::vector<Row> kRows{
      {0, 1200},
      k(4),
      {.positions = {0, 5, 127, 128, 700, 1199}}},
+    // Unions in parts: of unlike lengths, so that some parts are empty, and with scores that leave
+    // one part the weight. More of them are among those of few heads and of unions of any size.
+    {"parts", kTuned, {64, 4, 128, 128, 128}, {0, 43}, {0, 1500}, k(8)},
+    {"parts_packed", kTuned, kPaper, {0, 30, 31, 31, 60, 80}, {0, 30, 500, 500, 2100, 2120}, k(10)},
+    {"parts_extreme", kTuned, kPaper, {0, 40}, {0, 1300}, k(8), {.values = Values::extreme}},
+    {"parts_rising", kTuned, kPaper, {0, 40}, {0, 700}, k(5), {.values = Values::rising}},
     // Both gradients.
     {"pilot", kGradient | kKl, {16, 4, 64, 64, 64}, {0, 700}, {0, 700}, k(5)},
     {"pilot_packed", kGradient | kKl, {16, 4, 64, 64, 64}, kQueries, kKeys, k(5)},
@@ -252,7 +265,8 @@ const std::vector<Row> kRows{
     {"g12_packed", kKl, {24, 2, 128, 128, 128}, kQueries, kKeys, k(3)},
     // Operands in e4m3; mixed: unions and slots.
     {"paper", kE4m3, kPaper, {0, 90}, {0, 700}, k(3)},
-    {"mixed", kE4m3, {64, 4, 128, 128, 128}, {0, 140}, {0, 1700}, k(3)},
+    {"mixed", kE4m3, {64, 4, 128, 128, 128}, beside_tokens(140, 49), beside_tokens(1700, 49), k(3)},
+    {"parts", kE4m3, {16, 2, 128, 128, 128}, {0, 60}, {0, 1500}, k(8)},
     {"packed",
      kE4m3,
      {16, 2, 128, 128, 128},
@@ -261,7 +275,13 @@ const std::vector<Row> kRows{
      k(3)},
     {"blocks_of_64", kE4m3, {16, 2, 128, 128, 64}, {0, 70}, {0, 500}, k(4)},
     {"narrow", kE4m3, {16, 4, 64, 64, 64}, {0, 80}, {0, 380}, k(4)},
-    {"narrow_mixed", kE4m3, {16, 4, 64, 64, 64}, {0, 60}, {0, 1700}, k(3)},
+    {"narrow_mixed",
+     kE4m3,
+     {16, 4, 64, 64, 64},
+     beside_tokens(60, 65),
+     beside_tokens(1700, 65),
+     k(3)},
+    {"narrow_parts", kE4m3, {16, 2, 64, 64, 64}, {0, 60}, {0, 1500}, k(12)},
     {"narrow_wide_blocks", kE4m3, {16, 2, 64, 64, 128}, {0, 60}, {0, 600}, k(3)},
     {"g3", kE4m3, {12, 4, 128, 128, 128}, {0, 50}, {0, 700}, k(3)},
     {"g64", kE4m3, {64, 1, 64, 64, 64}, {0, 20}, {0, 400}, k(4)},
@@ -276,6 +296,7 @@ const std::vector<Row> kRows{
      k(3)},
     {"g1_widest_tables", kGroupSizes, {2, 2, 64, 64, 128}, {0, 70}, {0, 4400}, k(32)},
     {"g2_prefix", kGroupSizes, {4, 2, 128, 128, 64}, {0, 120}, {0, 900}, k(6)},
+    {"g3_parts", kGroupSizes, {12, 4, 128, 128, 64}, {0, 50}, {0, 2000}, k(16)},
     {"g3_packed", kGroupSizes, {6, 2, 64, 64, 128}, {0, 50, 130}, {0, 300, 1000}, k(4)},
     {"g4_square", kGroupSizes, {16, 4, 64, 64, 64}, {0, 300}, {0, 300}, k(4)},
     {"g4_rising",
@@ -288,7 +309,12 @@ const std::vector<Row> kRows{
     {"g4_wide", kGroupSizes, {8, 2, 128, 128, 128}, {0, 90}, {0, 700}, k(3)},
     {"g5_packed", kGroupSizes, {10, 2, 128, 128, 64}, {0, 25, 51, 130}, {0, 25, 300, 900}, k(5)},
     {"g5_slots", kGroupSizes, {10, 2, 64, 64, 64}, {0, 60}, {0, 2000}, k(3)},
-    {"g6_slots", kGroupSizes, {12, 2, 128, 128, 64}, {0, 60}, {0, 1600}, k(5)},
+    {"g6_slots",
+     kGroupSizes,
+     {36, 6, 128, 128, 64},
+     beside_tokens(60, 42),
+     beside_tokens(1600, 42),
+     k(5)},
     {"g6_square", kGroupSizes, {12, 2, 64, 64, 64}, {0, 130}, {0, 130}, k(32)},
     {"g7_prefix", kGroupSizes, {14, 2, 64, 64, 128}, {0, 50}, {0, 640}, k(4)},
     {"g12_wide", kGroupSizes, {24, 2, 128, 128, 128}, {0, 40}, {0, 600}, k(3)},
