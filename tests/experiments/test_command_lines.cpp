@@ -292,7 +292,7 @@ private:
 
 TEST_P(CommandLines, AreAnsweredOrRefused) {
     const char* const asked = std::getenv("MSA_TEST_COMMAND_LINES");
-    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 10 : 50;
+    const int count = asked != nullptr ? std::atoi(asked) : kSanitized ? 10 : 25;
     const std::vector<Flag> flags = flags_of(GetParam());
     ASSERT_GT(flags.size(), 5U);
     ASSERT_TRUE(kSound.contains(GetParam().name)) << "needs a line in kSound";
