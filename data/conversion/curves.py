@@ -4,8 +4,10 @@
 order and no token twice, so the loss of a step is one on text that the model has not seen, and the difference of a
 step's losses is that of the arms.
 
-usage: curves.py RECORDS SEED [OUT]   (PYTHONPATH=python; RECORDS: folder of ARM-seed-SEED.tar.xz; OUT: folder of the
-picture)
+usage: curves.py RECORDS SEED,... [OUT]   (PYTHONPATH=python; RECORDS: folder of ARM-seed-SEED.tar.xz; OUT: folder of
+the picture)
+
+The losses of a step are averaged over the seeds that an arm has.
 """
 
 import csv
@@ -38,41 +40,48 @@ def read(folder: Path, seed: str) -> dict[str, dict[int, float]]:
     return found
 
 
-def behind(arm: dict, dense: dict) -> dict[int, dict]:
-    """First step of a stretch -> the difference as a share of the dense loss; steps are drawn with replacement."""
-    steps = sorted(arm.keys() & dense.keys())
+def behind(pairs: list) -> dict[int, dict]:
+    """pairs: (losses of an arm, those of dense) of each seed. First step of a stretch -> the difference as a share of
+    the dense loss; steps are drawn with replacement."""
+    steps = sorted(set.intersection(*(set(curve) for pair in pairs for curve in pair)))
+    arm, dense = ({step: np.mean([curve[step] for curve in curves]) for step in steps} for curves in zip(*pairs))
     return {first: ratio_interval([arm[step] - dense[step] for step in own], [dense[step] for step in own], 0)
             for first in range(0, len(steps), STRETCH) if len(own := steps[first:first + STRETCH]) >= FEWEST}
 
 
 @style.styled
 def draw(table: Table, out: Path):
-    figure = style.new_figure(2.8)
+    figure = style.new_figure(3)
     axes = figure.subplots()
-    for place, arm in enumerate(sorted(set(table["arm"]))):
-        own = table.where(arm=arm)
+    owns = {arm: table.where(arm=arm) for arm in sorted(set(table["arm"]))}
+    lines = {arm: own for arm, own in owns.items() if len(own["step"]) > 1}
+    for place, (arm, own) in enumerate(lines.items()):
         whiskers = (own["percent"] - own["low"], own["high"] - own["percent"])
         axes.errorbar(own["step"] + STRETCH / 2, own["percent"], whiskers, label=arm, capsize=2, **style.series_style(place))
     axes.axhline(0.5, color=style.GUIDE, linestyle=":", label="near-lossless: less")
     axes.set(xlabel="step of 131K tokens", ylabel="loss above dense, %", ylim=(0, None))
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2)
     style.save(figure, table, out, "conversion_curves")
 
 
 def main():
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    runs = read(Path(sys.argv[1]), sys.argv[2])
-    if "dense" not in runs:
-        sys.exit(f"{sys.argv[1]}: has no dense-seed-{sys.argv[2]}.tar.xz")
-    dense = runs.pop("dense")
+    pairs = {}
+    for seed in sys.argv[2].split(","):
+        runs = read(Path(sys.argv[1]), seed)
+        if "dense" not in runs:
+            sys.exit(f"{sys.argv[1]}: has no dense-seed-{seed}.tar.xz")
+        dense = runs.pop("dense")
+        for arm, curve in runs.items():
+            pairs.setdefault(arm, []).append((curve, dense))
     rows = []
-    for arm, curve in sorted(runs.items()):
-        for first, one in behind(curve, dense).items():
+    for arm, own in sorted(pairs.items()):
+        for first, one in behind(own).items():
             percent = {name: 100 * one[name] for name in ("mean", "low", "high")} | {"units": one["units"]}
             rows.append([arm, first, *[*percent.values()][:3]])
-            print(f"{arm}, steps {first} to {first + one['units'] - 1}: {percent['mean']:+.2f} %, 95 %: "
-                  f"{interval_text(percent, 'steps', 2)}")
+            print(f"{arm}, seeds: {len(own)}, steps {first} to {first + one['units'] - 1}: {percent['mean']:+.2f} %, "
+                  f"95 %: {interval_text(percent, 'steps', 2)}")
     if len(sys.argv) == 4:
         draw(Table.from_rows(("arm", "step", "percent", "low", "high"), rows), Path(sys.argv[3]))
 

@@ -131,11 +131,14 @@ def main():
             pairs = pairs_of(arm, own.format(budget), True)
             if pairs:
                 print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs), *with_each(folder, arm), sep="\n")
+    as_it_was = records(folder, "fitted", "dense")
     for budget in (512, 1024):
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)
             if pairs:
-                print(f"not trained, {config}:", *describe(pairs), sep="\n")
+                own = [(record, as_it_was[seed]) for seed, record in sorted(records(folder, "fitted", config).items())]
+                print(f"not trained, {config}:", *describe(pairs), "  beside its own dense attention:",
+                      *(f"  {line}" for line in describe(own)[:2]), sep="\n")
 
 
 if __name__ == "__main__":

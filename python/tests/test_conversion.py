@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT / "data/conversion"))
 import records  # noqa: E402
 
 
-def make_record(folder, arm, seed, config, more, right, steps=10):
-    """Of an arm whose tokens cost the share `more` more than those of the arm dense, by document from half of it to
-    one and a half."""
+def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0):
+    """Of an arm whose tokens cost the share `more` more than with dense attention, by document from half of it to
+    one and a half. scale: what they cost with dense attention, as a share of the arm dense."""
     rng = np.random.default_rng(7)  # the same text everywhere
-    nats = rng.uniform(1, 3, (DOCUMENTS, TOKENS)).sum(1)
+    nats = scale * rng.uniform(1, 3, (DOCUMENTS, TOKENS)).sum(1)
     rows = [nats, nats * (1 + more * np.linspace(0.5, 1.5, DOCUMENTS))][:1 if config == "dense" else 2]
     answers = "".join("1" if number < right else "0" for number in range(EXERCISES))
     evaluation = {
@@ -70,11 +70,21 @@ def test_curves_tell_how_far_an_arm_is_behind(tmp_path):
         pack(tmp_path / f"{arm}-seed-1.tar.xz", {"curves.csv": curve(loss)})
     code, out, err = said("curves.py", tmp_path, "1", tmp_path)
     assert (code, err) == (0, "")
-    assert out.splitlines() == ["msa-512, steps 0 to 19: +2.00 %, 95 %: +2.00 to +2.00, 20 steps",
-                                "msa-512, steps 20 to 39: +1.00 %, 95 %: +1.00 to +1.00, 20 steps",
-                                "msa-512, steps 40 to 45: +1.00 %, 95 %: +1.00 to +1.00, 6 steps"]
+    assert out.splitlines() == ["msa-512, seeds: 1, steps 0 to 19: +2.00 %, 95 %: +2.00 to +2.00, 20 steps",
+                                "msa-512, seeds: 1, steps 20 to 39: +1.00 %, 95 %: +1.00 to +1.00, 20 steps",
+                                "msa-512, seeds: 1, steps 40 to 45: +1.00 %, 95 %: +1.00 to +1.00, 6 steps"]
     assert (tmp_path / "conversion_curves.png").exists()
-    assert said("curves.py", tmp_path, "2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
+    assert said("curves.py", tmp_path, "1,2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
+
+
+def test_curves_of_several_seeds_are_averaged(tmp_path):
+    for arm, seed, loss in (("dense", 1, 2), ("dense", 2, 3), ("msa-512", 1, 2.1), ("msa-512", 2, 3.5),
+                            ("window-512", 2, 3.3)):
+        pack(tmp_path / f"{arm}-seed-{seed}.tar.xz", {"curves.csv": curve(lambda step: loss)})
+    code, out, err = said("curves.py", tmp_path, "1,2")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[::3] == ["msa-512, seeds: 2, steps 0 to 19: +12.00 %, 95 %: +12.00 to +12.00, 20 steps",
+                                     "window-512, seeds: 1, steps 0 to 19: +10.00 %, 95 %: +10.00 to +10.00, 20 steps"]
 
 
 @pytest.mark.parametrize("more, right, seeds, verdict", [
@@ -114,6 +124,15 @@ def test_records_of_other_steps_are_not_compared(tmp_path):
     make_record(tmp_path, "msa-512", 1, "index@512", 0, 90, steps=20)
     code, _, errors = judged(tmp_path)
     assert code == 1 and "different models, tokens, steps or texts" in errors
+
+
+def test_what_is_not_trained_is_also_compared_with_the_model_as_it_was(tmp_path):
+    make_record(tmp_path, "dense", 1, "dense", 0, 90)
+    make_record(tmp_path, "fitted", 1, "index@512", 0.1, 80, steps=1, scale=1.2)
+    code, out, _ = judged(tmp_path)
+    trained, own = (float(value) for value in re.findall(r"excess (\S+) %", out))
+    assert code == 0 and own == pytest.approx(10, rel=0.02) and trained == pytest.approx(120 + 1.2 * own - 100, abs=0.01)
+    assert "beside its own dense attention:\n    excess " in out
 
 
 def test_without_a_dense_run_nothing_is_judged(tmp_path):
