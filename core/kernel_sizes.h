@@ -44,7 +44,8 @@ constexpr int64_t sparse_item_queries(int64_t heads) {
 /// Measured for G = 16 with 128 channels in bf16, where 32 to 64 rows are alike, and for G = 4 with
 /// 64. The union holds all blocks if the longest sequence has at most 4 k of them (64 channels: 8
 /// k). A query of a square sequence then selects on average half of what it sees (a quarter), and
-/// slots save too few steps to pay for the pass by blocks.
+/// slots save too few steps to pay for the pass by blocks. Calls of few tiles on Hopper take unions
+/// alone, whatever this says.
 constexpr int64_t sparse_least_sharing(int64_t heads, int64_t head_dim, int64_t element_bytes,
                                        int64_t blocks, int64_t top_k) {
     const int64_t full = head_dim > 64 ? 2 : 1;  // times 64 channels

@@ -21,6 +21,7 @@ import re
 import statistics
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -112,8 +113,7 @@ class Vllm:
 
     name = "vLLM (Triton)"
 
-    def __init__(self, case: Case, given: Operands):
-        from vllm.models.minimax_m3.common import ops
+    def __init__(self, case: Case, given: Operands, ops):
         cache = torch.cat([given.k, given.v], -1).transpose(1, 2).contiguous()  # [pages, Hkv, 128, 2 dh]
         most, heads, new = max(case.lengths), case.kv_heads, max(case.new)
         before = given.lengths - given.cu_q.diff()
@@ -192,7 +192,11 @@ def measure(case: Case, selection: str, device: str) -> dict:
         row["union"] = union_of(ids, case)
     row[ours.name] = times_of(ours, ids, device)
     try:
-        theirs = Vllm(case, given)
+        ops = import_module("vllm.models.minimax_m3.common.ops")
+    except ImportError as error:
+        return row | {"skipped": f"not installed: {error}"}
+    try:
+        theirs = Vllm(case, given, ops)
         found = theirs.select()
         row["other_ids"] = other_ids(ids, found)
         if not row["other_ids"] <= MOST_OTHER:
@@ -203,8 +207,6 @@ def measure(case: Case, selection: str, device: str) -> dict:
         if not row["off"] <= farthest(case, given.q, *keys, "the selected blocks"):
             raise ValueError(f"its output is off ours by {row['off']:.2g}")
         row[theirs.name] = times_of(theirs, found, device)
-    except ImportError as error:
-        row["skipped"] = f"not installed: {error}"
     except Exception as error:  # whatever it is, the others remain
         row["skipped"] = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
     return row
@@ -229,7 +231,7 @@ def main(arguments=None):
     device, cases = ("cpu", SMALL) if options.small else ("cuda", CASES)
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU; --small takes the CPU")
-    record = {"torch": torch.__version__, "device": device_name(), "commit": options.commit, "rows": []}
+    record = {"torch": torch.__version__, "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
     end = time.monotonic() + options.seconds
     for case in (case for case in cases if re.search(options.only, case.name)):
         for selection in ("random", "alike") if max(case.new) > 1 else ("random",):

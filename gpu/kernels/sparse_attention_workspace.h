@@ -28,7 +28,7 @@ static_assert(sizeof(UnionBlock) == kUnionBlockBytes && sizeof(BlockUse) == kBlo
 struct __align__(16) SparseRound {
     int32_t first_chunk, chunks;  // chunks 0: earlier rounds took all
     int32_t items;                // of KV-outer
-    int32_t taken;                // tiles taken so far, without each thread block's first
+    int32_t taken;                // tiles or parts taken, without each thread block's first
 };
 /// A chunk's round, and the first of its slots there.
 struct __align__(8) SparseChunkPlace {

@@ -348,7 +348,8 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrd
     const int64_t unions = tiles * p.kv_heads;
     const bool few = device.is_hopper() && unions <= kFewUnions * device.sms &&
                      sparse_union_teams(p.head_dim, p.block_size, element_bytes(element)) == 1;
-    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries, few);
+    const bool alone = few && schedule.tile_queries <= kFewTileQueries;
+    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries, alone);
     schedule.parts =
         few && !schedule.any_slots() ? union_parts(unions, top_k * p.block_size, device.sms) : 1;
     schedule.all_blocks = narrow(block_starts(p).back());
@@ -366,6 +367,7 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrd
     chunks_at_once =
         std::min(sparse_scheduled_chunks(p.group_size()), ceil_div(tiles, chunk_tiles));
     while (list_bytes(chunks_at_once) > kMostListBytes && chunks_at_once > 1) --chunks_at_once;
+    MSA_CHECK(schedule.parts == 1 || chunks_at_once == 1);  // slots are those of one chunk
 }
 
 void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,

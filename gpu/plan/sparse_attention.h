@@ -12,14 +12,14 @@ namespace msa::cuda {
 /// larger is cut into chunks of tiles.
 inline constexpr int64_t kMostListBytes = int64_t{1} << 30;
 
-/// Where (tile, group) pairs are at most this many for each SM, tiles walk unions alone on Hopper:
-/// passes by blocks need four more launches, each of which waits for the one before. The unions are
-/// cut into parts. Predicted, not measured: neighbours that share few blocks lose
-/// (docs/kernels.md).
-inline constexpr int64_t kFewUnions = 2;
-/// How many parts such unions have, each of about `keys` keys or more: as many as end first if each
-/// SM takes one part after another. A part has at least a step, and takes kPartKeys more, for its
-/// first copies and its slot; to join parts takes kJoinKeys.
+/// Where (tile, group) pairs are at most this many for each SM, unions are cut into parts on
+/// Hopper. Tiles of up to kFewTileQueries queries then walk unions alone: passes by blocks need
+/// four more launches, each of which waits for the one before. Measured with tiles of 8, where
+/// neighbours that share few blocks lose (docs/kernels.md); larger tiles would lose more.
+inline constexpr int64_t kFewUnions = 2, kFewTileQueries = 8;
+/// The number of parts that lets all unions end first. A union has about `keys` keys or more, and
+/// each SM takes one part after another. A part has at least a step, and takes kPartKeys more, for
+/// its first copies and its slot; to join parts takes kJoinKeys.
 constexpr int union_parts(int64_t unions, int64_t keys, int64_t sms) {
     constexpr int64_t kPartKeys = 128, kJoinKeys = 256, kLeastKeys = 128;
     const auto time = [&](int64_t parts) {

@@ -585,7 +585,7 @@ def test_of_a_model_of_bytes_each_byte_is_a_token(tmp_path, capsys):
             np.testing.assert_array_equal(array, other.layer(2).arrays()[name])
     capsys.readouterr()
     assert main([*command, str(tmp_path / "b.h5"), "--text", str(tmp_path / "empty.txt"), "--bytes"]) == 2
-    assert "empty.txt: holds no text" in capsys.readouterr().err
+    assert "empty.txt: no tokens come of its text" in capsys.readouterr().err
 
 
 def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):

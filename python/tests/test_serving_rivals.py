@@ -18,7 +18,8 @@ def rivals(monkeypatch):
     return importlib.import_module("serving_rivals")
 
 
-def test_without_vllm_there_are_our_times(rivals, tmp_path, capsys):
+def test_without_vllm_there_are_our_times(rivals, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
     rivals.main(["--small", "--out", str(tmp_path / "r.json")])
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["selection"] for row in rows] == ["random", "alike"]

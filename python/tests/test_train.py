@@ -185,8 +185,8 @@ def test_the_warm_up_leaves_the_model_as_it_is(tiny, tmp_path):
     assert not np.array_equal(first, last)
 
 
-def start(launch, tiny, out, *words):
-    process = subprocess.run([sys.executable, *launch, *command(tiny, out, *words)], stderr=subprocess.PIPE,
+def start(launch, tiny, out, *words, **of):
+    process = subprocess.run([sys.executable, *launch, *command(tiny, out, *words, **of)], stderr=subprocess.PIPE,
                              text=True, env=os.environ | {"PYTHONPATH": ":".join(sys.path),
                                                           "OMP_NUM_THREADS": "1"})
     return process.returncode, process.stderr
@@ -230,10 +230,10 @@ def test_stopped_by_time_it_goes_on(tiny, tmp_path):
     assert [path.name for path in tmp_path.glob("parts/state-*")] == ["state-3"]
 
 
-UNITS_OF_A_LAYER = """
+UNITS = """
 import sys
 from msalab.training import __main__, learner
-learner.UNIT = 1
+learner.units_of = lambda layers: [layers[:2], layers[2:4]]
 sys.exit(__main__.main(sys.argv[1:]))
 """
 
@@ -241,10 +241,11 @@ sys.exit(__main__.main(sys.argv[1:]))
 def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
     rate = 1e-3
     how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
-    assert train(tiny, tmp_path / "one", *how) == 0
-    (tmp_path / "train.py").write_text(UNITS_OF_A_LAYER)
+    make_model(num_hidden_layers=5).save_pretrained(tiny / "five")  # two units of two, the last one in the root
+    assert train(tiny, tmp_path / "one", *how, model="five") == 0
+    (tmp_path / "train.py").write_text(UNITS)
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py")]
-    code, errors = start(two, tiny, tmp_path / "two", *how)
+    code, errors = start(two, tiny, tmp_path / "two", *how, model="five")
     assert code == 0, errors
     one, two = (values_of(tmp_path / run, "loss") for run in ("one", "two"))
     assert one[:2] == two[:2]  # the same rows by themselves, before the model has changed
@@ -399,8 +400,8 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     (tmp_path / "a/mine.txt").unlink()
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
     refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup", 0)
-    refused("run.json: options clip was 1.0, is 2.0, options lr was 0.01, is 0.5; --resume goes on with the "
-            "recorded values alone, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--clip", 2,
+    refused("run.json: options clip was 1.0, is 2.0, options lr was 0.01, is 0.5; --resume needs the "
+            "options as recorded, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--clip", 2,
             "--resume")
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
 

@@ -18,13 +18,14 @@ constexpr int kSms = 132;
 const cuda::Device kHopper{0, 90, kSms};
 
 /// `queries` new tokens behind `keys` keys, `sequences` times.
-Problem chunks(int64_t sequences, int64_t queries, int64_t keys) {
+Problem chunks(int64_t sequences, int64_t queries, int64_t keys, int64_t heads = 64,
+               int64_t groups = 4) {
     std::vector<int64_t> cu_q{0}, cu_k{0};
     for (int64_t s = 0; s < sequences; ++s) {
         cu_q.push_back(cu_q.back() + queries);
         cu_k.push_back(cu_k.back() + keys);
     }
-    Problem p = square_problem(0, 64, 4, 128, 128, 128);
+    Problem p = square_problem(0, heads, groups, 128, 128, 128);
     p.batch = PackedBatch(cu_q, cu_k);
     return p;
 }
@@ -56,6 +57,13 @@ TEST(UnionParts, AreOfFewUnionsOnHopper) {
         plan(chunks(1, 171, 18 << 10), LoopOrder::automatic, {.capability = 80, .sms = 108});
     EXPECT_EQ(older.least_sharing, 3);
     EXPECT_EQ(older.parts, 1);
+    // Larger tiles keep their slots, and are cut where they have none.
+    for (const int64_t queries : {200, 1000}) {
+        const Problem p = chunks(1, queries, 18 << 10, 32, 8);
+        EXPECT_GT(plan(p).least_sharing, 1);
+        EXPECT_EQ(plan(p).parts, 1);
+        EXPECT_GT(plan(p, LoopOrder::tile_union).parts, 1);
+    }
     // A thread block of two teams has no parts.
     Problem narrow = chunks(1, 40, 18 << 10);
     narrow.head_dim = narrow.block_size = 64;

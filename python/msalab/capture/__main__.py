@@ -25,7 +25,7 @@ def read_sequences(options, tokenize) -> list:
 
     def read_text(path):
         ids = tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
-        require(len(ids), f"{path}: holds no text")
+        require(len(ids), f"{path}: no tokens come of its text")
         return ids
 
     sequences = []

@@ -18,7 +18,7 @@ from ..nn import IndexBranch
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
-UNIT = 1 << 25  # parameters that processes gather at once, at least
+UNIT = 1 << 25  # least parameters of a unit of layers, which processes gather together
 
 
 class Learner(nn.Module):
@@ -118,8 +118,8 @@ def compile_parts(learner: Learner):
 def shard(learner: Learner, group: Group, dtype: torch.dtype):
     """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
     computes with them; inputs of layers stay as they are, so that roundings do not depend on the units. Index
-    Branches are a unit of their own: in the warm-up nothing else has gradients. What no unit of layers has is
-    gathered with the rest of the model, and stays there during a step."""
+    Branches are a unit of their own: in the warm-up nothing else has gradients. Last layers that do not fill a
+    unit are gathered with the embeddings and the head, which stay gathered during a step."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
     layers = list(layers_of(learner))
     branches = [branch for layer in layers for branch in branches_of(layer)]

@@ -138,7 +138,7 @@ def open_folder(out: Path, record: dict, options):
     if path.exists():
         require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
         same_or_refused(str(path), json.loads(path.read_text()), json.loads(json.dumps(record)),
-                        "; --resume goes on with the recorded values alone, --overwrite begins anew")
+                        "; --resume needs the options as recorded, --overwrite begins anew")
         return
     require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
     write_json(path, record)
