@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Shapes of serving over a cache in pages: msalab beside the Triton kernels of vLLM's MiniMax-M3 layer, on a GPU.
 
-    python examples/serving_rivals.py [--out FILE] [--only PATTERN] [--seconds S] [--small]
+    python examples/serving_rivals.py [--out FILE] [--only PATTERN] [--seconds S] [--commit SHA] [--small]
 
 Both select k blocks of 128 keys and attend to them, in bfloat16, 64 heads in 4 groups of 128 channels, k = 16. vLLM takes
 its kernels of decode where every request has the same few new tokens, as its layer does, and those of prefill
@@ -22,6 +22,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -212,6 +213,13 @@ def measure(case: Case, selection: str, device: str) -> dict:
     return row
 
 
+def vllm_version() -> str | None:
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
+
+
 def report(row: dict) -> str:
     times = [row.get(side.name) for side in (Ours, Vllm)]
     text = f"{row['case']:32}{row['selection']:8}{times[0]['layer_us']:10.1f} us"
@@ -222,18 +230,21 @@ def report(row: dict) -> str:
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="record, JSON")
     parser.add_argument("--only", default="", help="cases whose names this regular expression finds")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--commit", default="unknown", help="of the kernels, for the record")
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--small", action="store_true", help="one small case on the CPU")
     options = parser.parse_args(arguments)
     device, cases = ("cpu", SMALL) if options.small else ("cuda", CASES)
+    cases = [case for case in cases if re.search(options.only, case.name)]
+    if not cases:
+        parser.error(f"--only is {options.only}, which no case's name has")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU; --small takes the CPU")
-    record = {"torch": torch.__version__, "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
+    record = {"format": "msa-serving-rivals", "format_version": 1, "vllm": vllm_version(), "torch": torch.__version__, "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
     end = time.monotonic() + options.seconds
-    for case in (case for case in cases if re.search(options.only, case.name)):
+    for case in cases:
         for selection in ("random", "alike") if max(case.new) > 1 else ("random",):
             if time.monotonic() > end:
                 break

@@ -78,10 +78,10 @@ def main(arguments=None) -> int:
     if command in PROGRAMS:
         print(f"msalab: {command} is the program msa-{command} of this package, which is not here: there is no "
               f"{BIN / f'msa-{command}'}; `pip install .` in the repository compiles and installs it, and "
-              f"`./msalab build` there makes build/release/bin/msa-{command}", file=sys.stderr)
+              f"`./msalab build` there makes build/release/bin/msa-{command}, which runs by itself", file=sys.stderr)
         return 2
     named = f"'{command}' is no command; " if command else ""
-    print(f"msalab: {named}commands are: {', '.join({**TOOLS, **programs()})}", file=sys.stderr)
+    print(f"msalab: {named}commands are: {', '.join(sorted({*TOOLS, *PROGRAMS}))}", file=sys.stderr)
     return 2
 
 

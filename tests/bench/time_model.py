@@ -260,7 +260,7 @@ def commit() -> str:
 
 
 def open_record(path: Path, made_of: str, device) -> dict:
-    about = {"torch": torch.__version__, "transformers": transformers.__version__,
+    about = {"format": "msa-model-times", "format_version": 1, "torch": torch.__version__, "transformers": transformers.__version__,
              "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
     record = json.loads(path.read_text()) if path.exists() else about | {"calls": [], "cases": {}, "measured": []}
     for name, value in about.items():
