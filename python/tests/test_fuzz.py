@@ -334,4 +334,4 @@ def test_odd_command_lines(files, records, tmp_path, name):
 def test_odd_commands(tmp_path, word):
     code, errors = exit_code(msalab.__main__.main, [word, "--out", str(tmp_path / "out")], tmp_path)
     assert code == 2
-    assert "commands are: capture, " in errors
+    assert "commands are: advise, " in errors
