@@ -47,6 +47,13 @@ constexpr int32_t parts_of(int32_t keys, int32_t share, bool finer, int32_t most
     return parts < 1 ? 1 : parts < most ? parts : most;
 }
 
+/// A part that the device cut.
+struct PartNow {
+    TilePart piece;    // parts 0: there is none
+    QueryParts lists;  // of the tile's first query
+    int32_t fewer;     // keys that the tile's sequence has fewer than the batch says
+};
+
 /// What index_select needs to cut its tiles on the device, by lengths that only the device knows.
 /// Parts are finer where all of them fit on the chip at once.
 struct CutNow {
@@ -55,6 +62,7 @@ struct CutNow {
     int most_queries = 0;            // of a tile
     QueryParts* of_query = nullptr;  // [Nq], filled by the kernel that scores
     int32_t* seen = nullptr;         // [Nq] keys that each query sees, likewise
+    PartNow* found = nullptr;        // [part_count], of longer chunks than a decode's
 };
 
 /// A tile is cut in proportion to its keys, by the share of all tiles' keys that a thread block

@@ -161,7 +161,9 @@ std::vector<Case> make_cases(const BenchOptions& o) {
 
 std::optional<Problem> up_to_capacity(const Case& c, const BenchOptions& o) {
     const PackedBatch& batch = c.problem.batch;
-    if (c.kind != "decode" || o.capacity < batch.longest_keys()) return std::nullopt;
+    const bool served =
+        c.kind == "decode" || c.kind == "short" || c.kind == "chunk" || c.kind == "mixed";
+    if (!served || o.capacity < batch.longest_keys()) return std::nullopt;
     std::vector<int64_t> starts;
     for (int64_t s = 0; s <= batch.sequences(); ++s) starts.push_back(s * o.capacity);
     Problem most = c.problem;

@@ -22,7 +22,8 @@ struct Case {
 /// The cases that the options request, in order; captured layers come with their operands. Lengths
 /// of packs follow from the seed.
 std::vector<Case> make_cases(const BenchOptions&);
-/// A decode step with BenchOptions::capacity keys a sequence; absent where that is not timed.
+/// A decode step, a chunk or a mixture with BenchOptions::capacity keys a sequence; absent where
+/// that is not timed.
 std::optional<Problem> up_to_capacity(const Case&, const BenchOptions&);
 
 }  // namespace msa::experiments::bench

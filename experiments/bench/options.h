@@ -37,8 +37,8 @@ struct BenchOptions {
     analysis::LayerSizes sizes;  // all but the tokens
     std::vector<IndexForm> index_forms;
     std::vector<int64_t> page_sizes;  // of pages that forward stages are timed with, too
-    int64_t capacity = 0;  // tokens up to which a graph of a decode step is right; 0: not timed
-    std::vector<int64_t> devices;  // ranks that compute one layer together; empty: one device
+    int64_t capacity = 0;             // tokens up to which a graph of a step is right; 0: not timed
+    std::vector<int64_t> devices;     // ranks that compute one layer together; empty: one device
     int64_t samples = 9;
     uint64_t seed = 0;
     std::string out;  // record; empty: none

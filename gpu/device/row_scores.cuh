@@ -120,15 +120,16 @@ __device__ void offer_scores(S& shared, const DeviceRule& rule, const Scales& sc
     shared.lists.offer(place, score, id);
 }
 
-/// Writes block_scores(), upper bounds, of the candidates; of others nothing.
-template <int Places, typename S, typename Scales>
-__device__ void write_bounds(const ScoreBounds& to, S& shared, const DeviceRule& rule,
-                             const Scales& scales, int place, int first, int begin, int end) {
+/// Writes block_scores() to args.scores.
+template <int Places, typename S, typename Scales, typename RowAt>
+__device__ void write_scores(const RowsOfTile<RowAt>& tile, S& shared, const Scales& scales,
+                             int place, int first, int begin, int end) {
     float score[Places];
-    const int id = block_scores(shared, rule, scales, place, first, begin, end, score);
+    const int id = block_scores(shared, tile.args.rule, scales, place, first, begin, end, score);
 #pragma unroll
     for (int n = 0; n < Places; ++n)
-        if (score[n] != -INFINITY) to.of_row(scales.row(place + n))[id] = score[n];
+        if (id >= first + begin && tile.row_at(place + n) < tile.rows)
+            tile.args.scores.of_row(tile.row(place + n))[id] = score[n];
 }
 
 /// The lists of the first query of a tile that the host cut.

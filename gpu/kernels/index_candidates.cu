@@ -76,7 +76,7 @@ struct RowBounds {
     int first, count;  // ids
 
     __device__ RowBounds(const IndexSelectArgs& args, const QueryTile& tile, int64_t of, int limit)
-        : bounds(args.bounds.of_row(of) + args.rule.forced_first),
+        : bounds(args.scores.of_row(of) + args.rule.forced_first),
           coarse_blocks(args.coarse_blocks +
                         3 * (int64_t{tile.first_block} + args.rule.forced_first)),
           row(args.coarse_rows[of]),
@@ -144,7 +144,7 @@ __device__ void find_of_row(const IndexCandidates& args, const QueryTile& tile, 
                             Team<Threads>& team, Listed<Threads>& list) {
     const IndexSelectArgs& of = args.pass;
     const int64_t row = tile.query * of.groups + row_of_tile;
-    const int64_t place = row - of.bounds.first_row;  // in the piece
+    const int64_t place = row - of.scores.first_row;  // in the piece
     const RowRule own(of.rule, seen_keys(of.visible, row / of.groups), of.block_size);
     const RowBounds from(of, tile, row, own.limit);
     const int kept = max(own.kept, 0);
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Ind
 /// A warp per row. The order of a block's uses has no influence.
 __global__ void __launch_bounds__(kThreads) place(const __grid_constant__ IndexCandidates args) {
     const QueryTile tile = args.tiles[blockIdx.x];
-    const int64_t first = tile.query * args.pass.groups - args.pass.bounds.first_row;
+    const int64_t first = tile.query * args.pass.groups - args.pass.scores.first_row;
     const int rows = tile.queries * args.pass.groups;
     const int warp = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
     for (int n = warp; n < rows; n += kWarps * static_cast<int>(gridDim.y)) {
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) place(const __grid_constant__ IndexC
 __global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ IndexCandidates args) {
     const IndexSelectArgs& pass = args.pass;
     const int64_t place = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-    const int64_t row = pass.bounds.first_row + place;
+    const int64_t row = pass.scores.first_row + place;
     if (place >= args.row_count || args.marked[row] != 0) return;
     const RowRule own(pass.rule, seen_keys(pass.visible, row / pass.groups), pass.block_size);
     const int lane = threadIdx.x % kWarp;

@@ -30,7 +30,7 @@ struct RowCandidates {
 };
 
 /// Blocks are counted over all sequences where not said otherwise; rows are those of the piece,
-/// from listed.bounds.first_row on.
+/// from pass.scores.first_row on.
 struct IndexCandidates {
     IndexSelectArgs pass;    // that over the copy
     const QueryTile* tiles;  // of the piece

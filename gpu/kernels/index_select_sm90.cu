@@ -9,13 +9,14 @@
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
-// Of an int8 copy (Coarse), the scores are upper bounds, which are written in place of lists.
+// Where the scores of a call are few, they are written in place of lists, and select_blocks_warp
+// makes ids of them. Of an int8 copy, upper bounds are written.
 //
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
-// merge_splits or merge_few, merges the lists of a row. Where lengths are on the device, each
-// thread block finds its own part (gpu/device/part_now.cuh), and tells merge_splits how many its
-// tile has.
+// merge_splits or merge_few, merges the lists of a row. Where lengths are on the device
+// (gpu/device/part_now.cuh), each thread block of a decode finds its own part; of longer chunks, a
+// kernel before this one finds those of all.
 //
 // The producer may start before the previous kernel has ended if no earlier work writes the keys
 // (IndexSelectArgs::keys_settled). It always waits for the queries.
@@ -33,7 +34,7 @@ namespace {
 
 using namespace sm90;
 static_assert(kIndexPrefillRows == PrefillRows::kRows && kIndexDecodeRows == DecodeRows::kRows &&
-              kIndexTileKeys == kTileKeys);
+              kIndexTileKeys == kTileKeys && kIndexMergeBlocks == kWarp);
 
 /// Rows of many queries. Four warpgroups of operands of 8 bits fit: while one merges, three
 /// multiply.
@@ -41,9 +42,11 @@ template <typename T>
 using SelectRows = std::conditional_t<sizeof(T) == 1, TileRows<4, 1>, PrefillRows>;
 static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
 
+enum class Result : uint8_t { lists, scores, bounds };
+
 struct NoLists {};  // where scores are written
 
-template <typename Shape, typename Rows, int Kept, bool Coarse>
+template <typename Shape, typename Rows, int Kept, Result Made>
 struct Shared {
     static constexpr bool kManyWarps = Rows::kConsumers == 4;
     // What fits beside the lists; of few rows, twice on an SM.
@@ -55,7 +58,7 @@ struct Shared {
     RowBuffer<Rows> scores;
     using Lists = std::conditional_t<kManyWarps, WaitingLists<Rows::kRows, Kept>,
                                      SortedLists<Rows::kRows, Kept>>;
-    std::conditional_t<Coarse, NoLists, Lists> lists;
+    std::conditional_t<Made == Result::lists, Lists, NoLists> lists;
     int limit[Rows::kRows];  // candidates are blocks [forced_first, limit)
     Ring<kStages> ring;
 };
@@ -71,26 +74,31 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
-template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse>
+template <typename Shape, typename Rows, int BlockSize, int Kept, Result Made>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
     extern __shared__ __align__(1024) char memory[];
-    using S = Shared<Shape, Rows, Kept, Coarse>;
+    using S = Shared<Shape, Rows, Kept, Made>;
+    constexpr bool kLists = Made == Result::lists;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     PartNow part{};
-    bool on_device = false;  // the lengths
-    if constexpr (Rows::kConsumers == 1) on_device = args.now.tiles != nullptr;
-    if (on_device) {
+    const bool on_device = args.now.tiles != nullptr;  // the lengths
+    const bool finds = Rows::kConsumers == 1 && on_device;
+    if (finds) {
         if (!args.keys_settled) wait_for_previous_kernel();
         static_assert(sizeof(shared.tiles) >= kMostTilesNow * sizeof(int) || Rows::kConsumers > 1);
         if (!find_part(args.now, args.key_map, reinterpret_cast<int*>(shared.tiles[0]), part))
             return;
+    } else if (on_device) {
+        wait_for_previous_kernel();
+        part = found_part(args.now.found + blockIdx.x);
+        if (part.piece.parts == 0) return;
     } else {
         part.piece = args.parts[blockIdx.x];
-        if constexpr (!Coarse) part.lists = first_lists(args, part.piece);
+        if constexpr (kLists) part.lists = first_lists(args, part.piece);
     }
     const TilePart& piece = part.piece;
     const QueryTile& tile = piece.tile;
@@ -104,7 +112,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int first_tile = part_start(piece.part);
     const int count = part_start(piece.part + 1) - first_tile;
 
-    if (!Coarse && args.only != nullptr) {
+    if (kLists && args.only != nullptr) {
         wait_for_previous_kernel();
         bool wanted = false;
         for (int row = threadIdx.x; row < rows; row += Rows::kThreads)
@@ -118,9 +126,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
             row < rows ? seen_keys(args.visible, tile.query + row / args.groups) - part.fewer : 0;
         const RowRule own(rule, max(seen, 0), BlockSize);
         shared.limit[place] = own.limit;
-        if constexpr (!Coarse) shared.lists.keep(place, own.kept);
+        if constexpr (kLists) shared.lists.keep(place, own.kept);
     }
-    if constexpr (!Coarse) shared.lists.clear(Rows::kThreads);
+    if constexpr (kLists) shared.lists.clear(Rows::kThreads);
     __syncthreads();
 
     const int warpgroup = threadIdx.x / kWarpgroup;
@@ -143,12 +151,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     wait_for_previous_kernel();
     launch_dependents();
     setmaxnreg_inc<Rows::kConsumerRegisters>();
-    if (on_device && piece.part == 0 && static_cast<int>(threadIdx.x) < tile.queries) {
-        const auto at = static_cast<int>(threadIdx.x);
-        const int64_t query = tile.query + at;
-        args.now.of_query[query] = {part.lists.before + at * piece.parts, piece.parts};
-        args.now.seen[query] = max(0, seen_keys(args.visible, query) - part.fewer);
-    }
+    if (finds) tell_queries(args, part);
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
     for (int half = 0; half < Rows::kHalves; ++half) {
@@ -161,8 +164,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     const Turns turns(warpgroup, Rows::kConsumers, count);
-    const auto scales =
-        tile_scales<typename Shape::Value, Coarse>(args, tile, rows, blocks, row_at<Rows>);
+    const auto scales = tile_scales<typename Shape::Value, Made == Result::bounds>(
+        args, tile, rows, blocks, row_at<Rows>);
+    const RowsOfTile<decltype(&row_at<Rows>)> of_tile{args, tile, rows, blocks, row_at<Rows>};
     // body<how many rows a warp takes at once>()
     const auto by_rows = [&](const auto& body) {
         if constexpr (Rows::kConsumers == 1)
@@ -181,9 +185,9 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                 const int last_block = end * kBlocksPerTile;
                 const int begin_block =
                     turns.begin((place - first) / Turns::kRows, end) * kBlocksPerTile;
-                if constexpr (Coarse)
-                    write_bounds<AtOnce>(args.bounds, shared, rule, scales, place, first_block,
-                                         begin_block, last_block);
+                if constexpr (!kLists)
+                    write_scores<AtOnce>(of_tile, shared, scales, place, first_block, begin_block,
+                                         last_block);
                 else
                     offer_scores<AtOnce>(shared, rule, scales, place, first_block, begin_block,
                                          last_block);
@@ -209,7 +213,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                 if (t == count - 1 || turns.due(t + 1)) merge(half, t + 1, t == count - 1);
             });
 
-    if constexpr (!Coarse) {
+    if constexpr (kLists) {
         __syncwarp();
         by_rows([&]<int AtOnce>() {
             for (int half = 0; half < Rows::kHalves; ++half)
@@ -219,16 +223,41 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     }
 }
 
-template <typename Shape, typename Rows, int BlockSize, int Kept, bool Coarse = false>
+/// The parts of a call with lengths on the device, those of the last queries first: they see the
+/// most keys of their sequence.
+__global__ void __launch_bounds__(kWarpgroup)
+    find_parts(const __grid_constant__ IndexSelectArgs args) {
+    extern __shared__ int keys_of_tile[];
+    if (!args.keys_settled) wait_for_previous_kernel();
+    PartNow part{};
+    const bool any = find_part(args.now, args.key_map, keys_of_tile, part);
+    // What this call's last kernel has written may be read by an earlier call until here.
+    wait_for_previous_kernel();
+    launch_dependents();
+    if (any) tell_queries(args, part);
+    if (threadIdx.x == 0) args.now.found[gridDim.x - 1 - blockIdx.x] = any ? part : PartNow{};
+}
+struct FindShared {
+    int keys_of_tile[kMostTilesNow];
+};
+cudaError_t launch_find(const IndexSelectArgs& args, cudaStream_t stream) {
+    const cudaError_t error = allow_shared<FindShared>(find_parts);
+    if (error != cudaSuccess) return error;
+    return launch_early(find_parts, dim3(static_cast<unsigned>(args.part_count)), kWarpgroup,
+                        sizeof(int) * static_cast<size_t>(args.now.tile_count), stream, args);
+}
+
+template <typename Shape, typename Rows, int BlockSize, int Kept, Result Made = Result::lists>
 cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream,
                    const CandidateExchange* exchange) {
-    using S = Shared<Shape, Rows, Kept, Coarse>;
-    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept, Coarse>;
+    using S = Shared<Shape, Rows, Kept, Made>;
+    auto* const kernel = index_select<Shape, Rows, BlockSize, Kept, Made>;
     cudaError_t error = allow_shared<S>(kernel);
-    if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(args.part_count));
+    if (args.now.found != nullptr && error == cudaSuccess) error = launch_find(args, stream);
+    if (error != cudaSuccess) return error;
     error = launch_early(kernel, grid, Rows::kThreads, sizeof(S), stream, args);
-    if (Coarse || args.most_parts == 1 || error != cudaSuccess) return error;
+    if (Made != Result::lists || args.most_parts == 1 || error != cudaSuccess) return error;
     if (exchange == nullptr && has_few_parts(args))
         return launch_early(merge_few<Kept>, merge_few_blocks(args), kMergeRows * kWarp, 0, stream,
                             args);
@@ -244,9 +273,12 @@ template <typename Shape, typename Rows>
 cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
                         const CandidateExchange* exchange) {
     return by_block_size(args.block_size, [&]<int BlockSize>() {
+        // 16 has no meaning where no lists are made.
         if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
-            if (args.coarse_rows != nullptr)  // writes bounds: 16 has no meaning
-                return launch<Shape, Rows, BlockSize, 16, true>(args, stream, nullptr);
+            if (args.coarse_rows != nullptr)
+                return launch<Shape, Rows, BlockSize, 16, Result::bounds>(args, stream, nullptr);
+        if (args.scores.scores != nullptr)
+            return launch<Shape, Rows, BlockSize, 16, Result::scores>(args, stream, nullptr);
         return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)
                                      : launch<Shape, Rows, BlockSize, 32>(args, stream, exchange);
     });

@@ -20,15 +20,17 @@ namespace msa::cuda {
 constexpr int kIndexPrefillRows = 256;  // (query, group) rows of a tile
 constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
+constexpr int kIndexMergeBlocks = 32;  // whose scores a warp takes at once
 constexpr int kMostIndexParts = 512;
 constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
 
-/// Upper bounds of scores, of the candidate blocks of some rows (query, group).
-struct ScoreBounds {
-    float* upper;       // [rows from first_row on, pitch], by id
-    int64_t first_row;  // counted over all
-    int64_t pitch;
-    constexpr float* of_row(int64_t row) const { return upper + (row - first_row) * pitch; }
+/// Scores of blocks, or upper bounds of them, of some rows (query, group): -inf of those that are
+/// no candidates. What lies behind a row's last scored tile of keys stays as it is.
+struct BlockScores {
+    float* scores = nullptr;  // [rows from first_row on, pitch], by id
+    int64_t first_row = 0;    // counted over all
+    int64_t pitch = 0;
+    constexpr float* of_row(int64_t row) const { return scores + (row - first_row) * pitch; }
 };
 
 struct IndexSelectArgs {
@@ -49,15 +51,15 @@ struct IndexSelectArgs {
     int block_size;                   // 32, 64 or 128
     float scale;                      // above 0
     DeviceScales q_scales, k_scales;  // of int8: of rows (query, group), and of all blocks
-    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. The result is `bounds`, no ids.
+    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. `scores` become upper bounds.
     const CoarseRow* coarse_rows;
     const float* coarse_blocks;
-    ScoreBounds bounds;
+    BlockScores scores;   // on Hopper, not null: the result, in place of ids
     const uint8_t* only;  // [Nq, Hkv] not 0: rows whose ids are wanted, on Hopper; null: all
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512
     const QueryParts* of_query;        // [Nq], where most_parts > 1
-    CutNow now;         // of a decode on Hopper whose lengths are on the device: `parts` is null
+    CutNow now;         // on Hopper, where lengths are on the device: then `parts` is null
     uint64_t* partial;  // [parts of all queries, Hkv, 33], of those with more than one
     int32_t* ids;       // [Nq, Hkv, k]
 };

@@ -3,6 +3,8 @@
 // the first 1024, the k-th largest of 64 maxima, two per lane, bounds the k-th best score from
 // below. Later the list itself gives the bound. The few scores above the bound are merged into the
 // list.
+#include "gpu/device/early.cuh"
+#include "gpu/device/row_rule.cuh"
 #include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/select_blocks_warp.h"
@@ -38,7 +40,8 @@ __device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k
     return __shfl_sync(kAllLanes, best, k - 1);
 }
 
-/// Reads kChunk scores from `block` on; -inf outside [first, limit).
+/// Reads kChunk scores from `block` on; -inf outside [first, limit). Past L1, which may have older
+/// ones, since the kernel may have begun early.
 template <bool Vector>
 __device__ void load(const float* row, int block, int first, int limit,
                      float (&score)[4 * kVectors]) {
@@ -47,14 +50,14 @@ __device__ void load(const float* row, int block, int first, int limit,
     for (int j = 0; j < kVectors; ++j) {
         const int at = block + 4 * (j * kWarp + lane);
         if (Vector && at < limit) {  // rows are padded to a multiple of 4
-            const float4 four = __ldg(reinterpret_cast<const float4*>(row + at));
+            const float4 four = __ldcg(reinterpret_cast<const float4*>(row + at));
             score[4 * j] = four.x, score[4 * j + 1] = four.y;
             score[4 * j + 2] = four.z, score[4 * j + 3] = four.w;
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const bool candidate = at + e >= first && at + e < limit;
-            if (!Vector) score[4 * j + e] = candidate ? __ldcs(row + at + e) : -INFINITY;
+            if (!Vector) score[4 * j + e] = candidate ? __ldcg(row + at + e) : -INFINITY;
             if (!candidate) score[4 * j + e] = -INFINITY;
         }
     }
@@ -62,18 +65,20 @@ __device__ void load(const float* row, int block, int first, int limit,
 
 template <bool Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
-    select_blocks(const float* scores, const KeyRange* visible, int64_t rows, int groups,
-                  int blocks, int block_size, DeviceRule rule, int32_t* ids) {
+    select_blocks(const __grid_constant__ SelectBlocksArgs args) {
     __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
+    wait_for_previous_kernel();
+    launch_dependents();
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + warp;
-    if (row >= rows) return;
-    const int seen = seen_keys(visible, row / groups);
-    const int visible_blocks = (seen + block_size - 1) / block_size;
-    const int first = min(rule.forced_first, visible_blocks);
-    const int limit = visible_blocks - rule.forced_local;
-    const int k = rule.top_k - first - min(rule.forced_local, visible_blocks - first);
-    const float* const scores_row = scores + row * blocks;
+    if (row >= args.rows) return;
+    const int64_t query = row / args.groups;
+    const RowRule own(
+        args.rule,
+        args.seen != nullptr ? __ldcg(args.seen + query) : seen_keys(args.visible, query),
+        args.block_size);
+    const int first = own.first, limit = own.limit, k = own.kept;
+    const float* const scores_row = args.scores + row * args.pitch;
 
     WarpTopK list;
 #pragma unroll 1
@@ -103,24 +108,24 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
         __syncwarp();
         for (int i = lane; i - lane < count; i += kWarp) {
             const int at = block + (i < count ? survivors[warp][i] : 0);
-            const uint64_t key = i < count ? candidate_key(scores_row[at], at) : 0;
+            const uint64_t key = i < count ? candidate_key(__ldcg(scores_row + at), at) : 0;
             list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(k)));
         }
         __syncwarp();
     }
-    write_ids(list, rule.top_k, visible_blocks, rule.forced_first, rule.forced_local,
-              ids + row * rule.top_k);
+    const DeviceRule& rule = args.rule;
+    write_ids(list, rule.top_k, own.visible, rule.forced_first, rule.forced_local,
+              args.ids + row * rule.top_k);
 }
 
 }  // namespace
 
-void launch_select_blocks_warp(const SelectBlocksArgs& args, cudaStream_t stream) {
+cudaError_t launch_select_blocks_warp(const SelectBlocksArgs& args, bool early,
+                                      cudaStream_t stream) {
     const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
-    const bool vector = args.blocks % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
-    (vector ? select_blocks<true>
-            : select_blocks<false>)<<<grid, kWarp * kWarpsPerBlock, 0, stream>>>(
-        args.scores, args.visible, args.rows, args.groups, args.blocks, args.block_size, args.rule,
-        args.ids);
+    const bool vector = args.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
+    return launch_early_if(early, vector ? select_blocks<true> : select_blocks<false>, dim3(grid),
+                           kWarp * kWarpsPerBlock, 0, stream, args);
 }
 
 }  // namespace msa::cuda

@@ -12,16 +12,18 @@
 namespace msa::cuda {
 
 struct SelectBlocksArgs {
-    const float* scores;      // [Nq, Hkv, B]
+    const float* scores;      // [Nq, Hkv, B], rows `pitch` apart
+    int64_t pitch;            // at least B
     const KeyRange* visible;  // [Nq]
+    const int32_t* seen;      // [Nq] keys that each query sees; null: those that are visible
     int64_t rows;             // Nq * Hkv
     int groups;               // Hkv
-    int blocks;               // B
     int block_size;           // Bk
     DeviceRule rule;
     int32_t* ids;  // [Nq, Hkv, k]
 };
 
-void launch_select_blocks_warp(const SelectBlocksArgs&, cudaStream_t);
+/// `early`: the kernel may begin before the previous one in the stream has ended.
+cudaError_t launch_select_blocks_warp(const SelectBlocksArgs&, bool early, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -7,6 +7,7 @@
 #include "gpu/half_types.h"
 #include "gpu/kernels/index_rescore_sm90.h"
 #include "gpu/kernels/index_select_sm80.h"
+#include "gpu/kernels/select_blocks_warp.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
 #include "gpu/plan/tuned.h"
@@ -16,6 +17,9 @@ namespace msa::cuda {
 namespace {
 
 constexpr int64_t kLongPart = 2048;  // keys that are worth a thread block
+
+// What is written in place of lists: rows that a warp reads at most twice, in all what L2 holds.
+constexpr int64_t kMostScoredBlocks = 2048, kMostScoredBytes = 32 << 20;
 
 /// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
 TileCut cut_of(const Device& device, bool decode, int64_t least_parts) {
@@ -30,6 +34,11 @@ bool is_decode(const Problem& p) {
     return p.batch.longest_queries() * p.kv_heads <= kIndexDecodeRows;
 }
 
+/// That a call on Hopper has.
+int64_t most_tiles(const Problem& p) {
+    return p.sequences() + (is_decode(p) ? 0 : p.queries() / (kIndexPrefillRows / p.kv_heads));
+}
+
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
     if (!aligned) return not_aligned();
@@ -42,18 +51,26 @@ Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool al
     return {};
 }
 
-/// How the tiles of a call are cut, and memory for the lists of their parts.
+/// Row length of scores, in whole merges of a warp.
+int64_t score_pitch(const Problem& p) {
+    return ceil_div(p.blocks(), kIndexMergeBlocks) * kIndexMergeBlocks;
+}
+
+/// How the tiles of a call are cut, and memory for the lists of their parts or for scores.
 struct IndexPlan {
     bool decode;
     const TilePart* parts = nullptr;  // null: the device cuts
     CutNow now;
+    Tensor<PartNow, 1> found;
     int64_t part_count = 0, list_count = 0;  // or the most that there may be
     int most_parts = 1;                      // of a tile, likewise
     const QueryParts* of_query = nullptr;
     Tensor<QueryParts, 1> of_query_now;
     Tensor<int32_t, 1> seen_now;
     Tensor<int64_t, 1> partial;
+    Tensor<float, 1> scores;
 
+    /// Without memory for results of parts.
     IndexPlan(const Call& call, const IndexInput& in, int prefill_rows, int64_t least_parts = 1)
         : decode(is_decode(call.problem)) {
         const int64_t rows = (decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads;
@@ -68,8 +85,6 @@ struct IndexPlan {
             most_parts = tiles.most;
             of_query = tiles.of_query.data();
         }
-        partial =
-            call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
     }
 
     /// Of a piece, whose parts make no lists.
@@ -78,9 +93,28 @@ struct IndexPlan {
           parts(piece.parts.data()),
           part_count(piece.parts.size()) {}
 
+    void keep_lists(const Call& call) {
+        partial =
+            call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
+    }
+    /// Whether writing scores, which are then selected from, takes less than merging lists.
+    bool can_keep_scores(const Problem& p) const {
+        return most_parts > 1 && p.blocks() <= kMostScoredBlocks &&
+               score_bytes(p) <= kMostScoredBytes;
+    }
+    void keep_scores(const Call& call) {
+        scores = call.scratch<float, 1>({score_bytes(call.problem) / int64_t{sizeof(float)}});
+    }
+    static int64_t score_bytes(const Problem& p) {
+        return p.queries() * p.kv_heads * score_pitch(p) * int64_t{sizeof(float)};
+    }
+
     /// By what lengths up to those of `tiles` can lead to.
     void cut_on_device(const Call& call, const Tiles& tiles, const TileCut& cut) {
         MSA_CHECK(cut.least_parts == 1);
+        int most_queries = 0;
+        for (const QueryTile& tile : tiles.host)
+            most_queries = std::max(most_queries, tile.queries);
         of_query_now = call.scratch<QueryParts, 1>({call.problem.queries()});
         seen_now = call.scratch<int32_t, 1>({call.problem.queries()});
         of_query = of_query_now.data();
@@ -89,7 +123,7 @@ struct IndexPlan {
                .thread_blocks = narrow(cut.thread_blocks),
                .least_keys = narrow(cut.least_keys),
                .most_parts = narrow(std::min(cut.most_parts, cut.thread_blocks)),
-               .most_queries = narrow(call.problem.batch.longest_queries()),
+               .most_queries = most_queries,
                .of_query = of_query_now.data(),
                .seen = seen_now.data()};
         for (const QueryTile& tile : tiles.host) {
@@ -99,7 +133,10 @@ struct IndexPlan {
         }
         // Each tile has at least one, and those of more than one share what the chip holds.
         part_count = std::min(part_count, cut.thread_blocks + now.tile_count);
-        list_count = part_count * now.most_queries;
+        list_count = std::min(part_count, cut.thread_blocks) * most_queries;
+        if (decode) return;
+        found = call.scratch<PartNow, 1>({part_count});
+        now.found = found.data();
     }
 
     IndexSelectArgs args(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -125,6 +162,7 @@ struct IndexPlan {
         to.of_query = of_query;
         to.now = now;
         to.partial = reinterpret_cast<uint64_t*>(partial.data());
+        to.scores = {scores.data(), 0, score_pitch(p)};
         to.ids = ids.data();
         return to;
     }
@@ -156,16 +194,16 @@ Support takes_index_select_sm80(const Device& device, const Problem& p,
 Support takes_index_select_tuned(const Device& device, const Problem& p, const SelectionRule& rule,
                                  const IndexInput& in) {
     const auto takes = device.is_hopper() ? takes_index_select_sm90 : takes_index_select_sm80;
-    if (in.index_k.seqused_k() && (!is_decode(p) || p.sequences() > kMostTilesNow))
-        return Support::no(concat("lengths are on the device, of more than ",
-                                  kIndexDecodeRows / p.kv_heads, " queries a sequence or ",
-                                  kMostTilesNow, " sequences"));
-    return takes_pages(takes(device, p,
-                             {.element = in.index_q.element(),
-                              .top_k = rule.top_k,
-                              .page_size = in.index_k.page_size()},
-                             are_aligned(in.index_q, in.index_k)),
-                       in.scales, in.index_k);
+    const Support taken = takes_pages(takes(device, p,
+                                            {.element = in.index_q.element(),
+                                             .top_k = rule.top_k,
+                                             .page_size = in.index_k.page_size()},
+                                            are_aligned(in.index_q, in.index_k)),
+                                      in.scales, in.index_k);
+    if (taken.yes && in.index_k.seqused_k() && most_tiles(p) > kMostTilesNow)
+        return Support::no(
+            concat("lengths are on the device, of more than ", kMostTilesNow, " tiles of queries"));
+    return taken;
 }
 
 void index_select_tuned(const Call& call, const SelectionRule& rule, const IndexInput& in,
@@ -178,6 +216,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
     IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k));
+    plan.keep_lists(call);
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm80<T>(args, large, call.stream());
@@ -219,9 +258,6 @@ Support takes_index_select_coarse_sm90(const Device& device, const Problem& p,
 
 namespace {
 
-/// Row length of the upper bounds.
-int64_t bounds_pitch(const Problem& p) { return ceil_div(p.blocks(), 32) * 32; }
-
 /// The pieces of a call, whose upper bounds and candidates take up to a gigabyte. Keys have many
 /// parts, since bounds need no merge: thread blocks end together.
 const std::vector<TilesPiece>& coarse_pieces(const Call& call) {
@@ -230,7 +266,7 @@ const std::vector<TilesPiece>& coarse_pieces(const Call& call) {
     const bool decode = is_decode(p);
     const int64_t queries = (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads;
     const int64_t of_row =
-        bounds_pitch(p) * int64_t{sizeof(float)} +
+        score_pitch(p) * int64_t{sizeof(float)} +
         most_candidates(p.blocks()) * int64_t{2 * sizeof(int32_t) + sizeof(float)};
     TileCut cut = cut_of(call.device, decode, 1);
     if (!decode) cut.thread_blocks *= kPartsOfSm, cut.least_keys = kLongPart;
@@ -248,7 +284,7 @@ struct CandidateMemory {
 
     CandidateMemory(const Call& call, int64_t row_count, int64_t all_blocks)
         : most(most_candidates(call.problem.blocks())),
-          bounds(call.scratch<float, 1>({row_count * bounds_pitch(call.problem)})),
+          bounds(call.scratch<float, 1>({row_count * score_pitch(call.problem)})),
           scores(call.scratch<float, 1>({row_count * most})),
           rows(call.scratch<RowCandidates, 1>({row_count})),
           marked(call.scratch<uint8_t, 1>({call.problem.queries() * call.problem.kv_heads})),
@@ -295,6 +331,7 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     const IndexInput copy{coarse_q, in.coarse.keys};
     CandidateMemory memory(call, most_queries * p.kv_heads, key_blocks.size());
     IndexPlan plan(call, in, kIndexPrefillRows);
+    plan.keep_lists(call);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
     exact.only = memory.marked.data();
     const auto of_piece = [&]<typename T>(const TilesPiece& piece) {
@@ -303,7 +340,7 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
         IndexSelectArgs pass = args_sm90(call, coarse_plan, rule, copy, ids);
         pass.coarse_rows = coarse_rows.data();
         pass.coarse_blocks = in.coarse.blocks.data();
-        pass.bounds = {memory.bounds.data(), first_row, bounds_pitch(p)};
+        pass.scores = {memory.bounds.data(), first_row, score_pitch(p)};
         const IndexCandidates found = memory.candidates(pass, piece);
         const RescoreArgs rescored{
             .candidates = found,
@@ -337,11 +374,25 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
     if (ids.size() == 0) return;
     const Element element = in.index_q.element();
     IndexPlan plan(call, in, kIndexPrefillRows, exchange != nullptr ? 2 : 1);
+    const bool scored = exchange == nullptr && plan.can_keep_scores(call.problem);
+    scored ? plan.keep_scores(call) : plan.keep_lists(call);
     const IndexSelectArgs args = args_sm90(call, plan, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
     };
     check(by_half_or_narrow(element, launch), "index_select_sm90");
+    if (scored)
+        check(launch_select_blocks_warp({.scores = args.scores.scores,
+                                         .pitch = args.scores.pitch,
+                                         .visible = args.visible,
+                                         .seen = args.now.seen,
+                                         .rows = args.queries * args.groups,
+                                         .groups = args.groups,
+                                         .block_size = args.block_size,
+                                         .rule = args.rule,
+                                         .ids = ids.data()},
+                                        true, call.stream()),
+              "index_select_sm90, ids");
 }
 
 }  // namespace msa::cuda

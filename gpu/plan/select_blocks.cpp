@@ -14,16 +14,17 @@ void select_blocks_tuned(const Call& call, const SelectionRule& rule, View<const
                          View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const Problem& p = call.problem;
-    launch_select_blocks_warp({.scores = scores.data(),
-                               .visible = call.visible,
-                               .rows = p.queries() * p.kv_heads,
-                               .groups = narrow(p.kv_heads),
-                               .blocks = narrow(p.blocks()),
-                               .block_size = narrow(p.block_size),
-                               .rule = DeviceRule(rule),
-                               .ids = ids.data()},
-                              call.stream());
-    check_launch("select_blocks_warp");
+    check(launch_select_blocks_warp({.scores = scores.data(),
+                                     .pitch = p.blocks(),
+                                     .visible = call.visible,
+                                     .seen = nullptr,
+                                     .rows = p.queries() * p.kv_heads,
+                                     .groups = narrow(p.kv_heads),
+                                     .block_size = narrow(p.block_size),
+                                     .rule = DeviceRule(rule),
+                                     .ids = ids.data()},
+                                    false, call.stream()),
+          "select_blocks_warp");
 }
 
 }  // namespace msa::cuda

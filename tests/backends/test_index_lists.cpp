@@ -157,6 +157,19 @@ TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
     }
 }
 
+TEST_P(IndexLists, OfLongRowsAreTheReferenceSelection) {
+    const auto& [subject, order] = GetParam();
+    if (subject.backend != "cuda") GTEST_SKIP() << "only cuda keeps scores of shorter rows";
+    Runner runner(subject);
+    for (const auto& [top_k, queries, dim] : {std::tuple{16, 33, 64}, {32, 1, 64}, {5, 8, 128}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries));
+        Problem p = square_problem(0, 4, 2, 64, dim, 32);
+        p.batch = PackedBatch({0, queries}, {0, 2080 * p.block_size});
+        const Operands o = with_scores(p, block_scores(order));
+        expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
+    }
+}
+
 TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);

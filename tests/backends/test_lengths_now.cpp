@@ -34,7 +34,9 @@ const ServedStep kServedSteps[] = {
     {"decode_of_many", kSmallSizes, 300, 1, 4400, 64},
     {"drafts", kPaperSizes, 7, 8, 4400, 128, Pool::by_row},
     {"few_drafts", kSmallSizes, 3, 5, 4400, 64},
-    {"chunks", kSmallSizes, 3, 70, 4400, 64},      // index_select by the plain kernel
+    {"chunks", kSmallSizes, 3, 70, 4400, 64},
+    {"chunks_of_tiles", kPaperSizes, 2, 171, 4400, 128, Pool::by_row},
+    {"chunks_of_many", kSmallSizes, 70, 40, 4400, 64},
     {"other_pages", kSmallSizes, 4, 3, 4400, 32},  // plain kernels
 };
 
@@ -299,14 +301,22 @@ TEST_P(LengthsNow, AppendToTheirEnds) {
     EXPECT_TRUE(identical(pool.download(), want));
 }
 
-/// One long sequence among short ones: thread blocks go where the keys are.
-TEST(LengthsNowOfUnlikeSequences, SelectAsOnTheHost) {
+/// One long sequence among short ones: thread blocks go where the keys are. Rows are too long for
+/// scores to be kept, so lists are merged.
+class LengthsNowOfUnlikeSequences : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Queries, LengthsNowOfUnlikeSequences, testing::Values(1, 40, 150));
+
+TEST_P(LengthsNowOfUnlikeSequences, SelectAsOnTheHost) {
     MSA_SKIP_UNLESS_USABLE("cuda");
+    // Of every third sequence; the others have one.
+    const auto queries_of = [](int64_t s) { return s % 3 == 0 ? GetParam() : 1; };
     const std::unique_ptr<Backend> backend = make_backend("cuda");
     constexpr int64_t kPageSize = 128, kPool = 512, kMost = 400000, kSequences = 40;
     constexpr int64_t kWidth = 64, kGroups = 2;
     const int64_t row = kMost / kPageSize;
-    Tensor<float, 3> keys({kPool, kPageSize, kWidth}), queries({kSequences, kGroups, kWidth});
+    int64_t query_count = 0;
+    for (int64_t s = 0; s < kSequences; ++s) query_count += queries_of(s);
+    Tensor<float, 3> keys({kPool, kPageSize, kWidth}), queries({query_count, kGroups, kWidth});
     for (int64_t i = 0; i < keys.size(); ++i)
         keys.data()[i] = static_cast<float>(mix(1, i) % 3) - 1;
     for (int64_t i = 0; i < queries.size(); ++i)
@@ -318,11 +328,11 @@ TEST(LengthsNowOfUnlikeSequences, SelectAsOnTheHost) {
     const Tensor<int32_t, 2> table_here = backend->upload(table.view());
     Tensor<int32_t, 1> lengths_here = backend->make<int32_t, 1>({kSequences});
     const Keys<2> pages(pool, table_here.view());
-    Tensor<int32_t, 3> ids = backend->make<int32_t, 3>({kSequences, kGroups, 16});
+    Tensor<int32_t, 3> ids = backend->make<int32_t, 3>({query_count, kGroups, 16});
     const auto at = [&](const std::vector<int64_t>& lengths) {
         std::vector<int64_t> cu_q{0}, cu_k{0};
         for (const int64_t n : lengths) {
-            cu_q.push_back(cu_q.back() + 1);
+            cu_q.push_back(cu_q.back() + queries_of(std::ssize(cu_q) - 1));
             cu_k.push_back(cu_k.back() + n);
         }
         return make_case("unlike", {16, kGroups, 64, kWidth, 128}, cu_q, cu_k, {.top_k = 16})
