@@ -101,10 +101,9 @@ class Ours:
     name = "msalab"
 
     def __init__(self, case: Case, given: Operands):
-        # As an engine does: lengths of chunks are on the host, those of decode on the device, as for a graph.
-        lengths = ({"seqused_k": given.lengths, "max_seqlen_k": max(case.lengths)} if case.is_decoded
-                   else {"seqused_k": list(case.lengths)})
-        pages = {"block_size": BLOCK, "page_table": given.page_table, "cu_seqlens_q": given.ends} | lengths
+        # As an engine does: lengths are on the device.
+        pages = {"block_size": BLOCK, "page_table": given.page_table, "cu_seqlens_q": given.ends,
+                 "seqused_k": given.lengths, "max_seqlen_k": max(case.lengths)}
         self.select = lambda: m.index_select(given.index_q, given.index_k, case.top_k, **pages)
         self.attend = lambda ids: m.sparse_attention(given.q, given.k, given.v, ids, **pages)
 
