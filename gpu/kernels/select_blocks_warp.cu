@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One warp per row, k <= 32. The warp reads each score once, 1024 at a time, into registers. For
-// the first 1024, the k-th largest of 64 maxima, two per lane, bounds the k-th best score from
+// One warp per row, k <= 32. The warp reads each score once, up to 1024 at a time, into registers.
+// For the first ones, the k-th largest of 64 maxima, two per lane, bounds the k-th best score from
 // below. Later the list itself gives the bound. The few scores above the bound are merged into the
 // list.
 #include "gpu/device/early.cuh"
@@ -13,8 +13,8 @@ namespace msa::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
-constexpr int kVectors = 8;  // float4 per lane
-constexpr int kChunk = kWarp * kVectors * 4;
+template <int Vectors>  // float4 per lane
+constexpr int kChunk = kWarp* Vectors * 4;
 constexpr uint32_t kLowest = 0x00800000;  // ordered value of the lowest finite score
 
 /// The score of an ordered value.
@@ -25,10 +25,11 @@ __device__ float value_of(uint32_t ordered_score) {
 
 /// A value that at least k of the warp's scores reach: the k-th best maximum of its lanes or, as k
 /// nears their number, of its half lanes.
-__device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k) {
+template <int Scores>
+__device__ uint32_t lower_bound_of_kth(const float (&score)[Scores], int k) {
     float half[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int j = 0; j < 4 * kVectors; ++j) half[j % 2] = fmaxf(half[j % 2], score[j]);
+    for (int j = 0; j < Scores; ++j) half[j % 2] = fmaxf(half[j % 2], score[j]);
     if (k <= kWarp / 2) {
         const uint32_t best = sort_descending(ordered_key(fmaxf(half[0], half[1])));
         return __shfl_sync(kAllLanes, best, k - 1);
@@ -40,14 +41,13 @@ __device__ uint32_t lower_bound_of_kth(const float (&score)[4 * kVectors], int k
     return __shfl_sync(kAllLanes, best, k - 1);
 }
 
-/// Reads kChunk scores from `block` on; -inf outside [first, limit). Past L1, which may have older
-/// ones, since the kernel may have begun early.
-template <bool Vector>
-__device__ void load(const float* row, int block, int first, int limit,
-                     float (&score)[4 * kVectors]) {
+/// Reads a chunk of scores from `block` on; -inf outside [first, limit). Past L1, which may have
+/// older ones, since the kernel may have begun early.
+template <bool Vector, int Scores>
+__device__ void load(const float* row, int block, int first, int limit, float (&score)[Scores]) {
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
+    for (int j = 0; j < Scores / 4; ++j) {
         const int at = block + 4 * (j * kWarp + lane);
         if (Vector && at < limit) {  // rows are padded to a multiple of 4
             const float4 four = __ldcg(reinterpret_cast<const float4*>(row + at));
@@ -63,12 +63,14 @@ __device__ void load(const float* row, int block, int first, int limit,
     }
 }
 
-template <bool Vector>
+template <bool Vector, int Vectors>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
     select_blocks(const __grid_constant__ SelectBlocksArgs args) {
-    __shared__ uint16_t survivors[kWarpsPerBlock][kChunk];
-    wait_for_previous_kernel();
+    constexpr int kScores = 4 * Vectors;  // of a lane
+    __shared__ uint16_t survivors[kWarpsPerBlock][kChunk<Vectors>];
+    // What is behind this kernel may begin: the one before it, if not done, is of the same call.
     launch_dependents();
+    wait_for_previous_kernel();
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + warp;
     if (row >= args.rows) return;
@@ -82,16 +84,15 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
 
     WarpTopK list;
 #pragma unroll 1
-    for (int block = 0; block < limit && k > 0; block += kChunk) {
-        float score[4 * kVectors];
+    for (int block = 0; block < limit && k > 0; block += kChunk<Vectors>) {
+        float score[kScores];
         load<Vector>(scores_row, block, first, limit, score);
         const uint32_t bound = block == 0 ? lower_bound_of_kth(score, k)
                                           : static_cast<uint32_t>(list.threshold(k) >> 32) + 1;
         const float least = value_of(max(bound, kLowest));
         uint32_t passed = 0;
 #pragma unroll
-        for (int j = 0; j < 4 * kVectors; ++j)
-            passed |= static_cast<uint32_t>(score[j] >= least) << j;
+        for (int j = 0; j < kScores; ++j) passed |= static_cast<uint32_t>(score[j] >= least) << j;
 
         int end = __popc(passed);  // inclusive prefix sum over the lanes
 #pragma unroll
@@ -118,14 +119,22 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
               args.ids + row * rule.top_k);
 }
 
+template <bool Vector>
+cudaError_t launch(const SelectBlocksArgs& args, bool early, cudaStream_t stream) {
+    const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
+    // No more registers than a short row fills.
+    auto* const kernel = args.pitch <= kChunk<1>   ? select_blocks<Vector, 1>
+                         : args.pitch <= kChunk<2> ? select_blocks<Vector, 2>
+                                                   : select_blocks<Vector, 8>;
+    return launch_early_if(early, kernel, dim3(grid), kWarpsPerBlock * kWarp, 0, stream, args);
+}
+
 }  // namespace
 
 cudaError_t launch_select_blocks_warp(const SelectBlocksArgs& args, bool early,
                                       cudaStream_t stream) {
-    const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
     const bool vector = args.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
-    return launch_early_if(early, vector ? select_blocks<true> : select_blocks<false>, dim3(grid),
-                           kWarp * kWarpsPerBlock, 0, stream, args);
+    return (vector ? launch<true> : launch<false>)(args, early, stream);
 }
 
 }  // namespace msa::cuda

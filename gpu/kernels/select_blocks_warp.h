@@ -23,7 +23,8 @@ struct SelectBlocksArgs {
     int32_t* ids;  // [Nq, Hkv, k]
 };
 
-/// `early`: the kernel may begin before the previous one in the stream has ended.
+/// `early`: the kernel may begin before the previous one in the stream has ended, which is of the
+/// same call and waits for those before it.
 cudaError_t launch_select_blocks_warp(const SelectBlocksArgs&, bool early, cudaStream_t);
 
 }  // namespace msa::cuda

@@ -21,10 +21,11 @@ constexpr int64_t kLongPart = 2048;  // keys that are worth a thread block
 // What is written in place of lists: rows that a warp reads at most twice, in all what L2 holds.
 constexpr int64_t kMostScoredBlocks = 2048, kMostScoredBytes = 32 << 20;
 
-/// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
-TileCut cut_of(const Device& device, bool decode, int64_t least_parts) {
+/// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each. Those
+/// of a decode are longer where their lists must be merged.
+TileCut cut_of(const Device& device, bool decode, bool scored, int64_t least_parts = 1) {
     return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
-            .least_keys = decode || least_parts > 1 ? kLongPart : 512,
+            .least_keys = (decode && !scored) || least_parts > 1 ? kLongPart : 512,
             .most_parts = kMostIndexParts,
             .least_parts = least_parts};
 }
@@ -56,6 +57,14 @@ int64_t score_pitch(const Problem& p) {
     return ceil_div(p.blocks(), kIndexMergeBlocks) * kIndexMergeBlocks;
 }
 
+int64_t score_count(const Problem& p) { return p.queries() * p.kv_heads * score_pitch(p); }
+
+/// Whether writing scores, which are then selected from, takes less than merging lists of parts.
+bool has_few_scores(const Problem& p) {
+    return p.blocks() <= kMostScoredBlocks &&
+           score_count(p) * int64_t{sizeof(float)} <= kMostScoredBytes;
+}
+
 /// How the tiles of a call are cut, and memory for the lists of their parts or for scores.
 struct IndexPlan {
     bool decode;
@@ -70,11 +79,12 @@ struct IndexPlan {
     Tensor<int64_t, 1> partial;
     Tensor<float, 1> scores;
 
-    /// Without memory for results of parts.
-    IndexPlan(const Call& call, const IndexInput& in, int prefill_rows, int64_t least_parts = 1)
+    /// Without memory for results of parts, which are to be scores or lists.
+    IndexPlan(const Call& call, const IndexInput& in, int prefill_rows, bool scored,
+              int64_t least_parts = 1)
         : decode(is_decode(call.problem)) {
         const int64_t rows = (decode ? kIndexDecodeRows : prefill_rows) / call.problem.kv_heads;
-        const TileCut cut = cut_of(call.device, decode, least_parts);
+        const TileCut cut = cut_of(call.device, decode, scored, least_parts);
         if (in.index_k.seqused_k()) {
             cut_on_device(call, call.layout->tiles(rows, TileOrder::by_query), cut);
         } else {
@@ -97,16 +107,8 @@ struct IndexPlan {
         partial =
             call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
     }
-    /// Whether writing scores, which are then selected from, takes less than merging lists.
-    bool can_keep_scores(const Problem& p) const {
-        return most_parts > 1 && p.blocks() <= kMostScoredBlocks &&
-               score_bytes(p) <= kMostScoredBytes;
-    }
     void keep_scores(const Call& call) {
-        scores = call.scratch<float, 1>({score_bytes(call.problem) / int64_t{sizeof(float)}});
-    }
-    static int64_t score_bytes(const Problem& p) {
-        return p.queries() * p.kv_heads * score_pitch(p) * int64_t{sizeof(float)};
+        scores = call.scratch<float, 1>({score_count(call.problem)});
     }
 
     /// By what lengths up to those of `tiles` can lead to.
@@ -215,7 +217,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
                        View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
-    IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k));
+    IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k), false);
     plan.keep_lists(call);
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
@@ -268,7 +270,7 @@ const std::vector<TilesPiece>& coarse_pieces(const Call& call) {
     const int64_t of_row =
         score_pitch(p) * int64_t{sizeof(float)} +
         most_candidates(p.blocks()) * int64_t{2 * sizeof(int32_t) + sizeof(float)};
-    TileCut cut = cut_of(call.device, decode, 1);
+    TileCut cut = cut_of(call.device, decode, false);
     if (!decode) cut.thread_blocks *= kPartsOfSm, cut.least_keys = kLongPart;
     return call.layout->pieces(queries,
                                std::max<int64_t>(1, kBytes / (of_row * queries * p.kv_heads)), cut);
@@ -330,7 +332,7 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     auto coarse_rows = call.scratch<CoarseRow, 1>({p.queries() * p.kv_heads});
     const IndexInput copy{coarse_q, in.coarse.keys};
     CandidateMemory memory(call, most_queries * p.kv_heads, key_blocks.size());
-    IndexPlan plan(call, in, kIndexPrefillRows);
+    IndexPlan plan(call, in, kIndexPrefillRows, false);
     plan.keep_lists(call);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
     exact.only = memory.marked.data();
@@ -373,8 +375,9 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
                                View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Element element = in.index_q.element();
-    IndexPlan plan(call, in, kIndexPrefillRows, exchange != nullptr ? 2 : 1);
-    const bool scored = exchange == nullptr && plan.can_keep_scores(call.problem);
+    const bool few = exchange == nullptr && has_few_scores(call.problem);
+    IndexPlan plan(call, in, kIndexPrefillRows, few, exchange != nullptr ? 2 : 1);
+    const bool scored = few && plan.most_parts > 1;
     scored ? plan.keep_scores(call) : plan.keep_lists(call);
     const IndexSelectArgs args = args_sm90(call, plan, rule, in, ids);
     const auto launch = [&]<typename T>() {
