@@ -80,7 +80,7 @@ SHARING = {  # layers 4 and 5 attend to the keys and values of layers 2 and 3
 }
 QSA_BUDGET, QSA_COMPRESS = 32, 4
 QSA = {"qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {
-    "layer_types": ["linear_attention", "indexed_attention"] * 2, "num_experts": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2, "num_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": QSA_BUDGET,
     "indexer_compress_ratio": QSA_COMPRESS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
