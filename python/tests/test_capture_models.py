@@ -624,6 +624,11 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
                  str(tmp_path / "c.h5")]) == 2
     assert (f"{arguments[1]}: has no tokenizer that makes tokens of a text; --bytes is for models of bytes, "
             "--tokens takes token ids" in capsys.readouterr().err)
+    make_model("llama", vocab_size=600).save_pretrained(tmp_path / "tokens")
+    for words in (["--text", str(tmp_path / "c.txt")], arguments[2:4]):
+        assert main(["capture", str(tmp_path / "tokens"), *words, "--bytes", "--out", str(tmp_path / "c.h5")]) == 2
+        assert (f"--bytes is for models of bytes, and {tmp_path / 'tokens'} has a vocabulary of 600 tokens: must be "
+                "at most 512" in capsys.readouterr().err)
     (tmp_path / "b.json").write_text("[1, 2]")
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2

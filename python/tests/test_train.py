@@ -406,6 +406,22 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
 
 
+def test_models_of_tokens_are_no_models_of_bytes(tiny, tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    make_model(vocab_size=600).save_pretrained(tiny / "tokens")
+    make_model().save_pretrained(tiny / "words")
+    words = Tokenizer(models.WordLevel({"a": 0, "text": 1, "?": 2}, "?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tiny / "words")
+    for model, why in (("tokens", "has a vocabulary of 600 tokens: must be at most 512"),
+                       ("words", "has a tokenizer of other tokens: leave out --bytes")):
+        for words in ([], ["--tokens-out", tmp_path / "tokens.safetensors"]):
+            assert train(tiny, tmp_path / "a", *words, model=model) == 2
+            assert f"--bytes is for models of bytes, and {tiny / model} {why}" in capsys.readouterr().err
+    assert not (tmp_path / "a/run.json").exists() and not (tmp_path / "tokens.safetensors").exists()
+
+
 def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp_path, capsys):
     make_model(num_key_value_heads=4).save_pretrained(tiny / "heads")
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, model="heads") == 0

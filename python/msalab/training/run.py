@@ -163,8 +163,8 @@ class Training:
         require(share == int(share), f"--batch is {options.batch}, must be a multiple of {group.size} "
                 f"processes times --rows = {options.rows}")
         self.micros = int(share)
-        self.words = text.vocabulary_of(options)
-        self.rows = data.read(options.data, self.words, options.context, note)
+        self.words = text.vocabulary_of(options)()
+        self.rows = data.read(options.data, lambda: self.words, options.context, note)
         require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
                 f"{options.context} tokens, fewer than --batch = {options.batch}")
         self._load()
@@ -206,7 +206,7 @@ class Training:
     def save(self, step: int):
         checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
         checkpoint.save_model(self.out, self.group, self.learner.model, self.branches, self.forms, self.rule,
-                              self.words(), self.own_dtype)
+                              self.words, self.own_dtype)
 
     def run(self, wants_stop) -> int:
         options, found = self.options, checkpoint.load(self.out, self.learner, self.optimizer)
