@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/registry.h"
+#include "experiments/driver/version.h"
 #include "gpu/cuda_backend.h"
 #include "python/analysis.h"
 #include "python/known_problems.h"
@@ -357,6 +358,7 @@ NB_MODULE(_msalab, m) {
     define_known_problems(m);
     define_backend(m);
     define_analysis(m);
+    m.attr("commit") = experiments::kCommit;
     m.def("make_backend", [](const std::string& name) {
         return std::make_unique<Runner>(make_backend(name, {}), kOnHost);
     });

@@ -27,6 +27,14 @@ Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t fir
     return values;
 }
 
+Stored<3> gather(Backend& backend, const Stored<3>& from, const std::vector<int64_t>& rows) {
+    Stored<3> to(backend, {std::ssize(rows), from.shape()[1], from.shape()[2]}, from.element());
+    for (size_t n = 0; n < rows.size(); ++n)
+        backend.copy(to.data() + static_cast<int64_t>(n) * to.row_bytes(), backend.space(),
+                     from.data() + rows[n] * from.row_bytes(), backend.space(), to.row_bytes());
+    return to;
+}
+
 Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
                             const std::vector<int64_t>& rows, int64_t first_head, int64_t heads) {
     const int64_t width = from.shape()[2], most = std::max<int64_t>(1, kPiece / from.row_bytes());

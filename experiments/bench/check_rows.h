@@ -11,6 +11,7 @@
 #include "core/number/convert.h"
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "experiments/bench/meter.h"
 #include "experiments/bench/operands.h"
 
 namespace msa::experiments::bench {
@@ -21,6 +22,7 @@ constexpr int64_t kRows = 32;  // most rows of a result that are checked
 template <int Rank>
 Tensor<float, Rank> fetch(Backend& backend, const Stored<Rank>& from, int64_t first,
                           int64_t count) {
+    stop_case_if_asked();
     const In<Rank> part = from.slice(first, count);
     Tensor<float, Rank> values(part.shape(), Fill::nothing);
     const int64_t bytes = values.size() * element_bytes(part.element());
@@ -37,6 +39,9 @@ Tensor<float, 3> fetch_head(Backend& backend, const Stored<3>& from, int64_t fir
 /// Heads [first_head, first_head + heads) of the rows `rows`, ascending: [rows, heads, channels].
 Tensor<float, 3> fetch_rows(Backend& backend, const Stored<3>& from,
                             const std::vector<int64_t>& rows, int64_t first_head, int64_t heads);
+
+/// The rows `rows` of an operand, one after another.
+Stored<3> gather(Backend&, const Stored<3>& from, const std::vector<int64_t>& rows);
 
 /// The first element of `got` that differs from `want` by more than bound(index); nothing if there
 /// is none.

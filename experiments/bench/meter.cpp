@@ -20,6 +20,10 @@ constexpr double kLongCall = 0.05, kMostSeconds = 10;
 
 }  // namespace
 
+void stop_case_if_asked() {
+    if (stop_requested()) throw Interrupted("stopped; --out has the stages before this one");
+}
+
 double cold_seconds(Backend& backend, const std::function<void()>& work) {
     if (const std::optional<double> seconds = cuda_cold_seconds(backend, work)) return *seconds;
     using Clock = std::chrono::steady_clock;
@@ -48,9 +52,11 @@ Meter::Meter(Backend& backend) : backend_(backend), filler_(backend.make<char, 1
 }
 
 void Meter::poison(void* memory, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += filler_.size())
+    for (int64_t at = 0; at < bytes; at += filler_.size()) {
+        stop_case_if_asked();
         backend_.copy(static_cast<char*>(memory) + at, backend_.space(), filler_.data(),
                       backend_.space(), std::min(filler_.size(), bytes - at));
+    }
 }
 
 std::function<void()> Meter::capture(const std::function<void()>& work, Timing& timing) {
@@ -66,7 +72,7 @@ std::function<void()> Meter::capture(const std::function<void()>& work, Timing& 
 Timing Meter::time(const std::function<void(int64_t)>& call, int64_t layers, int64_t samples) {
     std::function<void()> work = [&] { call(0); };
     const auto sample = [&] {
-        if (stop_requested()) throw Interrupted("stopped; --out keeps the stages before");
+        stop_case_if_asked();
         return cold_seconds(backend_, work);
     };
     const double first = sample();

@@ -12,6 +12,10 @@
 
 namespace msa::experiments::bench {
 
+/// Throws Interrupted if the user asked to stop: between the samples and stages of a case, and
+/// between the pieces of what makes and checks its operands.
+void stop_case_if_asked();
+
 double median(std::vector<double> values);
 
 /// Seconds that `work`, calls of `backend`, takes with caches full of other, clean data: by events

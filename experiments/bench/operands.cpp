@@ -8,6 +8,7 @@
 #include "core/number/convert.h"
 #include "core/random.h"
 #include "core/registry.h"
+#include "experiments/bench/meter.h"
 #include "experiments/driver/pattern.h"
 
 namespace msa::experiments::bench {
@@ -50,6 +51,7 @@ void fill_noise(Backend& backend, const Stored<Rank>& to, uint64_t seed, Stream 
     const int64_t piece = std::min(rows, std::max<int64_t>(1, kStaging / row_bytes));
     std::vector<char> staging(static_cast<size_t>(piece * row_bytes));
     for (int64_t begin = 0; begin < rows; begin += piece) {
+        stop_case_if_asked();
         const int64_t count = std::min(piece, rows - begin);
         if (repeat && begin > 0) {
             backend.copy(to.data() + begin * row_bytes, backend.space(), to.data(), backend.space(),
@@ -134,6 +136,7 @@ void fill_from(Backend& backend, const std::vector<Stored<Rank>>& to, const Sour
     const int64_t channels = to[0].row_bytes() / element_bytes(to[0].element());
     const int64_t piece = std::max<int64_t>(1, kStaging / (channels * int64_t{sizeof(float)}));
     for (int64_t begin = tokens.begin; begin < tokens.end; begin += piece) {
+        stop_case_if_asked();
         const QueryRange range{begin, std::min(tokens.end, begin + piece)};
         const Tensor<float, 3> made = source(field, range);
         for (const Stored<Rank>& one : to) {
@@ -237,12 +240,16 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
     const Problem& p = c.problem;
     const Shape<3> queries{p.queries(), p.query_heads, p.head_dim};
     const Shape<3> keys{p.keys(), p.kv_heads, p.head_dim};
+    const auto stored = [&](const Shape<3>& shape, Element element) {
+        stop_case_if_asked();  // gigabytes of a host's memory take seconds
+        return Stored<3>(backend, shape, element);
+    };
     Layer layer;
     if (parts.attention) {
-        layer.q = {backend, queries, o.sizes.element};
-        layer.k = {backend, keys, o.sizes.element};
-        layer.v = {backend, keys, o.sizes.element};
-        layer.out = {backend, queries, output_element(o)};
+        layer.q = stored(queries, o.sizes.element);
+        layer.k = stored(keys, o.sizes.element);
+        layer.v = stored(keys, o.sizes.element);
+        layer.out = stored(queries, output_element(o));
         layer.lse = backend.make<float, 2>({p.queries(), p.query_heads});
         if (o.sizes.element == Element::e4m3) {
             const Shape<2> blocks{block_starts(p).back(), p.kv_heads};
@@ -252,10 +259,10 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         }
     }
     if (parts.gradient) {
-        layer.d_out = {backend, queries, o.sizes.element};
-        layer.d_q = {backend, queries, o.sizes.element};
-        layer.d_k = {backend, keys, o.sizes.element};
-        layer.d_v = {backend, keys, o.sizes.element};
+        layer.d_out = stored(queries, o.sizes.element);
+        layer.d_q = stored(queries, o.sizes.element);
+        layer.d_k = stored(keys, o.sizes.element);
+        layer.d_v = stored(keys, o.sizes.element);
     }
     if (parts.index) {
         for (const IndexForm& form : o.index_forms)
@@ -378,14 +385,6 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
         backend.copy(to.ids.data(), backend.space(), from.ids.data(), backend.space(),
                      from.ids.size() * int64_t{sizeof(int32_t)});
     }
-}
-
-Stored<3> gather(Backend& backend, const Stored<3>& from, const std::vector<int64_t>& rows) {
-    Stored<3> to(backend, {std::ssize(rows), from.shape()[1], from.shape()[2]}, from.element());
-    for (size_t n = 0; n < rows.size(); ++n)
-        backend.copy(to.data() + static_cast<int64_t>(n) * to.row_bytes(), backend.space(),
-                     from.data() + rows[n] * from.row_bytes(), backend.space(), to.row_bytes());
-    return to;
 }
 
 Stored<3> make_scores(Backend& backend, const Case& c, uint64_t seed) {

@@ -141,9 +141,6 @@ void fill_pages(Backend&, const Case&, Layer&, Parts);
 /// Copies the operands to another layer.
 void copy_operands(Backend&, const Layer& from, Layer& to, Parts);
 
-/// The rows `rows` of an operand, one after another.
-Stored<3> gather(Backend&, const Stored<3>& from, const std::vector<int64_t>& rows);
-
 /// Fills scores [Nq, 1, B] of a top-k case with noise.
 Stored<3> make_scores(Backend&, const Case&, uint64_t seed);
 

@@ -6,7 +6,6 @@
 #include "analysis/cost_model.h"
 #include "analysis/selection_cost.h"
 #include "experiments/bench/case_run.h"
-#include "experiments/driver/program.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -72,6 +71,7 @@ bool CaseRun::trains(size_t element) const {
 }
 
 bool CaseRun::fits(Measurement m, const std::function<void()>& work) {
+    stop_case_if_asked();
     try {
         work();
         return true;
@@ -87,7 +87,6 @@ bool CaseRun::fits(Measurement m, const std::function<void()>& work) {
 }
 
 void CaseRun::guarded(Measurement m, const Body& body) {
-    if (stop_requested()) throw Interrupted("stopped; the record has the stages before this one");
     if (fits(m, [&] { body(m); })) done_(m);
 }
 
@@ -119,6 +118,7 @@ void CaseRun::by_pieces(Measurement& m, const std::vector<int64_t>& queries, con
     }
     meter_.poison(values.data(), values.size() * int64_t{sizeof(float)});
     for (const auto& [range, problem] : pieces) {
+        stop_case_if_asked();
         call(first(), problem, range, values.view().slice(0, problem.queries()));
         for (int64_t i : queries) {
             if (i < range.begin || i >= range.end) continue;

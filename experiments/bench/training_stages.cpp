@@ -4,6 +4,7 @@
 #include "analysis/cost_model.h"
 #include "analysis/selection_cost.h"
 #include "experiments/bench/case_run.h"
+#include "experiments/bench/check_rows.h"
 #include "experiments/bench/layers.h"
 #include "experiments/driver/sample.h"
 

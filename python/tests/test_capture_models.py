@@ -80,7 +80,7 @@ SHARING = {  # layers 4 and 5 attend to the keys and values of layers 2 and 3
 }
 QSA_BUDGET, QSA_COMPRESS = 32, 4
 QSA = {"qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {
-    "layer_types": ["linear_attention", "indexed_attention"] * 2, "num_experts": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2, "num_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": QSA_BUDGET,
     "indexer_compress_ratio": QSA_COMPRESS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -624,6 +624,11 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
                  str(tmp_path / "c.h5")]) == 2
     assert (f"{arguments[1]}: has no tokenizer that makes tokens of a text; --bytes is for models of bytes, "
             "--tokens takes token ids" in capsys.readouterr().err)
+    make_model("llama", vocab_size=600).save_pretrained(tmp_path / "tokens")
+    for words in (["--text", str(tmp_path / "c.txt")], arguments[2:4]):
+        assert main(["capture", str(tmp_path / "tokens"), *words, "--bytes", "--out", str(tmp_path / "c.h5")]) == 2
+        assert (f"--bytes is for models of bytes, and {tmp_path / 'tokens'} has a vocabulary of 600 tokens: must be "
+                "at most 512" in capsys.readouterr().err)
     (tmp_path / "b.json").write_text("[1, 2]")
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2

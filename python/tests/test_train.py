@@ -406,6 +406,55 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
 
 
+def test_models_of_tokens_are_no_models_of_bytes(tiny, tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    make_model(vocab_size=600).save_pretrained(tiny / "tokens")
+    make_model().save_pretrained(tiny / "words")
+    words = Tokenizer(models.WordLevel({"a": 0, "text": 1, "?": 2}, "?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tiny / "words")
+    for model, why in (("tokens", "has a vocabulary of 600 tokens: must be at most 512"),
+                       ("words", "has a tokenizer of other tokens: leave out --bytes")):
+        for words in ([], ["--tokens-out", tmp_path / "tokens.safetensors"]):
+            assert train(tiny, tmp_path / "a", *words, model=model) == 2
+            assert f"--bytes is for models of bytes, and {tiny / model} {why}" in capsys.readouterr().err
+    assert not (tmp_path / "a/run.json").exists() and not (tmp_path / "tokens.safetensors").exists()
+
+
+def test_a_run_that_goes_on_names_what_is_asked_and_takes_another_cadence_of_the_log(tiny, tmp_path, capsys):
+    def refused(why, *words):
+        assert train(tiny, tmp_path / "a", *words, "--resume") == 2
+        assert f"run.json: {why}; --resume needs the options as recorded" in capsys.readouterr().err
+
+    assert train(tiny, tmp_path / "a", "--steps", 10, "--seconds", 0) == 130
+    refused("options steps was 10, is 20", "--steps", 20)
+    refused("options warmup was 1, is 2", "--steps", 10, "--warmup", 2)
+    refused("options steps was 10, is 20, options warmup was 1, is 3", "--steps", 20, "--warmup", 3)
+    assert train(tiny, tmp_path / "a", "--steps", 10, "--log-every", 1, "--resume") == 0
+    assert json.loads((tmp_path / "a/summary.json").read_text())["options"]["log_every"] == 1
+    assert train(tiny, tmp_path / "b", "--steps", 10, "--log-every", 1) == 0
+    assert values_of(tmp_path / "a", "loss") == values_of(tmp_path / "b", "loss")
+
+
+def test_the_record_says_of_what_build_it_is_and_where_it_ran(tiny, tmp_path, monkeypatch):
+    def record():
+        return json.loads((tmp_path / "a/run.json").read_text())
+
+    from msalab import _msalab
+    from msalab.training import run
+
+    monkeypatch.setattr(_msalab, "commit", "0123456789ab")
+    how = ["--steps", 3, "--warmup", 0]
+    assert train(tiny, tmp_path / "a", *how, "--seconds", 0) == 130
+    assert (record()["device"], record()["commit"]) == ("cpu", "0123456789ab")
+    for device in ("another GPU", "another GPU", "cpu"):
+        monkeypatch.setattr(run, "device_name", lambda _, device=device: device)
+        assert train(tiny, tmp_path / "a", *how, "--resume", "--seconds", 0) in (0, 130)
+        assert record()["device"] == "cpu, another GPU"
+    assert json.loads((tmp_path / "a/summary.json").read_text())["device"] == "cpu, another GPU"
+
+
 def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp_path, capsys):
     make_model(num_key_value_heads=4).save_pretrained(tiny / "heads")
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, model="heads") == 0

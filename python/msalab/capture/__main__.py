@@ -49,6 +49,8 @@ def run_capture(options):
             f"{options.out}: exists; --overwrite replaces it")
 
     vocabulary = text.vocabulary_of(options, f"{text.OF_BYTES}, --tokens takes token ids")
+    if options.bytes:
+        vocabulary()  # says where the model is none of bytes
     fits = None if options.indexer is None else fitted.read(options.indexer)
     lacking = [number for number in options.layers or () if fits and number not in fits]
     require(not lacking, f"{options.indexer}: has no Index Branch of layers {lacking}; it has those of "

@@ -43,10 +43,11 @@ def write_json(path, content) -> None:
         file.finish()
 
 
-def same_or_refused(place: str, before: dict, record: dict, way_out: str) -> None:
-    """CaptureError naming what differs in two records."""
+def same_or_refused(place: str, before: dict, record: dict, way_out: str, free=()) -> None:
+    """CaptureError naming what differs in two records, but for what is `free` to."""
     require(isinstance(before, dict), f"{place}: must be a JSON object")
-    found = list(_differences(before, record))
+    found = [f"{name} was {old!r}, is {new!r}" for name, old, new in _differences(before, record)
+             if name not in free]
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
     require(not found, f"{place}: {', '.join(found[:NAMED])}{more}{way_out}")
 
@@ -57,4 +58,4 @@ def _differences(before: dict, record: dict, of: str = ""):
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{of}{name} ")
         elif old != new:
-            yield f"{of}{name} was {old!r}, is {new!r}"
+            yield f"{of}{name}", old, new

@@ -16,6 +16,7 @@ from .. import selectors
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
+from ..operations import _msalab
 from ..progress import Progress
 from . import exercises, text
 from .files import sha256
@@ -207,6 +208,9 @@ def model_sums(name, model) -> dict:
 
 
 def version() -> str:
+    """The commit that the compiled module was built of; of a build that knows none, the release."""
+    if _msalab.commit != "unknown":
+        return _msalab.commit
     try:
         return f"msalab {metadata.version('msalab')}"
     except metadata.PackageNotFoundError:
@@ -232,17 +236,18 @@ def _described(setting) -> dict:
 
 def plan_of(options, model, settings, variants, layers, sequences) -> dict:
     """What the results need beside the record and the units."""
-    return {"model": str(options.model), "device": _device(model), "layers": layers,
+    return {"model": str(options.model), "device": device_name(model.get_input_embeddings().weight.device),
+            "layers": layers,
             "texts": len(sequences),
             "settings": [_described(one) for one in settings],
             "variants": [{"config": one.setting.name, "of": one.of, "one": one.one,
                           "layer": one.layer} for one in variants]}
 
 
-def _device(model) -> str:
+def device_name(device) -> str:
+    """Of a torch.device, as records have it."""
     import torch
 
-    device = model.get_input_embeddings().weight.device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 

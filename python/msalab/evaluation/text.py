@@ -14,6 +14,7 @@ from ..capture.layer import CaptureError, require
 
 OF_BYTES = "--bytes is for models of bytes"
 SEPARATOR = "\0"  # between documents; no text contains it
+MOST_OF_BYTES = 512  # tokens of a model of bytes: 256, special ones, and what fills up to a round number
 
 
 class Bytes:
@@ -87,7 +88,29 @@ class Tokenizer:
 def vocabulary_of(options, *instead):
     """A function that gives the vocabulary, of bytes or the model's own, which is loaded when it is first
     asked for."""
-    return cache(lambda: Bytes() if options.bytes else Tokenizer(options.model, options.revision, *instead))
+    return cache(lambda: _bytes_of(options.model, options.revision) if options.bytes else
+                 Tokenizer(options.model, options.revision, *instead))
+
+
+def _bytes_of(name, revision) -> Bytes:
+    """CaptureError where the model reads tokens that are no bytes: by its vocabulary, or by its tokenizer."""
+    from transformers import AutoConfig
+
+    place, how = place_of(name)
+    try:
+        config = AutoConfig.from_pretrained(place, revision=revision, **how).get_text_config()
+    except Exception as error:  # the library raises errors of many types
+        raise CaptureError(f"{name} cannot be loaded: {error}") from error
+    size = getattr(config, "vocab_size", None) or 0
+    require(size <= MOST_OF_BYTES, f"{OF_BYTES}, and {name} has a vocabulary of {size} tokens: must be at most "
+            f"{MOST_OF_BYTES}")
+    try:
+        tokens = Tokenizer(name, revision).encode("a text")
+    except CaptureError:  # has none
+        return Bytes()
+    require(tokens == Bytes().encode("a text"), f"{OF_BYTES}, and {name} has a tokenizer of other tokens: leave "
+            "out --bytes")
+    return Bytes()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import own_dtype
 from ..evaluation import text
 from ..evaluation.files import same_or_refused, sha256, write_json
-from ..evaluation.run import load, model_sums, software, version
+from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
 from ..selectors import Rule
 from . import attention as attentions
@@ -36,6 +36,7 @@ from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "norm", "rope_dim",
           "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_ramp", "decay", "clip",
           "context", "batch", "dtype", "compile", "bytes", "diverged", "probe_every", "log_every")
+MAY_CHANGE = ("device", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
 SMOOTH = 0.1  # share of the newest loss in the smoothed one
 
@@ -103,9 +104,13 @@ def check_options(options):
     require(options.attention == "msa" or not given and options.indexer is None, "--warmup and --indexer are of "
             "--attention msa")
     if not given:
-        options.warmup = options.steps // 10 if options.attention == "msa" else 0
+        options.warmup = _usual_warmup(vars(options))
     require(0 <= options.warmup <= options.steps, f"--warmup is {options.warmup}, must be from 0 to --steps = "
             f"{options.steps}")
+
+
+def _usual_warmup(options: dict) -> int:
+    return options["steps"] // 10 if options["attention"] == "msa" else 0
 
 
 def rule_of(options) -> Rule:
@@ -117,14 +122,22 @@ def rule_of(options) -> Rule:
     return Rule(*(getattr(options, name) for name in vars(rule)))
 
 
-def record_of(options, model, rows) -> dict:
+def record_of(options, device, model, rows) -> dict:
     """Which run this is: what decides its numbers."""
     inputs = {"tokens": rows.sum()}
     if options.indexer is not None:
         inputs["indexer"] = sha256(file_of(options.indexer))
     return {"program": "msalab train", "commit": version(), "compiler": software(),
-            "model": model_sums(options.model, model), "inputs": inputs, "seed": options.seed,
+            "device": device_name(device), "model": model_sums(options.model, model), "inputs": inputs,
+            "seed": options.seed,
             "options": {name: getattr(options, name) for name in DECIDE}}
+
+
+def _has_usual_warmup(record) -> bool:
+    try:
+        return record["options"]["warmup"] == _usual_warmup(record["options"])
+    except (KeyError, TypeError):
+        return False  # no record of a run
 
 
 def open_folder(out: Path, record: dict, options):
@@ -137,10 +150,15 @@ def open_folder(out: Path, record: dict, options):
             (out / name).unlink(missing_ok=True)
     if path.exists():
         require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
-        same_or_refused(str(path), json.loads(path.read_text()), json.loads(json.dumps(record)),
-                        "; --resume needs the options as recorded, --overwrite begins anew")
-        return
-    require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
+        before = json.loads(path.read_text())
+        derived = _has_usual_warmup(before) and _has_usual_warmup(record)
+        same_or_refused(str(path), before, json.loads(json.dumps(record)),
+                        "; --resume needs the options as recorded, --overwrite begins anew",
+                        MAY_CHANGE + ("options warmup",) * derived)
+        devices = str(before.get("device", "unknown")).split(", ")
+        record["device"] = ", ".join(dict.fromkeys([*devices, record["device"]]))
+    else:
+        require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
     write_json(path, record)
 
 
@@ -163,8 +181,8 @@ class Training:
         require(share == int(share), f"--batch is {options.batch}, must be a multiple of {group.size} "
                 f"processes times --rows = {options.rows}")
         self.micros = int(share)
-        self.words = text.vocabulary_of(options)
-        self.rows = data.read(options.data, self.words, options.context, note)
+        self.words = text.vocabulary_of(options)()
+        self.rows = data.read(options.data, lambda: self.words, options.context, note)
         require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
                 f"{options.context} tokens, fewer than --batch = {options.batch}")
         self._load()
@@ -190,7 +208,7 @@ class Training:
         if layers and all(module.num_key_value_groups == 1 for module in modules.values()):
             self.note("note: the model has no grouped queries: each head selects blocks of its own")
         if self.group.rank == 0:
-            open_folder(self.out, record_of(options, model, self.rows), options)
+            open_folder(self.out, record_of(options, self.group.device, model, self.rows), options)
         self.group.wait()
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
@@ -206,7 +224,7 @@ class Training:
     def save(self, step: int):
         checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
         checkpoint.save_model(self.out, self.group, self.learner.model, self.branches, self.forms, self.rule,
-                              self.words(), self.own_dtype)
+                              self.words, self.own_dtype)
 
     def run(self, wants_stop) -> int:
         options, found = self.options, checkpoint.load(self.out, self.learner, self.optimizer)
