@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Merges the lists of the parts of index_select where a tile has few parts: a warp takes a row.
-// With more, merge_splits is faster, since it leaves most lists unread.
+// Merges the lists of the parts of index_select where a tile has few parts, or few tiles have more
+// than one: a warp takes a row. Else merge_splits is faster, since it leaves most lists unread.
 #pragma once
 
 #include "gpu/device/early.cuh"
@@ -11,10 +11,10 @@
 namespace msa::cuda {
 namespace {  // a copy for each kernel, since kernels are compiled for different devices
 
-constexpr int kFewParts = 4;   // most of a tile
-constexpr int kMergeRows = 8;  // of a thread block
+constexpr int kFewParts = 4;     // most of a tile
+constexpr int kManyRows = 4096;  // from here on, few are of tiles that the device cut
+constexpr int kMergeRows = 8;    // of a thread block
 
-/// Of tiles that the host cut.
 template <int Kept>
 __global__ void __launch_bounds__(kMergeRows* kWarp)
     merge_few(const __grid_constant__ IndexSelectArgs args) {
@@ -22,9 +22,10 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
     const int64_t row = int64_t{blockIdx.x} * kMergeRows + threadIdx.x / kWarp;
     if (row >= args.queries * args.groups) return;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int64_t query = row / args.groups;
-    const RowRule own(args.rule, seen_keys(args.visible, query), args.block_size);
-    const PartLists<Kept> from(args, args.of_query[query], static_cast<int>(row % args.groups));
+    if (args.now.tiles != nullptr) wait_for_previous_kernel();
+    const ListsOfQuery query(args, row / args.groups);
+    const RowRule own(args.rule, query.seen, args.block_size);
+    const PartLists<Kept> from(args, query.lists, static_cast<int>(row % args.groups));
     wait_for_previous_kernel();
     if (from.parts == 1 || !is_wanted(args, row)) return;  // its ids are there
     // Lists have their best first. A warp reads two of 16 at once, the second in reverse.
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
 
 /// Whether merge_few is to merge a call's lists.
 inline bool has_few_parts(const IndexSelectArgs& args) {
-    return args.most_parts <= kFewParts && args.now.tiles == nullptr;
+    return args.now.tiles == nullptr ? args.most_parts <= kFewParts
+                                     : args.queries * args.groups >= kManyRows;
 }
 inline unsigned merge_few_blocks(const IndexSelectArgs& args) {
     return static_cast<unsigned>(ceil_div(args.queries * args.groups, int64_t{kMergeRows}));

@@ -53,12 +53,6 @@ __device__ void write_own_ids(const CandidateExchange& x, const RowRule& part, i
         ids[lane] = newest < part.local ? part.visible - part.local + newest : -1;
 }
 
-/// The lists of a query whose tile was cut on the device; past L1, which may have older ones.
-__device__ inline QueryParts parts_now(const IndexSelectArgs& args, int query) {
-    const int2 read = __ldcg(reinterpret_cast<const int2*>(args.now.of_query + query));
-    return {read.x, read.y};
-}
-
 /// Merges the lists of the parts. A thread block takes a row, which may have one part and be done;
 /// a thread takes the head of a list, its best score; a warp reads 32 / Kept lists at a time. The
 /// best heads of the lanes bound the k-th best candidate from below, so most lists are never read,
@@ -78,14 +72,11 @@ __global__ void __launch_bounds__(kMostIndexParts)
     const int split = static_cast<int>(threadIdx.x);
     const int64_t row = blockIdx.x;
     launch_dependents();
-    const auto query = static_cast<int>(blockIdx.x) / args.groups;
-    const bool on_device = args.now.tiles != nullptr;  // the lengths
-    if (on_device) wait_for_previous_kernel();
-    const int seen = on_device ? __ldcg(args.now.seen + query) : seen_keys(args.visible, query);
-    RowRule own(args.rule, seen, args.block_size);
+    if (args.now.tiles != nullptr) wait_for_previous_kernel();
+    const ListsOfQuery query(args, static_cast<int>(blockIdx.x) / args.groups);
+    RowRule own(args.rule, query.seen, args.block_size);
     const int kept = max(own.kept, 1);  // if none is kept, the list is not read
-    const PartLists<Kept> from(args, on_device ? parts_now(args, query) : args.of_query[query],
-                               static_cast<int>(blockIdx.x) % args.groups);
+    const PartLists<Kept> from(args, query.lists, static_cast<int>(blockIdx.x) % args.groups);
     // Places in a row that several warps fill, in any order.
     auto append = [&](auto* to, int& count, bool wanted, auto value) {
         const uint32_t all = __ballot_sync(kAllLanes, wanted);

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "gpu/device/seen_keys.cuh"
 #include "gpu/device/warp_top_k.cuh"
 #include "gpu/kernels/index_select_sm90.h"
 
@@ -28,6 +29,23 @@ struct PartLists {
         heads = reinterpret_cast<uint32_t*>(lists + parts * Kept);
     }
     __device__ uint64_t* list(int part) const { return lists + int64_t{part} * Kept; }
+};
+
+/// The keys that a query sees, and its lists. If the device cut the tiles, the kernel that did must
+/// be done, and they are read past L1, which may have older ones.
+struct ListsOfQuery {
+    int seen;
+    QueryParts lists;
+    __device__ ListsOfQuery(const IndexSelectArgs& args, int64_t query) {
+        if (args.now.tiles == nullptr) {
+            seen = seen_keys(args.visible, query);
+            lists = args.of_query[query];
+        } else {
+            seen = __ldcg(args.now.seen + query);
+            const int2 read = __ldcg(reinterpret_cast<const int2*>(args.now.of_query + query));
+            lists = {read.x, read.y};
+        }
+    }
 };
 
 /// How scales of a row and a block make a score of their largest product.
