@@ -60,7 +60,7 @@ struct CutNow {
     const QueryTile* tiles = nullptr;  // as long as they may become; null: the host cuts
     int tile_count = 0, thread_blocks = 0, least_keys = 0, most_parts = 0;
     int most_queries = 0;            // of a tile
-    QueryParts* of_query = nullptr;  // [Nq], filled by the kernel that scores
+    QueryParts* of_query = nullptr;  // [Nq], filled by the kernel that finds parts
     int32_t* seen = nullptr;         // [Nq] keys that each query sees, likewise
     PartNow* found = nullptr;        // [part_count], of longer chunks than a decode's
 };

@@ -76,7 +76,7 @@ private:
     /// Adds the work of index_kl_grad.
     void count_index_kl(Measurement&, View<const int32_t, 3> ids) const;
 
-    /// Records `m` with `body` for packed keys, and for each page size, of a decode step also with
+    /// Records `m` with `body` for packed keys, and for each page size, up to a capacity also with
     /// lengths on the device: the measurement says which.
     void packed_and_paged(Measurement m, const Body& body);
 

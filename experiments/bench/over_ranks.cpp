@@ -348,10 +348,10 @@ void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, 
         const ordered_json& m = record["measurements"].back();
         err << name << ' ' << count_text(tokens) << ": " << number_text(m["one_seconds"]) << " s, "
             << number_text(m["seconds"]) << " s on " << c.ranks() << " ranks" << std::endl;
-        stop_case_if_asked();
         if (all.difference.ids > 0)
             throw std::logic_error(concat(name, ' ', tokens, ": ", all.difference.ids,
                                           " ids differ from those of one rank"));
+        stop_case_if_asked();
     };
     const auto wants = [&](const char* name) {
         return std::find(o.cases.begin(), o.cases.end(), name) != o.cases.end();

@@ -69,7 +69,7 @@ __device__ inline bool find_part(const CutNow& now, const KeyLengths& lengths, i
 }
 
 /// Writes what the kernel behind index_select needs to know of a tile's queries, if this is the
-/// tile's first part. Called by as many threads as the tile has queries, or by the thread block.
+/// tile's first part. Called by all threads, or by the first ones if they are as many as queries.
 __device__ inline void tell_queries(const IndexSelectArgs& args, const PartNow& part) {
     const QueryTile& tile = part.piece.tile;
     if (part.piece.part != 0) return;

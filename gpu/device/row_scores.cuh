@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How index_select's kernels add scores to the lists of rows, and turn lists into ids.
+// How index_select's kernels add scores to the lists of rows, or write them, and turn lists into
+// ids.
 #pragma once
 
 #include <type_traits>
@@ -63,7 +64,7 @@ struct OneScale : Scaled {
     __device__ float of_block(int) const { return 1; }
 };
 
-/// Scales of int8 operands, of the rows and blocks of a tile; row_at(place) is a place's row.
+/// The rows and blocks of a tile; row_at(place) is a place's row.
 template <typename RowAt>
 struct RowsOfTile {
     const IndexSelectArgs& args;
@@ -78,6 +79,7 @@ struct RowsOfTile {
         return int64_t{tile.first_block} + max(0, min(id, blocks - 1));
     }
 };
+/// Scales of int8 operands.
 template <typename RowAt>
 struct TileScales : RowsOfTile<RowAt>, Scaled {
     __device__ float of_row(int place) const {

@@ -9,12 +9,11 @@
 //   write_ids   at the end, a list and the forced blocks become ascending ids
 // The local block needs no score, so every scored block is wholly visible and nothing is masked.
 //
-// Where the scores of a call are few, they are written in place of lists, and select_blocks_warp
-// makes ids of them. Of an int8 copy, upper bounds are written.
-//
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
-// long ones are cut into parts (gpu/tile_parts.h). Each part writes its list, and a second kernel,
-// merge_splits or merge_few, merges the lists of a row. Where lengths are on the device
+// long ones are cut into parts (gpu/tile_parts.h). If the scores of the call are few, parts write
+// them, and select_blocks_warp makes ids of them. Else each part writes its list, and a second
+// kernel, merge_splits or merge_few, merges the lists of a row. Of an int8 copy, upper bounds are
+// written. Where lengths are on the device
 // (gpu/device/part_now.cuh), each thread block of a decode finds its own part; of longer chunks, a
 // kernel before this one finds those of all.
 //
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kWarpgroup)
     if (!args.keys_settled) wait_for_previous_kernel();
     PartNow part{};
     const bool any = find_part(args.now, args.key_map, keys_of_tile, part);
-    // What this call's last kernel has written may be read by an earlier call until here.
+    // An earlier call may still read the memory that is written from here on.
     wait_for_previous_kernel();
     launch_dependents();
     if (any) tell_queries(args, part);

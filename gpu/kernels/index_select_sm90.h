@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fused index_select (eq:msa-index-score, eq:msa-topk): scores are never written to memory.
+// Fused index_select (eq:msa-index-score, eq:msa-topk): scores are written only where a call has
+// few.
 #pragma once
 
 #include <cuda.h>

@@ -41,29 +41,34 @@ __device__ uint32_t lower_bound_of_kth(const float (&score)[Scores], int k) {
     return __shfl_sync(kAllLanes, best, k - 1);
 }
 
-/// Reads a chunk of scores from `block` on; -inf outside [first, limit). Past L1, which may have
-/// older ones, since the kernel may have begun early.
-template <bool Vector, int Scores>
+/// Past L1 in a kernel that has begun early, as L1 may have older values.
+template <bool Early, typename T>
+__device__ T read(const T* at) {
+    return Early ? __ldcg(at) : __ldg(at);
+}
+
+/// Reads a chunk of scores from `block` on; -inf outside [first, limit).
+template <bool Vector, bool Early, int Scores>
 __device__ void load(const float* row, int block, int first, int limit, float (&score)[Scores]) {
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int j = 0; j < Scores / 4; ++j) {
         const int at = block + 4 * (j * kWarp + lane);
         if (Vector && at < limit) {  // rows are padded to a multiple of 4
-            const float4 four = __ldcg(reinterpret_cast<const float4*>(row + at));
+            const float4 four = read<Early>(reinterpret_cast<const float4*>(row + at));
             score[4 * j] = four.x, score[4 * j + 1] = four.y;
             score[4 * j + 2] = four.z, score[4 * j + 3] = four.w;
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const bool candidate = at + e >= first && at + e < limit;
-            if (!Vector) score[4 * j + e] = candidate ? __ldcg(row + at + e) : -INFINITY;
+            if (!Vector) score[4 * j + e] = candidate ? read<Early>(row + at + e) : -INFINITY;
             if (!candidate) score[4 * j + e] = -INFINITY;
         }
     }
 }
 
-template <bool Vector, int Vectors>
+template <bool Vector, bool Early, int Vectors>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
     select_blocks(const __grid_constant__ SelectBlocksArgs args) {
     constexpr int kScores = 4 * Vectors;  // of a lane
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
 #pragma unroll 1
     for (int block = 0; block < limit && k > 0; block += kChunk<Vectors>) {
         float score[kScores];
-        load<Vector>(scores_row, block, first, limit, score);
+        load<Vector, Early>(scores_row, block, first, limit, score);
         const uint32_t bound = block == 0 ? lower_bound_of_kth(score, k)
                                           : static_cast<uint32_t>(list.threshold(k) >> 32) + 1;
         const float least = value_of(max(bound, kLowest));
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
         __syncwarp();
         for (int i = lane; i - lane < count; i += kWarp) {
             const int at = block + (i < count ? survivors[warp][i] : 0);
-            const uint64_t key = i < count ? candidate_key(__ldcg(scores_row + at), at) : 0;
+            const uint64_t key = i < count ? candidate_key(read<Early>(scores_row + at), at) : 0;
             list.offer(key, __ballot_sync(kAllLanes, key > list.threshold(k)));
         }
         __syncwarp();
@@ -119,14 +124,14 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock, 4)
               args.ids + row * rule.top_k);
 }
 
-template <bool Vector>
-cudaError_t launch(const SelectBlocksArgs& args, bool early, cudaStream_t stream) {
+template <bool Vector, bool Early>
+cudaError_t launch(const SelectBlocksArgs& args, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
     // No more registers than a short row fills.
-    auto* const kernel = args.pitch <= kChunk<1>   ? select_blocks<Vector, 1>
-                         : args.pitch <= kChunk<2> ? select_blocks<Vector, 2>
-                                                   : select_blocks<Vector, 8>;
-    return launch_early_if(early, kernel, dim3(grid), kWarpsPerBlock * kWarp, 0, stream, args);
+    auto* const kernel = args.pitch <= kChunk<1>   ? select_blocks<Vector, Early, 1>
+                         : args.pitch <= kChunk<2> ? select_blocks<Vector, Early, 2>
+                                                   : select_blocks<Vector, Early, 8>;
+    return launch_early_if(Early, kernel, dim3(grid), kWarpsPerBlock * kWarp, 0, stream, args);
 }
 
 }  // namespace
@@ -134,7 +139,9 @@ cudaError_t launch(const SelectBlocksArgs& args, bool early, cudaStream_t stream
 cudaError_t launch_select_blocks_warp(const SelectBlocksArgs& args, bool early,
                                       cudaStream_t stream) {
     const bool vector = args.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
-    return (vector ? launch<true> : launch<false>)(args, early, stream);
+    return (early    ? vector ? launch<true, true> : launch<false, true>
+               : vector ? launch<true, false>
+                     : launch<false, false>)(args, stream);
 }
 
 }  // namespace msa::cuda

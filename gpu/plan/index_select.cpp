@@ -16,13 +16,13 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int64_t kLongPart = 2048;  // keys that are worth a thread block
+constexpr int64_t kLongPart = 2048;  // keys that are worth a list in a decode
 
-// What is written in place of lists: rows that a warp reads at most twice, in all what L2 holds.
-constexpr int64_t kMostScoredBlocks = 2048, kMostScoredBytes = 32 << 20;
+// What is written in place of lists: rows that a warp reads in at most two pieces, in all no more
+// than the scratch memory that stays between calls, which L2 holds.
+constexpr int64_t kMostScoredBlocks = 2048, kMostScoredBytes = 15 << 20;
 
-/// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each. Those
-/// of a decode are longer where their lists must be merged.
+/// Parts for as many thread blocks as the chip holds, of at least a few tiles of keys each.
 TileCut cut_of(const Device& device, bool decode, bool scored, int64_t least_parts = 1) {
     return {.thread_blocks = (decode ? int64_t{2} : 1) * device.sms,
             .least_keys = (decode && !scored) || least_parts > 1 ? kLongPart : 512,
@@ -35,7 +35,7 @@ bool is_decode(const Problem& p) {
     return p.batch.longest_queries() * p.kv_heads <= kIndexDecodeRows;
 }
 
-/// That a call on Hopper has.
+/// No call on Hopper has more tiles.
 int64_t most_tiles(const Problem& p) {
     return p.sequences() + (is_decode(p) ? 0 : p.queries() / (kIndexPrefillRows / p.kv_heads));
 }
@@ -103,12 +103,10 @@ struct IndexPlan {
           parts(piece.parts.data()),
           part_count(piece.parts.size()) {}
 
-    void keep_lists(const Call& call) {
-        partial =
-            call.scratch<int64_t, 1>({list_count * call.problem.kv_heads * (kMostSelected + 1)});
-    }
-    void keep_scores(const Call& call) {
-        scores = call.scratch<float, 1>({score_count(call.problem)});
+    void make_room(const Call& call, bool scored) {
+        const int64_t list = call.problem.kv_heads * (kMostSelected + 1);
+        if (scored) scores = call.scratch<float, 1>({score_count(call.problem)});
+        if (!scored) partial = call.scratch<int64_t, 1>({list_count * list});
     }
 
     /// By what lengths up to those of `tiles` can lead to.
@@ -135,7 +133,7 @@ struct IndexPlan {
         }
         // Each tile has at least one, and those of more than one share what the chip holds.
         part_count = std::min(part_count, cut.thread_blocks + now.tile_count);
-        list_count = std::min(part_count, cut.thread_blocks) * most_queries;
+        if (most_parts > 1) list_count = std::min(part_count, cut.thread_blocks) * most_queries;
         if (decode) return;
         found = call.scratch<PartNow, 1>({part_count});
         now.found = found.data();
@@ -218,7 +216,7 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
     IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k), false);
-    plan.keep_lists(call);
+    plan.make_room(call, false);
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm80<T>(args, large, call.stream());
@@ -333,7 +331,7 @@ void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const
     const IndexInput copy{coarse_q, in.coarse.keys};
     CandidateMemory memory(call, most_queries * p.kv_heads, key_blocks.size());
     IndexPlan plan(call, in, kIndexPrefillRows, false);
-    plan.keep_lists(call);
+    plan.make_room(call, false);
     IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
     exact.only = memory.marked.data();
     const auto of_piece = [&]<typename T>(const TilesPiece& piece) {
@@ -375,10 +373,10 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
                                View<int32_t, 3> ids, const CandidateExchange* exchange) {
     if (ids.size() == 0) return;
     const Element element = in.index_q.element();
-    const bool few = exchange == nullptr && has_few_scores(call.problem);
-    IndexPlan plan(call, in, kIndexPrefillRows, few, exchange != nullptr ? 2 : 1);
-    const bool scored = few && plan.most_parts > 1;
-    scored ? plan.keep_scores(call) : plan.keep_lists(call);
+    bool scored = exchange == nullptr && has_few_scores(call.problem);
+    IndexPlan plan(call, in, kIndexPrefillRows, scored, exchange != nullptr ? 2 : 1);
+    scored = scored && plan.most_parts > 1;
+    plan.make_room(call, scored);
     const IndexSelectArgs args = args_sm90(call, plan, rule, in, ids);
     const auto launch = [&]<typename T>() {
         return launch_index_select_sm90<T>(args, call.stream(), exchange);
@@ -394,7 +392,7 @@ void index_select_of_rank_sm90(const Call& call, const SelectionRule& rule, cons
                                          .block_size = args.block_size,
                                          .rule = args.rule,
                                          .ids = ids.data()},
-                                        true, call.stream()),
+                                        call.device.begins_early(), call.stream()),
               "index_select_sm90, ids");
 }
 

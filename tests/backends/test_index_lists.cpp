@@ -123,7 +123,8 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
     // Alone, a tile's keys are split over the SMs of a GPU, and few of them meet in one list.
-    // Warps of a GPU merge in one turn or, with 128 channels, in four.
+    // Warps of a GPU merge in one turn or, with 128 channels, in four. Hopper keeps scores, no
+    // lists, of as few blocks.
     for (const auto& [top_k, others, block_size, dim] : {std::tuple{16, 0, 64, 64},
                                                          {16, 200, 64, 128},
                                                          {16, 200, 128, 128},
@@ -141,7 +142,7 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
 TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
-    // A GPU cuts a tile of many queries into parts of 512 keys, of few into parts of 2048: 2 to 4.
+    // A GPU cuts a tile into parts of 512 or, of few queries, 2048 keys: mostly 2 to 4.
     for (const auto& [top_k, queries, blocks, block_size, dim] : {std::tuple{16, 33, 60, 32, 128},
                                                                   {32, 33, 16, 64, 64},
                                                                   {5, 33, 8, 128, 128},
@@ -161,10 +162,17 @@ TEST_P(IndexLists, OfLongRowsAreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     if (subject.backend != "cuda") GTEST_SKIP() << "only cuda keeps scores of shorter rows";
     Runner runner(subject);
-    for (const auto& [top_k, queries, dim] : {std::tuple{16, 33, 64}, {32, 1, 64}, {5, 8, 128}}) {
+    // The more sequences, the longer are the parts of each: 4 to 172 blocks.
+    for (const auto& [top_k, queries, others, dim] :
+         {std::tuple{16, 33, 0, 64}, {16, 65, 10, 64}, {32, 1, 0, 64}, {5, 8, 0, 128}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries));
         Problem p = square_problem(0, 4, 2, 64, dim, 32);
-        p.batch = PackedBatch({0, queries}, {0, 2080 * p.block_size});
+        std::vector<int64_t> ends_q{0, queries}, ends_k{0, 2080 * p.block_size};
+        for (int64_t n = 0; n < others; ++n) {
+            ends_q.push_back(ends_q.back() + 1);
+            ends_k.push_back(ends_k.back() + 2080 * p.block_size);
+        }
+        p.batch = PackedBatch(ends_q, ends_k);
         const Operands o = with_scores(p, block_scores(order));
         expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
     }

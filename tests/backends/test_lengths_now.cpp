@@ -26,17 +26,20 @@ struct ServedStep {
 std::ostream& operator<<(std::ostream& out, const ServedStep& s) { return out << s.name; }
 
 constexpr Sizes kPaperSizes{64, 4, 128, 128, 128}, kSmallSizes{8, 2, 64, 64, 64};
+constexpr Sizes kLongRows{4, 1, 64, 64, 32};  // of more blocks than scores are kept of
 const ServedStep kServedSteps[] = {
     {"decode", kPaperSizes, 7, 1, 4400, 128},
     {"decode_64", kPaperSizes, 7, 1, 4400, 64, Pool::by_row, Element::f16},
     {"decode_192", kSmallSizes, 7, 1, 4400, 192, Pool::by_page},
-    {"decode_of_one_part", kSmallSizes, 7, 1, 2000, 64},
+    {"decode_of_one_part", kSmallSizes, 7, 1, 570, 64},
+    {"decode_by_lists", kLongRows, 3, 1, 66000, 64},
     {"decode_of_many", kSmallSizes, 300, 1, 4400, 64},
     {"drafts", kPaperSizes, 7, 8, 4400, 128, Pool::by_row},
     {"few_drafts", kSmallSizes, 3, 5, 4400, 64},
     {"chunks", kSmallSizes, 3, 70, 4400, 64},
     {"chunks_of_tiles", kPaperSizes, 2, 171, 4400, 128, Pool::by_row},
     {"chunks_of_many", kSmallSizes, 70, 40, 4400, 64},
+    {"chunks_by_lists", kLongRows, 2, 300, 66000, 64},
     {"other_pages", kSmallSizes, 4, 3, 4400, 32},  // plain kernels
 };
 
@@ -227,8 +230,9 @@ TEST_P(LengthsNow, AGraphFollowsLengthsAndTables) {
     std::vector<int64_t> lengths(static_cast<size_t>(step().sequences));
     put_lengths(lengths);
     run_now();
-    if (!selected_by_.starts_with("index_select_sm90") ||
-        !backend_->answered_by().starts_with("sparse_attention_sm90")) {
+    const bool tuned = backend_->answered_by().starts_with("sparse_attention_sm90");
+    EXPECT_EQ(selected_by_.starts_with("index_select_sm90"), tuned) << selected_by_;
+    if (!tuned) {
         EXPECT_THROW(backend_->make_graph([&] { run_now(); }), UnsupportedError);
         return;
     }
