@@ -135,7 +135,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
         attend_by_pytorch(model, kind, case.rows)
     if not case.learns:
         learners.keep_no_activations(model)
-    learner = learners.Learner(model.to(group.device))
+    learner = learners.Learner(model.to(group.device), attention)
     if compiled:
         learners.compile_parts(learner)
     learners.shard(learner, group, torch.float32 if group.device.type == "cpu" else torch.bfloat16)
@@ -150,8 +150,8 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     def step():
         attention.begin(ends, positions, False)
         with kernel_of(arm):
-            loss = learner(tokens, positions, tokens.roll(-1)) / size
-            (loss + sum(attention.kl.values())).backward()
+            nats, kl = learner(tokens, positions, tokens.roll(-1))
+            (nats / size + kl).backward()
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()

@@ -197,7 +197,7 @@ class Training:
         attentions.attach(modules, model, self.attention, self.branches)
         if options.checkpointing:
             keep_no_activations(model)
-        self.learner = Learner(model.to(self.group.device))
+        self.learner = Learner(model.to(self.group.device), self.attention)
         if options.compile:
             compile_parts(self.learner)
         shard(self.learner, self.group, self.dtype)
@@ -289,11 +289,10 @@ class Training:
             torch.from_numpy(tokens), torch.arange(len(tokens)) - starts, torch.from_numpy(told)))
         attention = self.attention
         attention.begin(cu, positions, measure)
-        with torch.set_grad_enabled(not attention.warming):
-            nats = self.learner(tokens, positions, told)
+        nats, kl = self.learner(tokens, positions, told)
         probes = [(name, layer, value) for name, layer, value in attention.measured or ()]
         attention.measured = None
-        kl = sum(attention.kl.values()) / self.micros
+        kl = kl / self.micros
         if attention.warming:
             kl.backward()
         else:  # processes take the mean of their gradients
