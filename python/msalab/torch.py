@@ -14,8 +14,9 @@ ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
 PyTorch's memory. Values are not checked there: ids must keep the rules of sparse_attention. Give
-cu_seqlens as lists: a tensor on the GPU has to be waited for. In a CUDA graph a call keeps the
-cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
+cu_seqlens as lists: a tensor on the GPU has to be waited for. Under torch.compile a list is a constant
+of the graph; of a tensor on the CPU the values may become others, but for index_scores and
+block_mass. In a CUDA graph a call keeps the cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
 captured there.
 """
 

@@ -9,8 +9,8 @@ prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
 32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
 within a layer; the vocabulary is that model's share of so many layers.
-Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile,
-which leaves msalab's attentions out of the graphs; PyTorch's own are in them.
+Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile;
+prefill has msalab's attentions between the graphs of a layer.
 
 Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in training), msalab-dense, flash and cudnn
 (scaled_dot_product_attention's kernels; sdpa: its own choice of them), and none, in which heads are a sum of queries,

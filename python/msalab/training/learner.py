@@ -31,9 +31,9 @@ class Learner(nn.Module):
         self.cross_entropy = cross_entropy
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        for branch in branches_of(self.model)[:1]:
-            if isinstance(branch, FSDPModule):
-                branch.unshard()  # all of them
+        first = next((one for one in self.model.modules() if isinstance(one, IndexBranch)), None)
+        if isinstance(first, FSDPModule):
+            first.unshard()  # all of them, which are a unit; no graph is to wait for its hooks
         with torch.set_grad_enabled(not self.attention.warming):
             nats = self._nats(tokens, positions, targets)
         return nats, sum(self.attention.kl.values())
@@ -115,9 +115,9 @@ def branches_of(layer) -> list[IndexBranch]:
 
 
 def compile_parts(learner: Learner):
-    """By torch.compile: what is between the attentions of a layer, Index Branches, and the loss behind the
-    language head. All layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what
-    keeps no activations, stay outside."""
+    """By torch.compile: a layer with its attention and Index Branch, and the loss behind the language head. All
+    layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what keeps no activations,
+    stay outside."""
     for layer in layers_of(learner):
         layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)

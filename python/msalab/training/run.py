@@ -258,7 +258,8 @@ class Training:
         set_rates(self.optimizer, step, options)
         rows = self.rows.order(step, options.batch, options.seed)
         targets = int((self.rows.batch(rows)[2] != data.NO_TARGET).sum())
-        each, nats, kl, probes = len(rows) // group.size, 0.0, {}, []
+        each, nats, probes = len(rows) // group.size, 0.0, []
+        kl = torch.zeros(len(self.branches), dtype=torch.float64, device=group.device)
         mine = rows[group.rank * each:(group.rank + 1) * each]
         is_probed = options.probe_every and (step % options.probe_every == 0 or step + 1 == options.steps)
         for micro in range(self.micros):
@@ -267,14 +268,14 @@ class Training:
             loss, probe = self._backward(some, targets, bool(is_probed) and micro == group.rank == 0)
             nats += loss
             probes += probe
-            for layer, value in attention.kl.items():
-                kl[layer] = kl.get(layer, 0.0) + value.detach().double() / self.micros
+            if attention.kl:
+                kl += torch.stack([value.detach() for value in attention.kl.values()]).double() / self.micros
         norms = clip(self.optimizer, options.clip)
-        nats, wishes, *kls = group.summed([nats, wants_stop, *kl.values()])
+        nats, wishes, *kls = group.summed([nats, wants_stop, *kl])
         values = [("learning_rate", "", self.optimizer.param_groups[0]["lr"])]
         values += [(("index_" if of_index else "") + "gradient_norm", "", norm)
                    for of_index, norm in norms.items()]
-        values += [("kl_loss", layer, value / group.size) for layer, value in zip(kl, kls)]
+        values += [("kl_loss", layer, value / group.size) for layer, value in zip(attention.kl, kls)]
         if all(math.isfinite(norm) for norm in norms.values()):
             self.optimizer.step()
         self.optimizer.zero_grad()
