@@ -14,10 +14,12 @@ ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
 PyTorch's memory. Values are not checked there: ids must keep the rules of sparse_attention. Give
-cu_seqlens as lists: a tensor on the GPU has to be waited for. Under torch.compile a list is a constant
-of the graph; of a tensor on the CPU the values may become others, but for index_scores and
-block_mass. In a CUDA graph a call keeps the cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
+cu_seqlens as lists: a tensor on the GPU has to be waited for. In a CUDA graph a call keeps the
+cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
 captured there.
+
+Under torch.compile cu_seqlens in a list are constants of the graph; those in a tensor on the CPU may
+become others, but for index_scores and block_mass.
 """
 
 import functools
@@ -51,9 +53,9 @@ def _is_watched() -> bool:
 
 class _Operator:
     """The operator msalab::name, and the function that calls it: the first `tensors` of its
-    arguments are tensors or None, those called cu_q and cu_k lists, which a graph keeps as constants.
-    Where the shape of the output is not `by_lengths`, its overload `packed` takes them as tensors, whose
-    values may become others without a new graph. Where nobody looks at operators, and no
+    arguments are tensors or None, those called cu_q and cu_k lists, which a graph keeps as
+    constants. Where the shape of the output is not `by_lengths`, its overload `packed` takes them as
+    tensors, whose values may become others in the same graph. Where nobody looks at operators, and no
     tensor is of a kind of its own, the call goes past PyTorch's dispatcher, which takes longer than
     all else that the host does for it.
 
@@ -98,8 +100,8 @@ class _Operator:
         """By torch.ops.msalab."""
         cu = arguments[self.lengths:self.lengths + 2]
         if self.packed and any(isinstance(one, Tensor) for one in cu):
-            return self.packed(*arguments[:self.lengths], *(None if one is None else torch.as_tensor(one)
-                                                                for one in cu), *arguments[self.lengths + 2:])
+            cu = (None if one is None else torch.as_tensor(one) for one in cu)
+            return self.packed(*arguments[:self.lengths], *cu, *arguments[self.lengths + 2:])
         return self.operator(*self._with_lists(arguments))
 
     def _with_lists(self, arguments):

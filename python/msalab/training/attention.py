@@ -23,7 +23,7 @@ NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
 MEASURED = 256  # queries at the end of a micro-batch's longest document, of which recall and entropy are
 INITIAL = 0.02  # standard deviation of random projections
-_ATTRIBUTE = "_msalab_train"  # of an attention module: its layer's number and the Attention
+_ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 
 
 @dataclass
