@@ -35,15 +35,20 @@ class IndexBranch:
         return IndexBranch(self.layer, self.groups, *(None if tensor is None else tensor.to(device)
                                                       for tensor in tensors))
 
-    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """index_q [n, Hkv, didx] and index_k [n, didx], float32, of the hidden states x [n, d_model] at
-        positions [n]."""
+    def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """index_q [n, Hkv, didx] and index_k [n, didx], float32, of the hidden states x [n, d_model]. turns:
+        nn.rotation of their positions by the frequencies, float32."""
         weight, norm = self._joined
         heads = (x.float() @ weight.T).unflatten(-1, (-1, len(self.w_k)))
         if norm is not None:
             heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + fitted.EPSILON) * norm
-        heads = turn(heads, positions, self.frequencies)
+        heads = turn(heads, *turns)
         return heads[:, :-1], heads[:, -1]
+
+    @cached_property
+    def rope(self) -> tuple[float, ...]:
+        """The frequencies on the host."""
+        return tuple(self.frequencies.tolist())
 
     @cached_property
     def _joined(self):

@@ -21,14 +21,19 @@ class RMSNorm(nn.Module):
         return nn.functional.rms_norm(x, weight.shape, weight, EPSILON).to(x.dtype)
 
 
-def turn(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
-    """RoPE of x [N, H, d] at positions [N] by frequencies [n] float64: channel c turns with channel
-    c + n, the channels from 2n on pass."""
-    half = len(frequencies)
+def rotation(positions: Tensor, frequencies: Tensor, dtype) -> tuple[Tensor, Tensor]:
+    """What turn() takes for RoPE at positions [N] by frequencies [n] float64: [N, 1, 2 n] twice."""
     angles = positions[:, None].double() * frequencies
-    cosine, sine = (angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None])
-    low, high, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
-    return torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
+    cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat([cosine, cosine], -1)[:, None], torch.cat([-sine, sine], -1)[:, None]
+
+
+def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """RoPE of x [N, H, d]: channel c turns with channel c + n, the channels from 2n on pass."""
+    width = cosines.shape[-1]
+    turned = x[..., :width]
+    turned = turned * cosines + turned.roll(width // 2, -1) * sines
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
 
 
 def plain_frequencies(rotary_dim: int, theta: float, device=None) -> Tensor:
@@ -53,8 +58,10 @@ class IndexBranch(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor):
         frequencies = self.frequency_bits.view(torch.float64)
-        return tuple(turn(norm(projection(x).unflatten(1, (-1, self.index_dim))), positions, frequencies)
-                     for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
+        q, k = (norm(projection(x).unflatten(1, (-1, self.index_dim)))
+                for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
+        turns = rotation(positions, frequencies, q.dtype)
+        return turn(q, *turns), turn(k, *turns)
 
 
 def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, rule: Rule, cu,
@@ -151,8 +158,10 @@ class MSAttention(nn.Module):
         positions = torch.cat([torch.arange(end - begin, device=x.device)
                                for begin, end in zip(cu[:-1], cu[1:])])
         frequencies = plain_frequencies(self.rotary_dim, self.rope_theta, x.device)
-        q, k = (turn(norm(projection(x).unflatten(1, (-1, self.head_dim))), positions, frequencies)
+        q, k = (norm(projection(x).unflatten(1, (-1, self.head_dim)))
                 for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
+        turns = rotation(positions, frequencies, q.dtype)
+        q, k = turn(q, *turns), turn(k, *turns)
         v = self.v_proj(x).unflatten(1, (-1, self.head_dim))
         index_q, index_k = self.indexer(x.detach() if self.detach else x, positions)
         rule = Rule(self.block_size, self.top_k, self.forced_first, self.forced_local)

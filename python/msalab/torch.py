@@ -17,6 +17,9 @@ PyTorch's memory. Values are not checked there: ids must keep the rules of spars
 cu_seqlens as lists: a tensor on the GPU has to be waited for. In a CUDA graph a call keeps the
 cu_seqlens that it was captured with. Dense attention is called once on the stream before it is
 captured there.
+
+Under torch.compile cu_seqlens in a list are constants of the graph; those in a tensor on the CPU may
+become others, but for index_scores and block_mass.
 """
 
 import functools
@@ -50,7 +53,9 @@ def _is_watched() -> bool:
 
 class _Operator:
     """The operator msalab::name, and the function that calls it: the first `tensors` of its
-    arguments are tensors or None, the last two cu_seqlens. Where nobody looks at operators, and no
+    arguments are tensors or None, those called cu_q and cu_k lists, which a graph keeps as
+    constants. Where the shape of the output is not `by_lengths`, its overload `packed` takes them as
+    tensors, whose values may become others in the same graph. Where nobody looks at operators, and no
     tensor is of a kind of its own, the call goes past PyTorch's dispatcher, which takes longer than
     all else that the host does for it.
 
@@ -61,25 +66,48 @@ class _Operator:
 
     def __init__(self, name: str, schema: str, tensors: int, compute: Callable, fake: Callable,
                  save: Callable, backward: Optional[Callable] = None,
-                 direct: Optional[Callable] = None):
-        _library.define(name + schema, tags=_TAGS)
-        for device in ("CPU", "CUDA"):
-            _library.impl(name, compute if backward is None else self._kernel, device)
-        torch.library.register_fake(f"msalab::{name}", fake, lib=_library)
-        self.operator = getattr(torch.ops.msalab, name).default
-        self.names = [one.split()[-1] for one in schema[1:schema.index(")")].split(", ")]
-        nothing = (None,) * len(self.names)
-        torch.library.register_autograd(f"msalab::{name}", backward or (lambda ctx, *_: nothing),
-                                        setup_context=save, lib=_library)
+                 direct: Optional[Callable] = None, by_lengths: bool = False):
         self.name, self.tensors = name, tensors
         self.compute, self.direct = compute, direct or compute
         self.function = backward and self._function(save, backward)
+        self.names = [one.split()[-1] for one in schema[1:schema.index(")")].split(", ")]
+        self.lengths = self.names.index("cu_q")
+        nothing = (None,) * len(self.names)
+
+        def register(overload: str, schema: str):
+            full = name + overload
+            _library.define(full + schema, tags=_TAGS)
+            for device in ("CPU", "CUDA"):
+                _library.impl(full, self._kernel, device)
+            torch.library.register_fake(f"msalab::{full}", fake, lib=_library)
+            torch.library.register_autograd(f"msalab::{full}", backward or (lambda ctx, *_: nothing),
+                                            setup_context=save, lib=_library)
+
+        register("", schema)
+        self.operator = getattr(torch.ops.msalab, name).default
+        self.packed = None
+        if not by_lengths:
+            register(".packed", schema.replace("SymInt[]?", "Tensor?"))
+            self.packed = getattr(torch.ops.msalab, name).packed
 
     def _kernel(self, *arguments):
         """Of torch.ops.msalab: PyTorch leaves the tangents of an operator's operands out."""
-        if any(map(_has_tangent, arguments[:self.tensors])):
+        if self.function and any(map(_has_tangent, arguments[:self.tensors])):
             self._refuse_forward_mode()
-        return self.compute(*arguments)
+        return self.compute(*self._with_lists(arguments))
+
+    def _operate(self, *arguments):
+        """By torch.ops.msalab."""
+        cu = arguments[self.lengths:self.lengths + 2]
+        if self.packed and any(isinstance(one, Tensor) for one in cu):
+            cu = (None if one is None else torch.as_tensor(one) for one in cu)
+            return self.packed(*arguments[:self.lengths], *cu, *arguments[self.lengths + 2:])
+        return self.operator(*self._with_lists(arguments))
+
+    def _with_lists(self, arguments):
+        cu_q, cu_k = arguments[self.lengths:self.lengths + 2]
+        return (*arguments[:self.lengths], None if cu_q is None else integers("cu_seqlens_q", cu_q),
+                None if cu_k is None else integers("cu_seqlens_k", cu_k), *arguments[self.lengths + 2:])
 
     def _refuse_forward_mode(self, *_):
         raise InputError(f"{self.name} has no derivative in forward mode: jvp, jacfwd, hessian and dual "
@@ -101,13 +129,13 @@ class _Operator:
 
     def __call__(self, *arguments):
         if torch.compiler.is_compiling():
-            return self.operator(*_with_lists(arguments))
+            return self._operate(*arguments)
         if self.function is None:
             return self._run(self.direct, torch.no_grad, arguments)
         by_autograd = torch.is_grad_enabled()
         for tensor in arguments[:self.tensors]:
             if by_autograd and getattr(tensor, "requires_grad", False) or _has_tangent(tensor):
-                return self.function.apply(*_with_lists(arguments))
+                return self.function.apply(*self._with_lists(arguments))
         return self._run(self.direct, nullcontext, arguments)
 
     def _run(self, compute: Callable, mode: Callable, arguments):
@@ -118,18 +146,11 @@ class _Operator:
             if getattr(tensor, "is_nested", False):
                 raise InputError(f"{name} is a nested tensor, {operations.MUST_BE_DENSE}")
         with mode():
-            return self.operator(*_with_lists(arguments))
+            return self._operate(*arguments)
 
 
 def _has_tangent(tensor) -> bool:
     return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
-
-
-def _with_lists(arguments):
-    """cu_seqlens as operators take them."""
-    *others, cu_q, cu_k = arguments
-    return (*others, None if cu_q is None else integers("cu_seqlens_q", cu_q),
-            None if cu_k is None else integers("cu_seqlens_k", cu_k))
 
 
 def _fake_attention(q, *_):
@@ -321,7 +342,7 @@ _scores = _Operator(
     4, _compute_scores,
     lambda index_q, index_k, q_scales, k_scales, block_size, scale, cu_q, cu_k: index_q.new_empty(
         (*index_q.shape[:2], _blocks(len(index_k), block_size, cu_q, cu_k)), dtype=torch.float32),
-    _save_constant)
+    _save_constant, by_lengths=True)
 
 
 def _compute_topk(scores, topk, first, local, block_size, cu_q, cu_k):
@@ -358,7 +379,7 @@ _mass = _Operator(
     "block_mass",
     "(Tensor q, Tensor k, Tensor? sinks, float? scale, SymInt? window, float? softcap, "
     "SymInt block_size, bool with_max_logit, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
-    3, _compute_mass, _fake_mass, _save_constant)
+    3, _compute_mass, _fake_mass, _save_constant, by_lengths=True)
 
 
 @torch.compiler.disable

@@ -30,6 +30,7 @@ from . import indexer as indexers
 from . import operations, selectors
 from . import torch as m
 from .capture.other_kinds import other_kind
+from .nn import rotation
 from .operations import InputError
 from .selectors import Choice, Rule
 
@@ -57,6 +58,13 @@ class Spans:
     queries: int
     keys: int
     window: int | None
+    made: dict = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, make: Callable, *key):
+        """make(self, *key), once for all layers of a pass: each pass has a mask of its own."""
+        if (make, key) not in self.made:
+            self.made[make, key] = make(self, *key)
+        return self.made[make, key]
 
     def __getitem__(self, part):
         """Of a mask [batch, 1, queries, keys] the last queries, which is what layers that share keys
@@ -379,15 +387,10 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     given = {"softmax_scale": scaling, "softcap": softcap,
              "sinks": None if s_aux is None else s_aux.float().contiguous()}
     spans = attention_mask.rows
-
-    def packed(heads, of):
-        rows = [heads[row, :, span[of]:span[of + 1]].transpose(0, 1)
-                for row, span in enumerate(spans)]
-        return _joined(rows).to(element).contiguous()
-
-    q, k, v = packed(query, 2), packed(key, 0), packed(value, 0)
-    cu_q, cu_k = _ends(spans, 2), _ends(spans, 0)
-    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    q, k, v = (_packed(heads.transpose(1, 2), spans, of).to(element).contiguous()
+               for heads, of in ((query, 2), (key, 0), (value, 0)))
+    lengths = attention_mask.once(_lengths)
+    cu_q, cu_k = lengths.values()
     if layer.selector is None or attention_mask.window is not None:
         ids = None
         out = m.dense_attention(q, k, v, window=attention_mask.window, **given, **lengths)
@@ -414,6 +417,17 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
 def _joined(rows: list[Tensor]) -> Tensor:
     """Behind each other; one alone is not copied."""
     return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def _packed(tokens: Tensor, spans, of: int) -> Tensor:
+    """[N, ...] of the rows [batch, tokens, ...]: without their padding."""
+    if all(span[of:of + 2] == (0, tokens.shape[1]) for span in spans):
+        return tokens.flatten(0, 1)
+    return _joined([tokens[row, span[of]:span[of + 1]] for row, span in enumerate(spans)])
+
+
+def _lengths(mask: Spans) -> dict:
+    return {"cu_seqlens_q": _ends(mask.rows, 2), "cu_seqlens_k": _ends(mask.rows, 0)}
 
 
 def _ends(spans, of: int) -> list[int]:
@@ -462,33 +476,35 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     x, held = call.x, call.held
     tokens, new, spans = mask.keys, x.shape[1], mask.rows
     begins = tuple(span[0] for span in spans)
-    begin, positions = _places(begins, tokens, new, x.device)
+    turns = mask.once(_turns, layer.branch.rope, new, x.device)
     index_q, index_k = (heads.to(element).unflatten(0, x.shape[:2])
-                        for heads in layer.branch(x.flatten(0, 1), positions.flatten()))
+                        for heads in layer.branch(x.flatten(0, 1), turns))
     as_left = call.is_as_left and begins == held.begins
     marks = None if call.cache is None else torch.cat(
         [held.marks, *_marks(key[:, :, tokens - new:])] if as_left
-        else [begin[:, None], *_marks(key[:, :, :tokens])], 1)
+        else [mask.once(_begins, x.device), *_marks(key[:, :, :tokens])], 1)
     if tokens > new:
         old = held.index_k if as_left else _held_keys(layer, held, marks, tokens - new)
         index_k = torch.cat([old, index_k], 1)
     if call.cache is not None:
         layer.held[call.cache] = Held(index_k, marks, begins, weakref.ref(key), _version(key))
-    index_q = _joined([index_q[row, span[2]:span[3]] for row, span in enumerate(spans)])
-    index_k = _joined([index_k[row, span[0]:span[1]] for row, span in enumerate(spans)])
     rule = layer.rule
     return operations.index_select(
-        index_q.contiguous(), index_k.contiguous(), rule.top_k, block_size=rule.block_size,
-        force_begin_blocks=rule.forced_first, force_end_blocks=rule.forced_local,
-        **lengths)
+        _packed(index_q, spans, 2).contiguous(), _packed(index_k, spans, 0).contiguous(), rule.top_k,
+        block_size=rule.block_size, force_begin_blocks=rule.forced_first,
+        force_end_blocks=rule.forced_local, **lengths)
 
 
-@functools.lru_cache(maxsize=2)
-def _places(begins: tuple, tokens: int, new: int, device):
-    """Where the rows begin, [batch], and the positions of their `new` last tokens, [batch, new]: the same for
-    all layers of a pass."""
-    begin = torch.tensor(begins, device=device)
-    return begin, (torch.arange(tokens - new, tokens, device=device) - begin[:, None]).clamp(min=0)
+def _begins(mask: Spans, device) -> Tensor:
+    """Where the rows begin, [batch, 1]."""
+    return torch.tensor([[span[0]] for span in mask.rows], device=device)
+
+
+def _turns(mask: Spans, rope: tuple, new: int, device):
+    """Of the `new` last tokens of the rows, as nn.turn takes them."""
+    positions = torch.arange(mask.keys - new, mask.keys, device=device) - mask.once(_begins, device)
+    return rotation(positions.clamp(min=0).flatten(), torch.tensor(rope, dtype=torch.float64, device=device),
+                    torch.float32)
 
 
 def _marks(key: Tensor) -> list[Tensor]:
@@ -497,7 +513,7 @@ def _marks(key: Tensor) -> list[Tensor]:
     bits = key.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()])
     weights = _mark_weights(key.shape[1], key.shape[3], key.device)
     at_once = max(1, MARKED_AT_ONCE // (len(key) * weights.numel()))  # tokens
-    return [(part.long() * weights).sum((1, 3)) for part in bits.split(at_once, 2)]
+    return [(part * weights).sum((1, 3)) for part in bits.split(at_once, 2)]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import h5py  # noqa: E402
 
 from msalab import indexer, selectors  # noqa: E402
 from msalab.capture.reader import ActivationsReader  # noqa: E402
+from msalab.nn import rotation  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("MSALAB_BIN", ROOT / "build/release/bin"))
@@ -58,10 +59,10 @@ def test_a_fitted_index_branch_is_read_as_it_was_fitted(tmp_path, norm):
     number, layer = sample()
     branch = indexer.read(tmp_path / "fit")[number]
     x = torch.as_tensor(layer.x.astype(np.float32))
-    positions = torch.arange(len(x))
+    turns = rotation(torch.arange(len(x)), branch.frequencies, torch.float32)
     with ActivationsReader(tmp_path / "fit/indexer.h5") as file:
         written = file.layer(number)
-    for name, found in zip(("index_q", "index_k"), branch(x, positions)):
+    for name, found in zip(("index_q", "index_k"), branch(x, turns)):
         expected = getattr(written, name).astype(np.float32)
         # A product sums d_model terms, each rounded once; the file holds bfloat16.
         bound = x.shape[1] * 2.0 ** -24 * np.abs(expected).max()

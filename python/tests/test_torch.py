@@ -11,6 +11,7 @@ pytest.importorskip("msalab._msalab")
 
 import msalab  # noqa: E402
 import msalab.torch as m  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 HQ, HKV, DH, DIDX, BK, K = 4, 2, 16, 16, 8, 3
 CU = [0, 20, 61]
@@ -227,6 +228,32 @@ def test_compiled_functions_keep_one_graph(data):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_lengths_in_a_tensor_are_no_constants_of_a_graph(data):
+    def step(cu, *leaves):
+        q, k, v, sinks, index_q, index_k = leaves
+        packed = {"block_size": BK, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        ids, index_lse = m.index_select(index_q, index_k, K, return_index_lse=True, **packed)
+        out, lse = m.sparse_attention(q, k, v, ids, sinks=sinks, return_softmax_lse=True, **packed)
+        kl = m.index_kl(q, k, index_q, index_k, ids, sinks=sinks, main_lse=lse, index_lse=index_lse, **packed)
+        dense = m.dense_attention(q, k, v, cu_seqlens_q=cu)
+        return (out * dense).sum() + kl
+
+    counter, leaves = CompileCounterWithBackend("aot_eager"), list(data.values())
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for cu in (CU, [0, 3, CU[-1]], [0, CU[-1] - 1, CU[-1]]):
+        tensor = torch.tensor(cu)
+        torch._dynamo.mark_dynamic(tensor, 0)
+        for one, other in zip(gradients(compiled(tensor, *leaves), leaves), gradients(step(cu, *leaves), leaves)):
+            assert torch.equal(one, other)
+    assert counter.frame_count == 1
+    q, k, v, sinks = leaves[:4]
+    torch.library.opcheck(torch.ops.msalab.dense_attention.packed, (
+        q, k, v, sinks, None, None, None, torch.tensor(CU), None))
+    ids = m.index_select(*leaves[4:], K, block_size=BK, cu_seqlens_q=CU)
+    torch.library.opcheck(torch.ops.msalab.sparse_attention.packed, (
+        q, k, v, ids, sinks, None, None, None, BK, "automatic", torch.tensor(CU), torch.tensor(CU)))
+
+
 def test_compiled_steps_without_a_gradient_keep_one_graph(data):
     """Scores, blocks of them, mass, decoding: the values and the shapes of msalab's own."""
     q, k, v, _, index_q, index_k = (tensor.detach() for tensor in data.values())
@@ -324,6 +351,8 @@ def test_an_int8_copy_changes_no_id(data):
     options = dict(block_size=BK, cu_seqlens_q=CU)
     expected = m.index_select(index_q, index_k, K, **options)
     assert torch.equal(m.index_select(index_q, index_k, K, coarse=coarse, **options), expected)
+    with torch.profiler.profile():  # which sees the operator
+        assert torch.equal(m.index_select(index_q, index_k, K, coarse=coarse, **options), expected)
     out = torch.empty_like(expected)
     m.index_select(index_q, index_k, K, coarse=coarse, out=out, **options)
     assert torch.equal(out, expected)

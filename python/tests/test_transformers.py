@@ -26,6 +26,7 @@ import msalab  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
 from msalab import indexer, selectors  # noqa: E402
 from msalab.capture.__main__ import main as convert  # noqa: E402
+from msalab.nn import rotation  # noqa: E402
 from msalab.selectors import Choice, Rule  # noqa: E402
 
 mt.register()
@@ -685,7 +686,7 @@ def test_index_branch_is_the_equation(tmp_path, norm, rotary, frequencies):
                    for name, values in file["fit/2/weights"].items()}
     rng = np.random.default_rng(1)
     x, positions = rng.standard_normal((5, 24)).astype(np.float32), np.array([0, 1, 2, 3, 700])
-    both = branch(torch.as_tensor(x), torch.as_tensor(positions))
+    both = branch(torch.as_tensor(x), rotation(torch.as_tensor(positions), branch.frequencies, torch.float32))
     for side, heads, found in zip("qk", (2, 1), both):
         expected = (x.astype(np.float64) @ weights[f"w_index_{side}"].T).reshape(5, heads, 16)
         if norm:

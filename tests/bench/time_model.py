@@ -9,8 +9,8 @@ prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
 32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
 within a layer; the vocabulary is that model's share of so many layers.
-Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile,
-which leaves msalab's attentions out of the graphs; PyTorch's own are in them.
+Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile;
+prefill has msalab's attentions between the graphs of a layer.
 
 Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in training), msalab-dense, flash and cudnn
 (scaled_dot_product_attention's kernels; sdpa: its own choice of them), and none, in which heads are a sum of queries,
@@ -135,7 +135,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
         attend_by_pytorch(model, kind, case.rows)
     if not case.learns:
         learners.keep_no_activations(model)
-    learner = learners.Learner(model.to(group.device))
+    learner = learners.Learner(model.to(group.device), attention)
     if compiled:
         learners.compile_parts(learner)
     learners.shard(learner, group, torch.float32 if group.device.type == "cpu" else torch.bfloat16)
@@ -150,8 +150,8 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     def step():
         attention.begin(ends, positions, False)
         with kernel_of(arm):
-            loss = learner(tokens, positions, tokens.roll(-1)) / size
-            (loss + sum(attention.kl.values())).backward()
+            nats, kl = learner(tokens, positions, tokens.roll(-1))
+            (nats / size + kl).backward()
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()

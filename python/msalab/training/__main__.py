@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--device", default="cpu", help="cpu (default), cuda; torchrun starts a process on each GPU")
     run.add_argument("--dtype", choices=("float32", "bfloat16"), help="that the model computes in; weights are "
                      "kept in float32 (default: bfloat16 on a GPU, else float32)")
-    run.add_argument("--compile", action="store_true", help="torch.compile fuses what is between the attentions, and "
+    run.add_argument("--compile", action="store_true", help="torch.compile fuses what is around the attentions, and "
                      "the loss; roundings are others, and each stage's first step takes longer")
     run.add_argument("--deterministic", action="store_true", help="the same bits each time, on a GPU as well")
     run.add_argument("--diverged", type=float, default=1.0, metavar="NATS",

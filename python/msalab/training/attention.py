@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from .. import analysis, selectors
 from .. import torch as m
 from ..capture import fitted
-from ..capture.layer import require
+from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
 from ..nn import IndexBranch, select_and_attend
 from ..transformers import attention_modules
@@ -23,63 +23,77 @@ NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
 MEASURED = 256  # queries at the end of a micro-batch's longest document, of which recall and entropy are
 INITIAL = 0.02  # standard deviation of random projections
-_ATTRIBUTE = "_msalab_train"  # of an attention module: its layer's number and the Attention
+_ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 
 
 @dataclass
 class Attention:
     """Of all layers. kind: of KINDS; dense: layers that attend to everything. warming: the Index
     Branches learn beside full attention, and nothing else does. The rest is of the micro-batch under
-    way: cu_seqlens, positions [N], the KL of each layer, and, where `measured` is a list, its measures
-    (name, layer, value)."""
+    way: cu_seqlens, as a list and as a tensor on the CPU, positions [N], and, where `measured` is a list, its
+    measures (name, layer, value)."""
 
     kind: str
     rule: selectors.Rule
     dense: frozenset
     detach: bool
     warming: bool = False
+    layers: list[Layer] = field(default_factory=list)
     cu: list = field(default_factory=list)
+    ends: torch.Tensor | None = None
     positions: torch.Tensor | None = None
-    kl: dict = field(default_factory=dict)
     measured: list | None = None
-    inputs: dict = field(default_factory=dict)
 
     def begin(self, cu, positions, measure: bool):
-        self.cu, self.positions, self.kl = cu, positions, {}
+        self.cu, self.ends, self.positions = cu, torch.tensor(cu), positions
         self.measured = [] if measure else None
+        for layer in self.layers:
+            layer.kl = None
 
-    def __call__(self, module, number, q, k, v, given):
+    @property
+    def kl(self) -> dict:
+        """Of each layer that has one."""
+        return {layer.number: layer.kl for layer in self.layers if layer.kl is not None}
+
+    def __call__(self, module, layer, q, k, v, given):
         """heads [N, Hq, dh] of q [N, Hq, dh], k and v [N, Hkv, dh]."""
-        x = self.inputs.pop(number, None)
-        lengths = {"cu_seqlens_q": self.cu, "cu_seqlens_k": self.cu}
-        if self.kind == "dense" or number in self.dense:
+        # In a graph a list is a constant; the values of a tensor may become others.
+        cu = self.ends if torch.compiler.is_compiling() else self.cu
+        lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        if not layer.selects:
             return m.dense_attention(q, k, v, **given, **lengths)
         if self.kind != "msa":
             ids = self._chosen(q.detach(), k.detach(), given)
-            self._measure(number, q, k, ids, given)
+            self._measure(layer, q, k, ids, given)
             return m.sparse_attention(q, k, v, ids, block_size=self.rule.block_size, **given, **lengths)
+        x, layer.x = layer.x, None
         with torch.enable_grad():  # in the warm-up, of this alone
-            index_q, index_k = module.indexer(x.detach() if self.detach or self.warming else x,
-                                              self.positions)
+            # Without its hooks, which are FSDP2's: the learner has gathered its weights.
+            index_q, index_k = module.indexer.forward(x.detach() if self.detach or self.warming else x,
+                                                      self.positions)
             index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype).contiguous()
-            heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, self.cu,
+            heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
                                                sparse=not self.warming, **given)
-        self.kl.setdefault(number, kl)  # a layer runs again where its activations were not kept
+        if layer.kl is None:  # a layer runs again where its activations were not kept
+            layer.kl = kl
         if self.measured is not None:
             if ids is None:
                 ids = m.index_select(index_q, index_k, self.rule.top_k, block_size=self.rule.block_size,
                                      force_begin_blocks=self.rule.forced_first,
                                      force_end_blocks=self.rule.forced_local, **lengths)
-            self._measure(number, q, k, ids, given)
+            self._measure(layer, q, k, ids, given)
         return heads
 
+    @torch.compiler.disable
     def _chosen(self, q, k, given):
         return torch.cat([selectors.select(self.kind, q[begin:end], k[begin:end], self.rule, **given)
                           for begin, end in zip(self.cu, self.cu[1:])])
 
+    @torch.compiler.disable
     @torch.no_grad()
-    def _measure(self, number, q, k, ids, given):
-        if self.measured is None or any(layer == number for _, layer, _ in self.measured):
+    def _measure(self, layer, q, k, ids, given):
+        number = layer.number
+        if self.measured is None or any(one == number for _, one, _ in self.measured):
             return
         begin, end = max(zip(self.cu, self.cu[1:]), key=lambda span: span[1] - span[0])
         first = max(begin, end - MEASURED)
@@ -93,33 +107,46 @@ class Attention:
         self.measured += [(name, number, float(value)) for name, value in found.items()]
 
 
-@torch.compiler.disable
+@dataclass
+class Layer:
+    """One that attends so. selects: by an Index Branch or a selector; x: its input, until it attends; kl: of the
+    micro-batch. All layers share the graphs of torch.compile, which do not read its number."""
+
+    number: int
+    attention: Attention
+    selects: bool
+    x: torch.Tensor | None = None
+    kl: torch.Tensor | None = None
+
+
 def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, dropout=0.0,
             position_bias=None, **_):
     """What an attention module calls: query [1, Hq, N, dh], key and value [1, Hkv, N, dh]."""
-    number, attention = getattr(module, _ATTRIBUTE)
+    layer = getattr(module, _ATTRIBUTE)
     for what, given in (("a soft cap", softcap), ("dropout", dropout), ("a bias on its logits", position_bias)):
-        require(given is None or isinstance(given, float) and not given,
-                f"layer {number} has {what} in its attention, through which msalab has no gradient")
+        if not (given is None or isinstance(given, float) and not given):
+            raise CaptureError(f"layer {layer.number} has {what} in its attention, through which msalab has no "
+                               "gradient")
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     given = {"softmax_scale": scaling, "sinks": None if s_aux is None else s_aux.float().contiguous()}
-    return attention(module, number, q, k, v, given)[None], None
+    return layer.attention(module, layer, q, k, v, given)[None], None
+
+
+def _keep_input(module, args, kwargs):
+    getattr(module, _ATTRIBUTE).x = kwargs.get("hidden_states", args[0] if args else None)[0]
 
 
 def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
     """From now on the model attends so."""
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
-    for number, module in modules.items():
-        object.__setattr__(module, _ATTRIBUTE, (number, attention))
+    attention.layers = [Layer(number, attention, attention.kind != "dense" and number not in attention.dense)
+                        for number in modules]
+    for layer, (number, module) in zip(attention.layers, modules.items()):
+        object.__setattr__(module, _ATTRIBUTE, layer)
         if number in branches:
             module.indexer = branches[number]
-
-            @torch.compiler.disable
-            def keep(_, args, kwargs, number=number):
-                attention.inputs[number] = kwargs.get("hidden_states", args[0] if args else None)[0]
-
-            module.register_forward_pre_hook(keep, with_kwargs=True)
+            module.register_forward_pre_hook(_keep_input, with_kwargs=True)
     model.set_attn_implementation(NAME)
 
 

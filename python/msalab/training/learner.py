@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from ..capture.layer import require
@@ -22,14 +22,23 @@ UNIT = 1 << 25  # least parameters of a unit of layers, which processes gather t
 
 
 class Learner(nn.Module):
-    """forward(tokens [N], positions [N], targets [N]): the sum of the loss of all targets in nats."""
+    """forward(tokens [N], positions [N], targets [N]): the sum of the loss of all targets in nats, and that of the
+    KL of all layers, of which alone there are gradients in the warm-up."""
 
-    def __init__(self, model):
+    def __init__(self, model, attention):
         super().__init__()
-        self.model = model
+        self.model, self.attention = model, attention
         self.cross_entropy = cross_entropy
 
-    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        first = next((one for one in self.model.modules() if isinstance(one, IndexBranch)), None)
+        if isinstance(first, FSDPModule):
+            first.unshard()  # all of them, which are a unit; no graph is to wait for its hooks
+        with torch.set_grad_enabled(not self.attention.warming):
+            nats = self._nats(tokens, positions, targets)
+        return nats, sum(self.attention.kl.values())
+
+    def _nats(self, tokens, positions, targets):
         hidden = self.model.get_decoder()(input_ids=tokens[None], position_ids=positions[None],
                                           use_cache=False).last_hidden_state[0]
         head = self.model.get_output_embeddings()
@@ -106,12 +115,11 @@ def branches_of(layer) -> list[IndexBranch]:
 
 
 def compile_parts(learner: Learner):
-    """By torch.compile: what is between the attentions of a layer, Index Branches, and the loss behind the
-    language head. All layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what
-    keeps no activations, stay outside."""
+    """By torch.compile: a layer with its attention and Index Branch, and the loss behind the language head. All
+    layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what keeps no activations,
+    stay outside."""
     for layer in layers_of(learner):
-        for module in (layer, *branches_of(layer)):
-            module.forward = torch.compile(module.forward)
+        layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)
 
 

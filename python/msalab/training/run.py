@@ -215,7 +215,7 @@ class Training:
         attentions.attach(modules, model, self.attention, self.branches)
         if options.checkpointing:
             keep_no_activations(model)
-        self.learner = Learner(model.to(self.group.device))
+        self.learner = Learner(model.to(self.group.device), self.attention)
         if options.compile:
             compile_parts(self.learner)
         shard(self.learner, self.group, self.dtype)
@@ -276,7 +276,8 @@ class Training:
         set_rates(self.optimizer, step, options)
         rows = self.rows.order(step, options.batch, options.seed)
         targets = int((self.rows.batch(rows)[2] != data.NO_TARGET).sum())
-        each, nats, kl, probes = len(rows) // group.size, 0.0, {}, []
+        each, nats, probes = len(rows) // group.size, 0.0, []
+        kl = torch.zeros(len(self.branches), dtype=torch.float64, device=group.device)
         mine = rows[group.rank * each:(group.rank + 1) * each]
         is_probed = options.probe_every and (step % options.probe_every == 0 or step + 1 == options.steps)
         for micro in range(self.micros):
@@ -285,14 +286,14 @@ class Training:
             loss, probe = self._backward(some, targets, bool(is_probed) and micro == group.rank == 0)
             nats += loss
             probes += probe
-            for layer, value in attention.kl.items():
-                kl[layer] = kl.get(layer, 0.0) + value.detach().double() / self.micros
+            if attention.kl:
+                kl += torch.stack([value.detach() for value in attention.kl.values()]).double() / self.micros
         norms = clip(self.optimizer, options.clip)
-        nats, wishes, *kls = group.summed([nats, wants_stop, *kl.values()])
+        nats, wishes, *kls = group.summed([nats, wants_stop, *kl])
         values = [("learning_rate", "", self.optimizer.param_groups[0]["lr"])]
         values += [(("index_" if of_index else "") + "gradient_norm", "", norm)
                    for of_index, norm in norms.items()]
-        values += [("kl_loss", layer, value / group.size) for layer, value in zip(kl, kls)]
+        values += [("kl_loss", layer, value / group.size) for layer, value in zip(attention.kl, kls)]
         if all(math.isfinite(norm) for norm in norms.values()):
             self.optimizer.step()
         self.optimizer.zero_grad()
@@ -307,11 +308,10 @@ class Training:
             torch.from_numpy(tokens), torch.arange(len(tokens)) - starts, torch.from_numpy(told)))
         attention = self.attention
         attention.begin(cu, positions, measure)
-        with torch.set_grad_enabled(not attention.warming):
-            nats = self.learner(tokens, positions, told)
+        nats, kl = self.learner(tokens, positions, told)
         probes = [(name, layer, value) for name, layer, value in attention.measured or ()]
         attention.measured = None
-        kl = sum(attention.kl.values()) / self.micros
+        kl = kl / self.micros
         if attention.warming:
             kl.backward()
         else:  # processes take the mean of their gradients
