@@ -134,7 +134,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     else:
         attend_by_pytorch(model, kind, case.rows)
     if not case.learns:
-        learners.keep_no_activations(model)
+        learners.keep_no_activations(model, attention)
     learner = learners.Learner(model.to(group.device), attention)
     if compiled:
         learners.compile_parts(learner)
@@ -211,6 +211,7 @@ def times_of(call, runs: int, device) -> dict:
 
 def measure(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
     device = group.device
+    torch.compiler.reset()  # a graph that was compiled for two budgets has them as symbols, and is slower
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     if name in SERVED:

@@ -29,15 +29,16 @@ _ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 @dataclass
 class Attention:
     """Of all layers. kind: of KINDS; dense: layers that attend to everything. warming: the Index
-    Branches learn beside full attention, and nothing else does. The rest is of the micro-batch under
-    way: cu_seqlens, as a list and as a tensor on the CPU, positions [N], and, where `measured` is a list, its
-    measures (name, layer, value)."""
+    Branches learn beside full attention, and nothing else does. keeps: the activations within a layer, which are
+    otherwise computed again. The rest is of the micro-batch under way: cu_seqlens, as a list and as a tensor on the
+    CPU, positions [N], and, where `measured` is a list, its measures (name, layer, value)."""
 
     kind: str
     rule: selectors.Rule
     dense: frozenset
     detach: bool
     warming: bool = False
+    keeps: bool = True
     layers: list[Layer] = field(default_factory=list)
     cu: list = field(default_factory=list)
     ends: torch.Tensor | None = None
@@ -119,6 +120,13 @@ class Layer:
     kl: torch.Tensor | None = None
 
 
+@torch.compiler.disable
+def _outside(attention: Attention, *given):
+    """Of the graphs of torch.compile. A layer that runs again hands out no KL, so that its graph would be another
+    one, which saves other tensors than the first."""
+    return attention(*given)
+
+
 def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, dropout=0.0,
             position_bias=None, **_):
     """What an attention module calls: query [1, Hq, N, dh], key and value [1, Hkv, N, dh]."""
@@ -129,6 +137,8 @@ def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=N
                                "gradient")
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     given = {"softmax_scale": scaling, "sinks": None if s_aux is None else s_aux.float().contiguous()}
+    if not layer.attention.keeps:
+        return _outside(layer.attention, module, layer, q, k, v, given)[None], None
     return layer.attention(module, layer, q, k, v, given)[None], None
 
 

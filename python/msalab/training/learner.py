@@ -99,8 +99,9 @@ class Group:
             dist.destroy_process_group()
 
 
-def keep_no_activations(model):
+def keep_no_activations(model, attention):
     """Within a layer; they are computed again."""
+    attention.keeps = False
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})  # of the second name in older releases
 

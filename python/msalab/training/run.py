@@ -214,7 +214,7 @@ class Training:
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
         if options.checkpointing:
-            keep_no_activations(model)
+            keep_no_activations(model, self.attention)
         self.learner = Learner(model.to(self.group.device), self.attention)
         if options.compile:
             compile_parts(self.learner)
