@@ -155,7 +155,7 @@ public:
     void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                        View<int32_t, 3> ids);
 
-    /// The two above fused: the same ids, without scores in memory. lse [Nq, Hkv], where present:
+    /// The two above fused: the same ids, no scores as a result. lse [Nq, Hkv], where present:
     /// natural log of the sum of exp(index_scale * index_q . index_k) over the visible tokens of
     /// the row's blocks, for index_kl; no block: -inf. int8 operands give no lse.
     void index_select(const Problem&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids,

@@ -559,7 +559,7 @@ def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begi
                  force_end_blocks=1, block_size=128, index_scale=None, return_index_lse=False,
                  out=None, page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
                  cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
-    """index_scores and select_blocks in one: the same ids, without scores in memory.
+    """index_scores and select_blocks in one: the same ids, without scores as a result.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;

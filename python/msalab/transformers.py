@@ -503,8 +503,12 @@ def _begins(mask: Spans, device) -> Tensor:
 def _turns(mask: Spans, rope: tuple, new: int, device):
     """Of the `new` last tokens of the rows, as nn.turn takes them."""
     positions = torch.arange(mask.keys - new, mask.keys, device=device) - mask.once(_begins, device)
-    return rotation(positions.clamp(min=0).flatten(), torch.tensor(rope, dtype=torch.float64, device=device),
-                    torch.float32)
+    return rotation(positions.clamp(min=0).flatten(), _frequencies(rope, device), torch.float32)
+
+
+@functools.cache
+def _frequencies(rope: tuple, device) -> Tensor:
+    return torch.tensor(rope, dtype=torch.float64, device=device)
 
 
 def _marks(key: Tensor) -> list[Tensor]:

@@ -10,7 +10,8 @@ prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next
 32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
 within a layer; the vocabulary is that model's share of so many layers.
 Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile;
-prefill has msalab's attentions between the graphs of a layer.
+prefill, 32k and 128k have msalab's attentions between the graphs of a layer. Nothing compiled is taken from a cache, whose
+keys leave out which of PyTorch's attentions an arm asks for.
 
 Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in training), msalab-dense, flash and cudnn
 (scaled_dot_product_attention's kernels; sdpa: its own choice of them), and none, in which heads are a sum of queries,
@@ -35,6 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch._inductor.config
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.masking_utils import AttentionMaskInterface
@@ -211,7 +213,6 @@ def times_of(call, runs: int, device) -> dict:
 
 def measure(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
     device = group.device
-    torch.compiler.reset()  # a graph that was compiled for two budgets has them as symbols, and is slower
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     if name in SERVED:
@@ -295,6 +296,7 @@ def main(arguments=None):
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
     began = time.monotonic()
+    torch._inductor.config.force_disable_caches = True
     msalab.transformers.register()
     group = learners.Group("cuda" if torch.cuda.is_available() else "cpu")
     record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
