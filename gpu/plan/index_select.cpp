@@ -194,12 +194,12 @@ Support takes_index_select_sm80(const Device& device, const Problem& p,
 Support takes_index_select_tuned(const Device& device, const Problem& p, const SelectionRule& rule,
                                  const IndexInput& in) {
     const auto takes = device.is_hopper() ? takes_index_select_sm90 : takes_index_select_sm80;
-    const Support taken = takes_pages(takes(device, p,
-                                            {.element = in.index_q.element(),
-                                             .top_k = rule.top_k,
-                                             .page_size = in.index_k.page_size()},
-                                            are_aligned(in.index_q, in.index_k)),
-                                      in.scales, in.index_k);
+    Support taken = takes_pages(takes(device, p,
+                                      {.element = in.index_q.element(),
+                                       .top_k = rule.top_k,
+                                       .page_size = in.index_k.page_size()},
+                                      are_aligned(in.index_q, in.index_k)),
+                                in.scales, in.index_k);
     if (taken.yes && in.index_k.seqused_k() && most_tiles(p) > kMostTilesNow)
         return Support::no(
             concat("lengths are on the device, of more than ", kMostTilesNow, " tiles of queries"));

@@ -14,6 +14,7 @@ from msalab import indexer  # noqa: E402
 from msalab.capture import fitted  # noqa: E402
 from msalab.capture.__main__ import main  # noqa: E402
 from msalab.capture.reader import ActivationsReader  # noqa: E402
+from msalab.nn import rotation  # noqa: E402
 
 WIDTH, GROUPS, DIM, TOKENS = 32, 2, 16, 40
 RULE = {"block_size": 8, "top_k": 3, "forced_first": 0, "forced_local": 1}
@@ -58,7 +59,8 @@ def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_
             layer = file.layer(number)
             x = torch.from_numpy(layer.x.astype(np.float32))
             positions = torch.cat([torch.arange(TOKENS), torch.arange(TOKENS // 2)])  # of two sequences
-            for name, want in zip(("index_q", "index_k"), branches[number](x, positions)):
+            turns = rotation(positions, branches[number].frequencies, torch.float32)
+            for name, want in zip(("index_q", "index_k"), branches[number](x, turns)):
                 found = getattr(layer, name)
                 # A sum of WIDTH products, a norm and a rotation in float32, and the rounding of what is kept.
                 bound = (4 * WIDTH * 2.0 ** -24 + ulp) * float(want.abs().max())
