@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """How far behind the dense arm is an arm of gpu/conversion.sh while both train? They read the same tokens in the same
-order and no token twice, so the loss of a step is one on text that the model has not seen, and the difference of a
-step's losses is that of the arms.
+order, so the difference of a step's losses is that of the arms. Until the text begins again, the loss of a step is one
+on text that the model has not seen.
 
 usage: curves.py RECORDS SEED,... [OUT]   (PYTHONPATH=python; RECORDS: folder of ARM-seed-SEED.tar.xz; OUT: folder of
 the picture)
