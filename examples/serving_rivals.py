@@ -241,7 +241,8 @@ def main(arguments=None):
         parser.error(f"--only is {options.only}, which no case's name has")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU; --small takes the CPU")
-    record = {"format": "msa-serving-rivals", "format_version": 1, "vllm": vllm_version(), "torch": torch.__version__, "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
+    record = {"format": "msa-serving-rivals", "format_version": 1, "vllm": vllm_version(), "torch": torch.__version__,
+              "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
     end = time.monotonic() + options.seconds
     for case in cases:
         for selection in ("random", "alike") if max(case.new) > 1 else ("random",):

@@ -331,6 +331,30 @@ def test_text_comes_of_files_folders_and_tokens(tiny, tmp_path):
     assert rows.begins.tolist() == [0, 8, 14, 22]
 
 
+def test_text_comes_of_datasets_on_disk(tiny, tmp_path, capsys):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: .ci/torch-requirements.txt")
+    pyarrow = pytest.importorskip("pyarrow", reason="it comes with datasets")
+    import pyarrow.parquet
+
+    documents = ["one, two", "thrée"]
+    datasets.Dataset.from_dict({"text": ["dropped", *documents]}).select([1, 2]).save_to_disk(tmp_path / "saved")
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "text": documents}), tmp_path / "b.parquet")
+    rows = data.read([tmp_path / "saved", tmp_path / "b.parquet"], data.text.Bytes, 4, print)
+    assert bytes(rows.tokens.tolist()).decode() == "one, twothrée" * 2
+    assert rows.begins.tolist() == [0, 8, 14, 22]
+
+    def refused(why, path):
+        assert train(tiny, tmp_path / "a", text=path) == 2
+        assert why in capsys.readouterr().err
+
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": documents})}).save_to_disk(tmp_path / "splits")
+    refused(f"name the folders of those to read, as {tmp_path}/splits/train", tmp_path / "splits")
+    for name, table in (("none", {"id": [1]}), ("other", {"text": ["a", None]})):
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / f"{name}.parquet")
+    refused("none.parquet: has no column text", tmp_path / "none.parquet")
+    refused("other.parquet: text of row 1 is no string", tmp_path / "other.parquet")
+
+
 def test_index_branches_come_back_from_their_file(tmp_path):
     form = fitted.Fitted(2, np.ones((8, 6), np.float32), np.ones((4, 6), np.float32), None, None,
                          np.array([0.5, 0.1]), None)
@@ -387,7 +411,7 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     refused('bad.jsonl: line 2 must be an object with a string "text"', text="bad.jsonl")
     refused("no such file", text="nothing.txt")
     (tiny / "empty").mkdir(exist_ok=True)
-    refused("holds no file that ends in .txt, .md, .jsonl", text="empty")
+    refused("holds no file that ends in .txt, .md, .jsonl, .parquet", text="empty")
     words = [word for word in command(tiny, tmp_path / "a") if word != "--bytes"]
     assert main(words) == 2 and "has no tokenizer" in capsys.readouterr().err
     windows = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES | {"sliding_window": 40}))

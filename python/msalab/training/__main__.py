@@ -15,7 +15,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--data", nargs="+", required=True, metavar="PATH",
                      help="UTF-8 text, documents separated by the byte 0; .jsonl with a string \"text\" a line; "
-                          "folders of .txt, .md and .jsonl; or one .safetensors of tokens (--tokens-out)")
+                          ".parquet, or a folder by save_to_disk of datasets, with a column \"text\"; folders of "
+                          ".txt, .md, .jsonl and .parquet; or one .safetensors of tokens (--tokens-out)")
     top.add_argument("--out", metavar="DIR", help="gets model/, curves.csv, and the state to go on from")
     top.add_argument("--tokens-out", metavar="FILE", help="write the text as tokens, and train nothing")
     how = top.add_argument_group("attention")

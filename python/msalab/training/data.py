@@ -18,7 +18,8 @@ from ..capture.partial_file import PartialFile
 from ..evaluation import text
 from ..progress import Progress
 
-SUFFIXES = (".txt", ".md", ".jsonl")  # that count in a folder
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")  # that count in a folder
+COLUMN = "text"  # of datasets, and the key of JSON lines
 AT_ONCE = 256  # documents that the tokenizer is given
 NO_TARGET = -100  # of a token whose next one is in no row with it
 
@@ -64,26 +65,53 @@ class Rows:
 
 
 def files_of(paths) -> list[Path]:
-    """The files themselves, and of folders those below them that end in one of SUFFIXES."""
+    """The files themselves, folders that are a saved dataset, and of other folders the files below them that end in
+    one of SUFFIXES."""
     found = []
     for path in map(Path, paths):
         require(path.exists(), f"{path}: no such file")
-        below = [path] if path.is_file() else sorted(
+        require(not (path / "dataset_dict.json").exists(), f"{path}: has all splits of a dataset; name the folders of "
+                f"those to read, as {path / 'train'}")
+        below = [path] if path.is_file() or _is_saved_dataset(path) else sorted(
             one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
         require(below, f"{path}: holds no file that ends in {', '.join(SUFFIXES)}")
         found += below
     return found
 
 
-def documents_of(path: Path) -> list[str]:
-    """Of JSON lines the string `text` of each; of other files what the byte 0 separates."""
-    if path.suffix != ".jsonl":
-        return text.read_documents([path])
+def _is_saved_dataset(path: Path) -> bool:
+    """By save_to_disk of Hugging Face's datasets."""
+    return (path / "state.json").is_file()
+
+
+def documents_of(path: Path):
+    """Of JSON lines the string `text` of each, of datasets that column; of other files what the byte 0 separates."""
+    if path.is_dir() or path.suffix == ".parquet":
+        return _column(path)
+    return _of_lines(path) if path.suffix == ".jsonl" else text.read_documents([path])
+
+
+def _column(path: Path):
+    try:
+        if path.is_dir():
+            from datasets import load_from_disk
+
+            return load_from_disk(str(path))[COLUMN]  # stays in its files
+        from pyarrow.parquet import read_table
+
+        return read_table(path, columns=[COLUMN])[COLUMN].to_pylist()
+    except ImportError as error:
+        raise CaptureError(f"{path}: is a dataset, for which this needs: pip install datasets ({error})") from error
+    except Exception as error:  # the libraries raise errors of many types
+        raise CaptureError(f"{path}: has no column {COLUMN} that can be read: {error}") from error
+
+
+def _of_lines(path: Path) -> list[str]:
     documents = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
-                document = json.loads(line)["text"]
+                document = json.loads(line)[COLUMN]
                 require(isinstance(document, str), "text is no string")
             except (ValueError, KeyError, TypeError, CaptureError) as error:
                 raise CaptureError(f"{path}: line {number} must be an object with a string \"text\": "
@@ -104,19 +132,28 @@ def read(paths, vocabulary, context: int, note) -> Rows:
 def _tokenized(files, vocabulary, note):
     """Each document begins with what the tokenizer puts before a text."""
     parts, ends = [], [0]
-    progress = Progress(note, sum(path.stat().st_size for path in files))
-    for path in files:
+    sizes = list(map(_bytes_of, files))
+    progress = Progress(note, sum(sizes))
+    for path, size in zip(files, sizes):
         documents = documents_of(path)
         for at in range(0, len(documents), AT_ONCE):
             some = documents[at:at + AT_ONCE]
+            other = next((row for row, one in enumerate(some, at) if not isinstance(one, str)), None)
+            require(other is None, f"{path}: {COLUMN} of row {other} is no string")
             for found in vocabulary.encode_all(some):
                 ids = np.asarray([*vocabulary.prefix, *found], np.int32)
                 if len(ids):
                     parts.append(ids)
                     ends.append(ends[-1] + len(ids))
-            progress.advance(sum(len(document.encode()) for document in some), f"{ends[-1]} tokens")
+            share = size * (at + len(some)) // len(documents) - size * at // len(documents)
+            progress.advance(share, f"{ends[-1]} tokens")
     require(parts, "the text holds no token")
     return np.concatenate(parts), np.asarray(ends[:-1], np.int64)
+
+
+def _bytes_of(path: Path) -> int:
+    """On disk."""
+    return sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
 
 
 def _stored(paths):

@@ -117,8 +117,8 @@ def branches_of(layer) -> list[IndexBranch]:
 
 def compile_parts(learner: Learner):
     """By torch.compile: a layer with its attention and Index Branch, or without them where no activations are kept,
-    and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks of FSDP2, and what keeps no activations,
-    stay outside."""
+    and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks
+    of FSDP2, and what keeps no activations, stay outside."""
     for layer in layers_of(learner):
         layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)
