@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def times(monkeypatch):
     path = Path(__file__).parents[2] / "tests/bench/time_model.py"
     spec = importlib.util.spec_from_file_location("time_model", path)
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "time_model", module)  # where some versions of the compiler look it up
     spec.loader.exec_module(module)
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
