@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, rms_norm
 
 from .capture import fitted
 from .capture.layer import CaptureError
@@ -36,14 +37,14 @@ class IndexBranch:
                                                       for tensor in tensors))
 
     def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """index_q [n, Hkv, didx] and index_k [n, didx], float32, of the hidden states x [n, d_model]. turns:
+        """index_q [..., Hkv, didx] and index_k [..., didx], float32, of the hidden states x [..., d_model]. turns:
         nn.rotation of their positions by the frequencies, float32."""
         weight, norm = self._joined
-        heads = (x.float() @ weight.T).unflatten(-1, (-1, len(self.w_k)))
+        heads = linear(x.float(), weight).view(*x.shape[:-1], self.groups + 1, len(self.w_k))
         if norm is not None:
-            heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + fitted.EPSILON) * norm
+            heads = rms_norm(heads, heads.shape[-1:], eps=fitted.EPSILON) * norm
         heads = turn(heads, *turns)
-        return heads[:, :-1], heads[:, -1]
+        return heads[..., :-1, :], heads[..., -1, :]
 
     @cached_property
     def rope(self) -> tuple[float, ...]:

@@ -22,18 +22,18 @@ class RMSNorm(nn.Module):
 
 
 def rotation(positions: Tensor, frequencies: Tensor, dtype) -> tuple[Tensor, Tensor]:
-    """What turn() takes for RoPE at positions [N] by frequencies [n] float64: [N, 1, 2 n] twice."""
-    angles = positions[:, None].double() * frequencies
+    """What turn() takes for RoPE at positions [...] by frequencies [n] float64: [..., 1, 2 n] twice."""
+    angles = positions[..., None, None].double() * frequencies
     cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
-    return torch.cat([cosine, cosine], -1)[:, None], torch.cat([-sine, sine], -1)[:, None]
+    return torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
 
 
 def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """RoPE of x [N, H, d]: channel c turns with channel c + n, the channels from 2n on pass."""
+    """RoPE of x [..., H, d]: channel c turns with channel c + n, the channels from 2n on pass."""
     width = cosines.shape[-1]
-    turned = x[..., :width]
-    turned = turned * cosines + turned.roll(width // 2, -1) * sines
-    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
+    if width < x.shape[-1]:
+        return torch.cat([turn(x[..., :width], cosines, sines), x[..., width:]], -1)
+    return torch.addcmul(x * cosines, x.roll(width // 2, -1), sines)
 
 
 def plain_frequencies(rotary_dim: int, theta: float, device=None) -> Tensor:

@@ -62,9 +62,12 @@ class Spans:
 
     def once(self, make: Callable, *key):
         """make(self, *key), once for all layers of a pass: each pass has a mask of its own."""
-        if (make, key) not in self.made:
-            self.made[make, key] = make(self, *key)
-        return self.made[make, key]
+        at = make, key
+        try:
+            return self.made[at]
+        except KeyError:
+            self.made[at] = made = make(self, *key)
+            return made
 
     def __getitem__(self, part):
         """Of a mask [batch, 1, queries, keys] the last queries, which is what layers that share keys
@@ -200,9 +203,8 @@ class Layer:
             return
         self.call = call = Call(kwargs.get("hidden_states", args[0] if args else None))
         call.cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-        if call.cache is not None and call.cache in self.held:
-            call.held = self.held[call.cache]
-            call.is_as_left = call.held.is_as_left(call.cache, self.number)
+        call.held = None if call.cache is None else self.held.get(call.cache)
+        call.is_as_left = call.held is not None and call.held.is_as_left(call.cache, self.number)
 
 
 @dataclass
@@ -387,7 +389,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     given = {"softmax_scale": scaling, "softcap": softcap,
              "sinks": None if s_aux is None else s_aux.float().contiguous()}
     spans = attention_mask.rows
-    q, k, v = (_packed(heads.transpose(1, 2), spans, of).to(element).contiguous()
+    q, k, v = (_packed(heads.transpose(1, 2), attention_mask, of, element)
                for heads, of in ((query, 2), (key, 0), (value, 0)))
     lengths = attention_mask.once(_lengths)
     cu_q, cu_k = lengths.values()
@@ -411,7 +413,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
                                  **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
-    return _unpacked(out.to(query.dtype), query, spans, cu_q), None
+    return _unpacked(out.to(query.dtype), query, attention_mask, cu_q), None
 
 
 def _joined(rows: list[Tensor]) -> Tensor:
@@ -419,11 +421,18 @@ def _joined(rows: list[Tensor]) -> Tensor:
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
-def _packed(tokens: Tensor, spans, of: int) -> Tensor:
-    """[N, ...] of the rows [batch, tokens, ...]: without their padding."""
-    if all(span[of:of + 2] == (0, tokens.shape[1]) for span in spans):
-        return tokens.flatten(0, 1)
-    return _joined([tokens[row, span[of]:span[of + 1]] for row, span in enumerate(spans)])
+def _packed(tokens: Tensor, mask: Spans, of: int, element) -> Tensor:
+    """[N, ...] of the rows [batch, tokens, ...]: without their padding, in row-major order."""
+    if mask.once(_are_whole, of, tokens.shape[1]):
+        packed = tokens.flatten(0, 1)
+    else:
+        packed = _joined([tokens[row, span[of]:span[of + 1]] for row, span in enumerate(mask.rows)])
+    return (packed if packed.dtype is element else packed.to(element)).contiguous()
+
+
+def _are_whole(mask: Spans, of: int, tokens: int) -> bool:
+    """Have rows of so many tokens no padding?"""
+    return all(span[of:of + 2] == (0, tokens) for span in mask.rows)
 
 
 def _lengths(mask: Spans) -> dict:
@@ -437,14 +446,14 @@ def _ends(spans, of: int) -> list[int]:
     return ends
 
 
-def _unpacked(out: Tensor, query: Tensor, spans, cu_q) -> Tensor:
+def _unpacked(out: Tensor, query: Tensor, mask: Spans, cu_q) -> Tensor:
     """[batch, Nq, Hq, dh]; queries of padding are 0."""
     length = query.shape[2]
-    if all(span[2:] == (0, length) for span in spans):
-        return out.unflatten(0, (len(spans), length))
+    if mask.once(_are_whole, 2, length):
+        return out.view(len(mask.rows), length, *out.shape[1:])
     return torch.stack([torch.nn.functional.pad(
         out[cu_q[row]:cu_q[row + 1]], (0, 0, 0, 0, span[2], length - span[3]))
-        for row, span in enumerate(spans)])
+        for row, span in enumerate(mask.rows)])
 
 
 def _own_ids(block_indices, spans, cu_q) -> Tensor:
@@ -476,13 +485,12 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     x, held = call.x, call.held
     tokens, new, spans = mask.keys, x.shape[1], mask.rows
     begins = tuple(span[0] for span in spans)
-    turns = mask.once(_turns, layer.branch.rope, new, x.device)
-    index_q, index_k = (heads.to(element).unflatten(0, x.shape[:2])
-                        for heads in layer.branch(x.flatten(0, 1), turns))
+    index_q, index_k = layer.branch(x, mask.once(_turns, layer.branch.rope, new, x.device))
+    index_k = index_k.to(element)
     as_left = call.is_as_left and begins == held.begins
     marks = None if call.cache is None else torch.cat(
-        [held.marks, *_marks(key[:, :, tokens - new:])] if as_left
-        else [mask.once(_begins, x.device), *_marks(key[:, :, :tokens])], 1)
+        [held.marks, *_marks(key, tokens - new, tokens)] if as_left
+        else [mask.once(_begins, x.device), *_marks(key, 0, tokens)], 1)
     if tokens > new:
         old = held.index_k if as_left else _held_keys(layer, held, marks, tokens - new)
         index_k = torch.cat([old, index_k], 1)
@@ -490,7 +498,7 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
         layer.held[call.cache] = Held(index_k, marks, begins, weakref.ref(key), _version(key))
     rule = layer.rule
     return operations.index_select(
-        _packed(index_q, spans, 2).contiguous(), _packed(index_k, spans, 0).contiguous(), rule.top_k,
+        _packed(index_q, mask, 2, element), _packed(index_k, mask, 0, element), rule.top_k,
         block_size=rule.block_size, force_begin_blocks=rule.forced_first,
         force_end_blocks=rule.forced_local, **lengths)
 
@@ -503,7 +511,7 @@ def _begins(mask: Spans, device) -> Tensor:
 def _turns(mask: Spans, rope: tuple, new: int, device):
     """Of the `new` last tokens of the rows, as nn.turn takes them."""
     positions = torch.arange(mask.keys - new, mask.keys, device=device) - mask.once(_begins, device)
-    return rotation(positions.clamp(min=0).flatten(), _frequencies(rope, device), torch.float32)
+    return rotation(positions.clamp(min=0), _frequencies(rope, device), torch.float32)
 
 
 @functools.cache
@@ -511,13 +519,14 @@ def _frequencies(rope: tuple, device) -> Tensor:
     return torch.tensor(rope, dtype=torch.float64, device=device)
 
 
-def _marks(key: Tensor) -> list[Tensor]:
-    """[batch, tokens] int64, in parts, of the keys [batch, Hkv, tokens, dh]: numbers that differ, all but
-    surely, where a bit of a token's keys does."""
-    bits = key.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()])
+def _marks(key: Tensor, first: int, end: int) -> list[Tensor]:
+    """[batch, tokens] int64, in parts, of the tokens from `first` to `end` of the keys [batch, Hkv, tokens, dh]:
+    numbers that differ, all but surely, where a bit of a token's keys does."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[key.element_size()]
     weights = _mark_weights(key.shape[1], key.shape[3], key.device)
-    at_once = max(1, MARKED_AT_ONCE // (len(key) * weights.numel()))  # tokens
-    return [(part * weights).sum((1, 3)) for part in bits.split(at_once, 2)]
+    at_once = max(1, MARKED_AT_ONCE // (key.shape[0] * weights.numel()))  # tokens
+    return [(key.narrow(2, at, min(at_once, end - at)).view(kind) * weights).sum((1, 3))
+            for at in range(first, end, at_once)]
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def times(monkeypatch):
     path = Path(__file__).parents[2] / "tests/bench/time_model.py"
     spec = importlib.util.spec_from_file_location("time_model", path)
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "time_model", module)  # where some versions of the compiler look it up
     spec.loader.exec_module(module)
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
@@ -57,10 +59,24 @@ def test_pytorchs_own_attention_gives_the_same_loss(times, monkeypatch):
 
 
 def test_a_profile_lists_what_takes_most(times, tmp_path):
-    times.main([str(tmp_path / "no.json"), "--smoke", "--cases", "decode,8k", "--arms", "msa-2", "--profile",
+    times.main([str(tmp_path / "no.json"), "--smoke", "--cases", "prefill,decode,8k", "--arms", "msa-2", "--profile",
                 str(tmp_path)])
-    assert {path.name for path in tmp_path.iterdir()} == {"8k-msa-2.txt", "8k-msa-2-compiled.txt"}
-    lines = (tmp_path / "8k-msa-2.txt").read_text().splitlines()
-    assert lines[0] == "8k-msa-2" and len(lines) == 2 + times.SHOWN
-    spent = [float(line.split()[0]) for line in lines[2:]]
-    assert spent == sorted(spent, reverse=True)
+    titles = [f"{case}-msa-2{kind}" for case in ("prefill", "decode", "8k") for kind in ("", "-compiled")]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{title}.txt" for title in titles}
+    for title in titles:
+        lines = (tmp_path / f"{title}.txt").read_text().splitlines()
+        assert lines[0] == title
+        if title == "decode-msa-2-compiled":
+            assert len(lines) == 2 and "NotImplementedError" in lines[1]
+            continue
+        assert "a step takes" in lines[1] and "calls of the host" in lines[2] and len(lines) == 3 + times.SHOWN
+        spent = [float(line.split()[0]) for line in lines[3:]]
+        assert spent == sorted(spent, reverse=True)
+
+
+def test_a_profile_has_kernels_beside_the_calls_of_the_host(times):
+    """As on a GPU, of which there is none here."""
+    events = [times.argparse.Namespace(key=f"kernel {n}", count=n, self_device_time_total=1e3 * n) for n in (1, 3, 2)]
+    assert times.taking_most("its kernels", events, lambda event: event.self_device_time_total) == [
+        "its kernels: 6.0 ms", *(f"     {n}.00 ms {share}      {n} times  kernel {n}"
+                                 for n, share in ((3, " 50.0%"), (2, " 33.3%"), (1, " 16.7%")))]

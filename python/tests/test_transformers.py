@@ -573,9 +573,9 @@ def test_decoding_marks_new_tokens_alone_and_changes_nothing(tmp_path, monkeypat
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "eos_token_id": None,
                "output_logits": True, "return_dict_in_generate": True}
 
-    def count(key):
-        marked.append(key.shape[2])
-        return marks(key)
+    def count(key, first, end):
+        marked.append(end - first)
+        return marks(key, first, end)
 
     def generated():
         marked.clear()

@@ -19,8 +19,9 @@ keys and values: what the model takes without an attention.
 
 RECORD is written after every measurement; a time that it has is not measured again. Each is the median of several runs
 between two synchronisations, after two that warm up, the first of which compiles. What fails has its error there.
---seconds: none begins later. --profile DIR: instead, one training step of each arm under PyTorch's profiler; the 25
-kernels that take most are printed, and written to DIR. --smoke: tiny models."""
+--seconds: none begins later. --profile DIR: instead, one run of each arm under PyTorch's profiler; the 25 kernels that
+take most, and the 25 calls that take most of the host's time, are printed, and written to DIR. The host takes longer
+then, since operators pass PyTorch's dispatcher and are recorded. --smoke: tiny models."""
 
 import argparse
 import gc
@@ -59,7 +60,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 3
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
-SHOWN = 25  # kernels of a profile
+SHOWN = 25  # kernels of a profile, and calls of the host
 OPTIONS = Namespace(dense_layers=[], indexer=None, index_dim=64, rope_dim=None, norm="rms", seed=0, lr=5e-5,
                     index_lr=1e-3, decay=0.0)  # of msalab train
 
@@ -211,41 +212,48 @@ def times_of(call, runs: int, device) -> dict:
     return {"ms": statistics.median(found[WARM_UP:]), "runs_ms": found[WARM_UP:], "first_ms": found[0]}
 
 
+def step_of(name: str, case: Case, arm: str, compiled: bool, group):
+    if name in SERVED:
+        return serve_step(name, case, arm, compiled, group.device)
+    return train_step(case, arm, compiled, group)
+
+
 def measure(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
     device = group.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    if name in SERVED:
-        found = times_of(serve_step(name, case, arm, compiled, device), case.runs, device)
-    else:
-        found = times_of(train_step(case, arm, compiled, group), case.runs, device)
+    found = times_of(step_of(name, case, arm, compiled, group), case.runs, device)
+    if name not in SERVED:
         found["tokens_per_second"] = case.rows * case.context / found["ms"] * 1e3
     if device.type == "cuda":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
     return found
 
 
-def profile(case: Case, arm: str, compiled: bool, group) -> dict:
-    step, activities = train_step(case, arm, compiled, group), [torch.profiler.ProfilerActivity.CPU]
+def profile(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
+    step, activities = step_of(name, case, arm, compiled, group), [torch.profiler.ProfilerActivity.CPU]
     times = times_of(step, case.runs, group.device)
     if group.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as seen:
         step()
         synchronize(group.device)
-    events = seen.key_averages()
-
-    def spent(event):  # microseconds, of the GPU where there is one
-        return event.self_device_time_total if len(activities) > 1 else event.self_cpu_time_total
-
-    kernels = [event for event in events if not getattr(event, "is_user_annotation", False)
-               and (str(event.device_type).endswith("CUDA") or len(activities) == 1)]
-    kernels = sorted(kernels, key=spent, reverse=True)
-    total = sum(map(spent, kernels))
-    lines = [f"a step takes {times['ms']:.1f} ms, its kernels {total / 1e3:.1f} ms"]
-    lines += [f"{spent(event) / 1e3:9.2f} ms {spent(event) / total:6.1%} {event.count:6d} times  {event.key[:120]}"
-              for event in kernels[:SHOWN]]
+    events = [event for event in seen.key_averages() if not getattr(event, "is_user_annotation", False)]
+    kernels = [event for event in events if str(event.device_type).endswith("CUDA")]
+    calls = [event for event in events if event not in kernels]
+    lines = [f"a step takes {times['ms']:.1f} ms"]
+    if kernels:
+        lines += taking_most("its kernels", kernels, lambda event: event.self_device_time_total)
+    lines += taking_most("calls of the host under the profiler", calls, lambda event: event.self_cpu_time_total)
     return {"lines": lines}
+
+
+def taking_most(what: str, events, spent) -> list[str]:
+    """spent: the microseconds of an event."""
+    total = sum(map(spent, events))
+    return [f"{what}: {total / 1e3:.1f} ms"] + [
+        f"{spent(event) / 1e3:9.2f} ms {spent(event) / total:6.1%} {event.count:6d} times  {event.key[:120]}"
+        for event in sorted(events, key=spent, reverse=True)[:SHOWN]]
 
 
 def arms_of(name: str, case: Case) -> list[str]:
@@ -300,7 +308,7 @@ def main(arguments=None):
     msalab.transformers.register()
     group = learners.Group("cuda" if torch.cuda.is_available() else "cpu")
     record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
-    names = [name for name in options.cases.split(",") if not (options.profile and name in SERVED)]
+    names = options.cases.split(",")
     for name in names:
         record["cases"][name] = vars(cases[name])
         arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
@@ -309,7 +317,7 @@ def main(arguments=None):
             if time.monotonic() - began > options.seconds:
                 break
             if options.profile:
-                shown = attempted(profile, cases[name], arm, compiled, group)
+                shown = attempted(profile, name, cases[name], arm, compiled, group)
                 title = f"{name}-{arm}{'-compiled' if compiled else ''}"
                 text = "\n".join([title, *shown.get("lines", shown.values())])
                 print(text, flush=True)
