@@ -74,6 +74,30 @@ def test_what_records_hold(tmp_path):
         read_bench(record)
 
 
+@pytest.mark.parametrize("older, newer", [
+    ("2026-11-21T21:12:35Z", "2026-11-27T03:23:30.483Z"),
+    ("2026-11-27T03:23:30Z", "2026-11-27T03:23:30.483Z"), (None, "2026-11-21T21:12:35Z")])
+def test_of_several_records_the_last_one_started_counts(tmp_path, older, newer):
+    paths = []
+    for name, started, seconds in (("old", older, 2), ("new", newer, 1)):
+        measured = [make_cost.measurement("square", "dense_attention", 64, seconds)]
+        if name == "old":  # alone
+            measured.append(make_cost.measurement("square", "dense_attention", 128, seconds))
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps({"format": "msa-bench", "format_version": 2,
+                                         "measurements": measured,
+                                         **({"started": started} if started else {})}))
+    for order in (paths, paths[::-1]):
+        assert read_bench(*order) == {"prefill/dense/64": 1, "prefill/dense/128": 2}
+
+
+def test_every_measured_context_has_a_tick(files):
+    bench = {"prefill/dense/8192": 2, "prefill/automatic/8192/structured": 1}
+    figure, _ = efficiency_triple(read_cost(files["cost"]), bench)
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert labels == ["8K", "32K", "128K"]
+
+
 def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_path, capsys):
     chunks = tmp_path / "chunks.json"
     chunks.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
