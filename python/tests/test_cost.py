@@ -195,6 +195,10 @@ def test_what_keeps_no_more_than_the_baseline_does_not_set_the_axis(files):
     axes = mass_kept_versus_budget(worse, 3)[0].axes[0]
     assert [text.get_text() for text in axes.texts] == ["quest, random: 0.40 to 0.43", "oracle"]
     assert axes.get_ylim()[0] > 0.43
+    words, = [text for text in axes.texts if text.get_text().startswith("quest, random")]
+    assert words.get_bbox_patch().get_facecolor() == (1, 1, 1, 1)
+    cut = [line.get_zorder() for line in axes.lines if line.get_label() in ("quest", "random")]
+    assert max(cut) < words.get_zorder()  # no line runs through the words
 
 
 def test_a_choice_that_reads_more_than_its_budget_is_hollow(files, tmp_path):

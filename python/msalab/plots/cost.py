@@ -282,11 +282,10 @@ def union_blocks(cost: dict, layer: int):
     figure = style.new_figure(3.2)
     axes = figure.subplots()
     rows, found = [], _rows_of(cost, layer)
-    names = [row["selector"] for row in found]
     for row in found:
         points = [(union["tile_queries"], union["union_blocks"]) for union in row["unions"]]
         axes.plot(*zip(*points), label=row["selector"],
-                  **style.selector_style(row["selector"], names))
+                  **style.selector_style(row["selector"]))
         rows += [(layer, row["selector"], *point) for point in points]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
