@@ -7,6 +7,7 @@ import pytest
 
 from msalab.plots import ResultsError, cost_front, read_advice, style
 from msalab.plots.__main__ import main
+from msalab.plots.gallery import advice_section
 
 
 def write(tmp_path, content):
@@ -37,6 +38,20 @@ def test_layers_without_a_setting_stay_dense(tmp_path):
     assert layers["stays_dense"].tolist() == [False, True]
     assert layers["selector"].tolist() == ["mean-key", ""]
     assert np.isnan(layers["mass_kept"]).tolist() == [False, True]
+
+
+def test_the_section_explains_the_arrow_where_there_is_one(tmp_path):
+    content = make_cost.advice()
+    advice = read_advice(write(tmp_path, content))
+    assert len(advice.plan[2]) == 1
+    assert len([text for text in cost_front(advice)[0].axes[0].texts if text.arrow_patch]) == 1
+    assert "with 1 of 2 layers dense" in " ".join(advice_section(advice).reading)
+    for name in ("recommended", "nearest"):
+        if content[name]:
+            content[name]["dense_layers"] = []
+    advice = read_advice(write(tmp_path, content))
+    assert not cost_front(advice)[0].axes[0].texts
+    assert "arrow" not in " ".join(advice_section(advice).reading)
 
 
 def test_the_nearest_setting_where_none_reaches_the_target(tmp_path):

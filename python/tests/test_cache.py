@@ -4,6 +4,7 @@ import json
 import make_cost
 import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
 from msalab.plots import ResultsError, cache_curves, read_cache
 from msalab.plots.__main__ import main
@@ -50,6 +51,32 @@ def test_layers_say_what_they_reuse_and_what_is_foreseen(tmp_path):
     assert [line.get_ydata().tolist() for line in guesses.lines[1::2]] == [[60, 60], [80, 80]]
 
 
+def test_every_guess_has_a_mark_that_can_be_hollow(tmp_path):
+    figure, _ = cache_curves(read_cache(write(tmp_path, make_cost.cache())))
+    guesses = figure.axes[2]
+    assert {line.get_marker() for line in guesses.lines} <= set(Line2D.filled_markers)
+    # The legend, which is of the first panel, has the same marks.
+    assert [line.get_marker() for line in lines_of(figure.axes[0], label="oracle")] == [
+        line.get_marker() for line in guesses.lines[:1]]
+
+
+def test_rings_are_whole(tmp_path):
+    content = make_cost.cache()
+    lowest = json.loads(json.dumps(content["selectors"][0])) | {"selector": "window"}
+    for point in lowest["points"]:
+        point["bytes_per_token"] = 100.0
+    lowest["recommended"] = lowest["points"][0]
+    content["selectors"] = [content["selectors"][0], lowest]
+    figure, _ = cache_curves(read_cache(write(tmp_path, content)))
+    figure.draw_without_rendering()
+    link = figure.axes[1]
+    ring, = [line for line in lines_of(link, markersize=12) if len(line.get_xdata())]
+    radius = 0.5 * (12 + 1.6) * figure.dpi / 72
+    (x, y), box = link.transData.transform(ring.get_xydata()[0]), link.get_window_extent()
+    assert box.x0 < x - radius and x + radius < box.x1
+    assert box.y0 < y - radius and y + radius < box.y1
+
+
 def test_one_layer_has_none_before_it_and_so_no_picture_of_guesses(tmp_path):
     content = make_cost.cache()
     content["layers"] = content["layers"][:2]
@@ -87,7 +114,7 @@ def test_random_does_not_stretch_the_axis(tmp_path):
 def test_the_section_says_what_is_counted(tmp_path):
     content = make_cost.cache()
     reading = " ".join(cache_section(read_cache(write(tmp_path, content))).reading)
-    assert "2 GB/s, 0.001 ms per token" in reading and "in vain" not in reading
+    assert "2 GB/s, 1 µs per token" in reading and "in vain" not in reading
     content["prefetch"] = "previous-layer"
     report = read_cache(write(tmp_path, content))
     assert "in vain is counted" in " ".join(cache_section(report).reading)

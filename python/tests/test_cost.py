@@ -74,6 +74,30 @@ def test_what_records_hold(tmp_path):
         read_bench(record)
 
 
+@pytest.mark.parametrize("older, newer", [
+    ("2026-11-21T21:12:35Z", "2026-11-27T03:23:30.483Z"),
+    ("2026-11-27T03:23:30Z", "2026-11-27T03:23:30.483Z"), (None, "2026-11-21T21:12:35Z")])
+def test_of_several_records_the_last_one_started_counts(tmp_path, older, newer):
+    paths = []
+    for name, started, seconds in (("old", older, 2), ("new", newer, 1)):
+        measured = [make_cost.measurement("square", "dense_attention", 64, seconds)]
+        if name == "old":  # alone
+            measured.append(make_cost.measurement("square", "dense_attention", 128, seconds))
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps({"format": "msa-bench", "format_version": 2,
+                                         "measurements": measured,
+                                         **({"started": started} if started else {})}))
+    for order in (paths, paths[::-1]):
+        assert read_bench(*order) == {"prefill/dense/64": 1, "prefill/dense/128": 2}
+
+
+def test_every_measured_context_has_a_tick(files):
+    bench = {"prefill/dense/8192": 2, "prefill/automatic/8192/structured": 1}
+    figure, _ = efficiency_triple(read_cost(files["cost"]), bench)
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert labels == ["8K", "32K", "128K"]
+
+
 def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_path, capsys):
     chunks = tmp_path / "chunks.json"
     chunks.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
@@ -171,6 +195,10 @@ def test_what_keeps_no_more_than_the_baseline_does_not_set_the_axis(files):
     axes = mass_kept_versus_budget(worse, 3)[0].axes[0]
     assert [text.get_text() for text in axes.texts] == ["quest, random: 0.40 to 0.43", "oracle"]
     assert axes.get_ylim()[0] > 0.43
+    words, = [text for text in axes.texts if text.get_text().startswith("quest, random")]
+    assert words.get_bbox_patch().get_facecolor() == (1, 1, 1, 1)
+    cut = [line.get_zorder() for line in axes.lines if line.get_label() in ("quest", "random")]
+    assert max(cut) < words.get_zorder()  # no line runs through the words
 
 
 def test_a_choice_that_reads_more_than_its_budget_is_hollow(files, tmp_path):

@@ -3,6 +3,8 @@
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import make_results as maker
 import numpy as np
@@ -170,9 +172,42 @@ def test_the_ring_is_the_plan(tmp_path):
     assert "1 of 2 layers dense" in figure.axes[0].get_title(loc="left")
 
 
+def test_every_selector_of_the_programs_has_a_look_of_its_own():
+    page = (Path(__file__).parents[2] / "experiments/CLI.md").read_text(encoding="utf-8")
+    row = max(re.findall(r"^\| `--selectors NAME,.*", page, re.MULTILINE), key=len)
+    names = re.search(r"some of: ([\w, -]+);", row)[1].split(", ")
+    assert {"oracle", "index", "quest", "streaming-llm", "qsa-tokens"} <= set(names)
+    looks = [tuple(str(style.selector_style(name)[part]) for part in ("color", "marker", "linestyle"))
+             for name in [*names, "own"]]
+    assert len(set(looks)) == len(looks)
+    assert style.selector_style("dsa:compress=4") != style.selector_style("dsa")
+
+
+def test_a_selector_looks_the_same_whatever_stands_beside_it(tmp_path):
+    """The fronts of FLOPs and of bytes name other selectors."""
+    made = comparison()
+    row = made["rows"][-1]
+    for name, kept, flops, moved in (("hisa", 0.7, 0.01, 9), ("sparq", 0.7, 9, 0.01),
+                                     ("nsa", 0.72, 0.02, 0.02)):
+        for budget in (128, 256):
+            made["rows"].append(row | {"selector": name, "budget": budget, "mass_kept": kept,
+                                       "attention_flops": flops * row["attention_flops"],
+                                       "attention_bytes": moved * row["attention_bytes"],
+                                       "index_flops": 0, "index_bytes": 0})
+    table = read_comparison(write(tmp_path / "c.json", made))
+    looks = []
+    for cost in ("flops", "bytes"):
+        axes = mass_kept_versus_cost(table, 3, cost)[0].axes[0]
+        looks.append({name: (line.get_color(), line.get_marker(), line.get_linestyle())
+                      for name, line in lines_of(axes).items() if not name.startswith(("_", "others"))})
+    shared = set(looks[0]) & set(looks[1])
+    assert "nsa" in shared and set(looks[0]) - shared == {"hisa"} and set(looks[1]) - shared == {"sparq"}
+    assert all(looks[0][name] == looks[1][name] for name in shared)
+
+
 def test_rings_have_the_colour_of_their_selector(tmp_path):
     report = read_cache(write(tmp_path / "c.json", cache()))
     figure, _ = cache_curves(report)
     rings = [line for line in figure.axes[1].lines if line.get_markersize() == 12 and len(line.get_xdata())]
     assert [line.get_markeredgecolor() for line in rings] == [
-        style.selector_style("quest", report.selectors)["color"]]
+        style.selector_style("quest")["color"]]

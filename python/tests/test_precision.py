@@ -63,6 +63,17 @@ def test_the_ring_is_the_recommended_format(tmp_path):
     assert list(table["recommended"]) == [False, True, False] * 2
 
 
+def test_the_picture_says_what_its_marks_are(tmp_path):
+    figure, _ = loss_by_bits(read_precision(write(tmp_path, make_cost.precision())))
+    figure.draw_without_rendering()
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words[-2:] == ["target", "recommended"]
+    for axes in figure.axes:  # the floor alone is marked
+        assert [place for place, label in zip(axes.get_yticks(), axes.get_yticklabels())
+                if "≤" in label.get_text()] == [pytest.approx(1e-5)]
+    assert "0 or less" in figure.axes[-1].get_xlabel()
+
+
 def test_no_ring_where_no_format_reaches_the_target(tmp_path):
     figure, _ = loss_by_bits(read_precision(write(tmp_path, make_cost.precision(reached=False))))
     for axes, part in zip(figure.axes, ("index operands", "KV cache")):

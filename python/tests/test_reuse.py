@@ -55,6 +55,11 @@ def test_the_rings_are_the_patterns_within_the_target(tmp_path):
     np.testing.assert_allclose(table["saved_seconds"], 1 - table["share_of_own"])
 
 
+def test_both_panels_have_names_of_their_axes(tmp_path):
+    figure, _ = loss_by_distance(read_sharing(write(tmp_path, make_cost.sharing())))
+    assert all(axes.get_ylabel() for axes in figure.axes)
+
+
 def test_no_ring_where_no_pattern_reaches_the_target(tmp_path):
     figure, _ = sharing_patterns(read_sharing(write(tmp_path, make_cost.sharing(reached=False))))
     axes, = figure.axes

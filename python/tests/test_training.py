@@ -49,6 +49,15 @@ def test_curves_show_the_numbers_of_the_file(fit_path):
         np.testing.assert_array_equal(of_name["value"], curves.held_out[name])
 
 
+def test_the_mark_of_the_switch_does_not_run_through_the_legend(fit_path):
+    with FitResults(fit_path) as fit:
+        figure, _ = training_curves(fit, 3)
+    for axes in figure.axes:
+        frame = axes.get_legend().get_frame()
+        assert frame.get_visible() and frame.get_alpha() == 1
+        assert axes.get_legend().get_zorder() > max(line.get_zorder() for line in axes.lines)
+
+
 @pytest.mark.parametrize("warmup, marks, missing", [
     (WARMUP, 2, None), (0, 0, "training, all visible keys"),
     (STEPS, 0, "training, selected blocks")])

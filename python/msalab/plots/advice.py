@@ -92,7 +92,7 @@ def cost_front(advice: Advice):
     names = list(dict.fromkeys(of["selector"].tolist()))
     for name in names:
         here = of["selector"] == name
-        look = style.selector_style(name, names)
+        look = style.selector_style(name)
         axes.plot(share[here], kept[here], label=name,
                   **{**look, "linestyle": "", "markersize": 4, "alpha": 0.6})
     front = np.flatnonzero(of["on_front"])

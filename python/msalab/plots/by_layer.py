@@ -20,7 +20,7 @@ def mass_by_layer(results: Results, layers=None):
     for selector in results.selectors:
         kept = [results.average(selector, layer, "mass_kept") for layer in layers]
         low, high = zip(*(results.interval(layer, "mass_kept", selector) for layer in layers))
-        look = style.selector_style(selector, results.selectors)
+        look = style.selector_style(selector)
         axes.plot(layers, kept, label=selector, **look)
         if len(layers) > 1:
             axes.fill_between(layers, low, high, color=look["color"], alpha=0.12, linewidth=0)

@@ -78,16 +78,26 @@ def read_cache(path) -> CacheReport:
         Table.from_rows(LAYER, [_layer(of) for of in summary["layers"]]),
         [str(of["selector"]) for of in summary["selectors"]],
         int(summary["context_blocks"]), float(link["bytes_per_token"]),
-        f"{link['bytes_per_second'] / 1e9:g} GB/s, {link['seconds_per_token'] * 1e3:g} ms per "
+        f"{link['bytes_per_second'] / 1e9:g} GB/s, {_time_text(link['seconds_per_token'])} per "
         "token", summary["prefetch"] is not None,
         {name: str(text) for name, text in summary["definitions"].items()})
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} µs"
+
+
+def _look(name: str) -> dict:
+    """Of a selector, with a mark that can be filled and hollow, which an x cannot."""
+    look = style.selector_style(name)
+    return {**look, "marker": "<"} if look["marker"] == "x" else look
 
 
 def _draw_hits(axes, report: CacheReport):
     lowest = []
     for name in report.selectors:
         of = report.points.where(selector=name)
-        look = style.selector_style(name, report.selectors)
+        look = _look(name)
         tried = ~np.isnan(of["hit_rate_belady"])
         axes.plot(of["blocks"], 100 * of["hit_rate"], label=name, **look)
         axes.fill_between(of["blocks"][tried], 100 * of["hit_rate"][tried],
@@ -106,13 +116,14 @@ def _draw_hits(axes, report: CacheReport):
 def _draw_link(axes, report: CacheReport):
     for name in report.selectors:
         of = report.points.where(selector=name)
-        look = style.selector_style(name, report.selectors)
+        look = _look(name)
         megabytes = np.where(of["bytes_per_token"] > 0, of["bytes_per_token"] / 1e6, np.nan)
         axes.plot(of["blocks"], megabytes, **look)
         chosen = of["recommended"] & ~np.isnan(megabytes)
         axes.plot(of["blocks"][chosen], megabytes[chosen], linestyle="", marker="o",
                   markersize=12, markerfacecolor="none", markeredgecolor=look["color"],
                   markeredgewidth=1.6, zorder=4)
+    axes.margins(y=0.12)  # room for the rings
     axes.axhline(report.bytes_per_token / 1e6, color=style.GUIDE, linewidth=1, linestyle=":")
     axes.set(yscale="log", ylabel="MB per token",
              xlabel=f"blocks of the cache; context: {report.context_blocks}")
@@ -124,7 +135,7 @@ def _draw_link(axes, report: CacheReport):
 def _draw_guesses(axes, report: CacheReport):
     for name in report.selectors:
         of = report.layers.where(selector=name)
-        look = {**style.selector_style(name, report.selectors), "markersize": 5}
+        look = {**_look(name), "markersize": 5}
         axes.plot(of["layer"], 100 * of["previous_layer_share"],
                   **{**look, "markerfacecolor": look["color"]})
         axes.plot(of["layer"], 100 * of["previous_step_share"],

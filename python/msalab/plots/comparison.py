@@ -86,7 +86,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table, named: list[str]):
         x, kept = cost[of_name], here["mass_kept"][of_name]
         over = here["over_budget"][of_name]
         coloured = name in named
-        look = (style.selector_style(name, named) if coloured
+        look = (style.selector_style(name) if coloured
                 else {"color": style.OTHERS, "zorder": 1.5})
         line, = axes.plot(x, kept, label=name if coloured else "others",
                           linewidth=1.4 if coloured else 1, **look)
@@ -127,10 +127,14 @@ def _clip_baseline(axes, here: Table) -> list[str]:
     if not cut:
         return []
     axes.set_ylim(bottom, top + 0.05 * (top - bottom))
+    for line in axes.lines:
+        if line.get_label() in cut:
+            line.set_zorder(1.6)  # under the words, the others over them
     least, most = min(map(np.min, cut.values())), max(map(np.max, cut.values()))
     axes.annotate(f"{', '.join(sorted(cut))}: {least:.2f} to {most:.2f}", (0.02, 0.0),
                   (0.02, 0.06), xycoords="axes fraction", textcoords="axes fraction", fontsize=9,
-                  color=style.GUIDE, arrowprops={"arrowstyle": "->", "color": style.GUIDE})
+                  color=style.GUIDE, arrowprops={"arrowstyle": "->", "color": style.GUIDE}, zorder=1.9,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     return [name for name, values in cut.items() if values.max() < bottom]
 
 
@@ -157,7 +161,7 @@ def _shade_intervals(axes, cost: np.ndarray, here: Table, named: list[str]):
     for name in named:
         of_name = here["selector"] == name
         axes.fill_between(cost[of_name], *(here[end][of_name] for end in INTERVALS), alpha=0.15,
-                          linewidth=0, color=style.selector_style(name, named)["color"], zorder=1)
+                          linewidth=0, color=style.selector_style(name)["color"], zorder=1)
 
 
 def pareto_front(cost: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -71,12 +71,14 @@ def read_bench(*paths) -> dict[str, float]:
     """Median seconds from records of msa-bench, of square prefill and of one decoded token:
     <phase>/dense/<tokens>, and <phase>/<pipeline>/<tokens>/<selection> of MSA. Whole layers are of
     the pipeline automatic; of the other loop orders the stages were timed apart and are added up. Of
-    several index elements, the one that was measured first. ResultsError when no record holds any
-    of these."""
+    several records, the one that was started last; of several index elements, the one that was
+    measured first. ResultsError when no record holds any of these."""
     seconds: dict[str, float] = {}
-    for path in paths:
+    records = [read_json(path, "msa-bench") for path in paths]
+    # The Z goes, since 10:01Z would come after 10:01.5Z. A record without a time is the oldest.
+    for record in sorted(records, key=lambda record: record.get("started", "").rstrip("Z")):
         of_record: dict[str, dict[str, float]] = {}
-        for measured in read_json(path, "msa-bench")["measurements"]:
+        for measured in record["measurements"]:
             if "skipped" in measured:
                 continue
             for name in _measured_names(measured):
@@ -180,7 +182,8 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
         panel.set_ylim(0, None)
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     panels[-1].set_xscale("log", base=2)
-    panels[-1].set_xticks(tokens, [_tokens_text(n) for n in tokens])
+    ticks = sorted({*tokens, *(n for _, source, n, _ in rows if source == "measured")})
+    panels[-1].set_xticks(ticks, [_tokens_text(n) for n in ticks])
     panels[-1].minorticks_off()
     panels[-1].set_xlabel(f"context, tokens ({cost['model']}; {cost['hardware']['name']})")
     return figure, Table.from_rows(("quantity", "source", "tokens", "ratio"), rows)
@@ -279,11 +282,10 @@ def union_blocks(cost: dict, layer: int):
     figure = style.new_figure(3.2)
     axes = figure.subplots()
     rows, found = [], _rows_of(cost, layer)
-    names = [row["selector"] for row in found]
     for row in found:
         points = [(union["tile_queries"], union["union_blocks"]) for union in row["unions"]]
         axes.plot(*zip(*points), label=row["selector"],
-                  **style.selector_style(row["selector"], names))
+                  **style.selector_style(row["selector"]))
         rows += [(layer, row["selector"], *point) for point in points]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -33,7 +33,7 @@ def entropy_per_layer(results: Results, layers=None):
              for head, value in enumerate(values)]
     for place, selector in enumerate(results.selectors):
         heads = [results.metric(selector, layer, "entropy_sparse") for layer in layers]
-        look = style.selector_style(selector, results.selectors)
+        look = style.selector_style(selector)
         axes.plot(where + left + step * place, [values.mean() for values in heads], label=selector, **look)
         rows += [(layer, selector, head, value) for layer, values in zip(layers, heads)
                  for head, value in enumerate(values)]

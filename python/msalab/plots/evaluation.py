@@ -39,7 +39,7 @@ def _lines(settings) -> list[str]:
 def _look(line: str, lines) -> dict:
     """Of a selector; with first blocks forced beside the same without, dots and their number as marker."""
     name, _, forced = line.partition(",first=")
-    look = style.selector_style(name, {one.partition(",")[0] for one in lines})
+    look = style.selector_style(name)
     if forced and name in lines:
         look |= {"linestyle": ":", "marker": f"${forced}$", "markersize": 7,
                  "markerfacecolor": look["color"]}

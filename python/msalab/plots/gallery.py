@@ -289,6 +289,11 @@ def advice_section(advice: Advice) -> Section:
     """Of the summary of msa-advise."""
     found = ("The ring marks the setting recommended" if advice.recommended else
              "No setting reaches the target; the ring marks the nearest")
+    dense, layers = len(advice.plan[2]), len(set(advice.layers["layer"].tolist()))
+    arrow = (f" The arrow leads to it from the same setting on all layers: with {dense} of {layers} "
+             "layers dense it takes more time, and its mass is of the sparse "
+             f"layer{'s' * (layers - dense > 1)} alone, where all other points are of all layers."
+             if dense else "")
     return Section(
         "advice",
         "Which setting should I use?",
@@ -296,7 +301,7 @@ def advice_section(advice: Advice) -> Section:
          "against the attention mass that it keeps. Up and to the left is better. The broad grey "
          "line is the Pareto front of what can be had, with 95 % intervals; the oracle needs the "
          f"attention that it is to spare, and only bounds it. {found} for the target "
-         f"\"{advice.target}\", which every layer that is sparse must reach by itself.",
+         f"\"{advice.target}\", which every layer that is sparse must reach by itself.{arrow}",
          "The table has each layer's own cheapest setting that reaches the target; a layer without "
          "one should stay dense."),
         lambda *_: iter([Picture("advice", *cost_front(advice))]), advice.layers, "advice_layers",
@@ -359,7 +364,7 @@ def precision_section(precisions: Precisions) -> Section:
          "Above, what the Index Branch loses with its operands in the format: of the attention mass "
          "that full precision keeps or of its recall of the oracle's blocks, whichever is more. "
          "Below, the relative error of attention with K and V in the format, dense or sparse, "
-         "whichever is more. Losses below 0.00001 are drawn there."
+         "whichever is more. Points at 0.00001 lose that or less: some nothing, some gain."
          + (" Between them, what the Index Branch loses with the weights of its projections in the "
             "format; hollow points have the product rounded to it as well."
             if "index projections" in set(precisions.drawn["part"]) else ""),
@@ -420,7 +425,7 @@ def orders_section(cost: dict) -> Section:
          f"{cost['hardware']['name']}: q_outer, each query walks its blocks, one at a time; union, a "
          "tile of neighbouring queries walks all their blocks; kv_outer, each block gathers its "
          "queries; automatic, union for the blocks that enough of a tile's queries share, kv_outer "
-         "for the rest.",
+         "for the rest, and never q_outer, even where that bar is shorter.",
          "The second picture says why: where neighbours choose alike, the union of their blocks "
          "grows slowly and a tile shares what it reads. Random choices have no such neighbours."
          + ("" if cost["hardware"]["cache_bytes_per_second"] else

@@ -30,7 +30,7 @@ def lorenz_curve(results: Results, layer: int):
         popularity = results.popularity(selector, layer)
         share = lorenz(popularity.queries_per_block)
         blocks = np.linspace(0, 1, len(share))
-        look = {**style.selector_style(selector, results.selectors), "markevery": 0.2,
+        look = {**style.selector_style(selector), "markevery": 0.2,
                 "markersize": 4}
         axes.plot(blocks, share, label=f"{selector}, Gini {popularity.gini:.2f}", **look)
         rows += [(layer, selector, *point) for point in zip(blocks, share)]

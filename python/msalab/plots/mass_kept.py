@@ -28,7 +28,7 @@ def mass_kept_curve(results: Results, layers=None):
         chosen = results.top_k(results.selectors[0], layer)
         for selector in selectors:
             k, mass = results.curve(selector, layer)
-            look = style.selector_style(selector, results.selectors)
+            look = style.selector_style(selector)
             panel.plot(k, mass, label=selector, **look)
             sure = results.interval(layer, "mass_kept", selector)
             panel.vlines(chosen, *sure, color=look["color"], linewidth=2.5, alpha=0.5)

@@ -33,7 +33,7 @@ def queries_per_block(results: Results, layer: int, selectors=None):
     axes = figure.subplots(len(selectors), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
     rows = []
     for panel, selector in zip(axes, selectors):
-        look = style.selector_style(selector, selectors)
+        look = style.selector_style(selector)
         panel.bar(np.arange(bins), blocks[selector], 0.9, color=look["color"], alpha=0.85)
         if "oracle" in blocks and selector != "oracle":
             panel.stairs(blocks["oracle"], np.arange(bins + 1) - 0.5, color=style.REFERENCE,

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 
 from . import style
 from .cost import read_json
@@ -21,6 +22,7 @@ _MEASURES = ("precision_recall", "block_recall", "mass_kept", "mass_share", "rec
              "output_error", "dense_error", "sparse_error")
 _ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in ("", "_low", "_high"))
 _FLOOR = 1e-5  # smaller losses are drawn here
+_FLOOR_TEXT = "≤10$^{-5}$"
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,14 @@ def _draw_part(axes, of: Table, formats: list[str], target: float):
                       markerfacecolor="none", markeredgecolor=style.REFERENCE,
                       markeredgewidth=1.6, zorder=4, label="recommended")
     if target > _FLOOR:
-        axes.axhline(target, color=style.GUIDE, linewidth=1, linestyle=":", zorder=1)
+        axes.axhline(target, color=style.GUIDE, linewidth=1, linestyle=":", zorder=1,
+                     label="target")
     axes.set_yscale("log")
     axes.set_ylim(bottom=_FLOOR / 2)
+    plain = LogFormatterSciNotation()
+    plain.set_axis(axes.yaxis)
+    axes.yaxis.set_major_formatter(FuncFormatter(
+        lambda loss, place: _FLOOR_TEXT if math.isclose(loss, _FLOOR) else plain(loss, place)))
     axes.set_xscale("log", base=2)
     axes.set_xlim(3.5, 36)
     axes.set_xticks([4, 8, 16, 32], ["4", "8", "16", "32"])
@@ -124,15 +131,16 @@ def loss_by_bits(precisions: Precisions):
     panels = np.atleast_1d(figure.subplots(len(parts), sharex=True))
     for axes, part in zip(panels, parts):
         _draw_part(axes, drawn.where(part=PARTS[part]), formats, precisions.targets[part])
-        axes.set(ylabel="output error" if part == "cache" else "lost of mass or recall")
+        axes.set(ylabel="output error" if part == "cache" else "loss of mass or of recall")
         axes.set_title(f"{PARTS[part]}: {precisions.recommended.get(part, 'no format')}",
                        loc="left", fontsize=8)
-    panels[-1].set(xlabel="bits per value, scales included")
+    panels[-1].set(xlabel=f"bits per value, scales included\n{_FLOOR_TEXT}: next to nothing, 0 or less")
     for place, name in enumerate(formats):
         panels[-1].plot([], [], linestyle="", label=name, **style.series_style(place))
     panels[-1].plot([], [], linestyle="", marker="o", markerfacecolor="none",
                     color=style.GUIDE, label="rotated")
-    found = dict(zip(*reversed(panels[-1].get_legend_handles_labels())))
-    found.pop("recommended", None)
+    found = {label: handle for axes in reversed(panels)
+             for handle, label in zip(*axes.get_legend_handles_labels())}
+    found |= {label: found.pop(label) for label in ("target", "recommended") if label in found}
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5)
     return figure, drawn

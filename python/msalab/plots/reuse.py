@@ -130,7 +130,7 @@ def loss_by_distance(sharing: Sharing):
                        capsize=2, elinewidth=1, **style.series_style(place + 1))
     below.set_ylim(bottom=0)
     below.xaxis.get_major_locator().set_params(integer=True)
-    below.set(xlabel="distance in layers")
+    below.set(xlabel="distance in layers", ylabel="recall, output error")
     above.set(ylabel="mass lost")
     above.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left", fontsize=8)
     handles, labels = (sum(both, []) for both in zip(above.get_legend_handles_labels(),

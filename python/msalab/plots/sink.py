@@ -31,7 +31,7 @@ def sink_bars(results: Results, selector: str, layers=None):
     layers = results.layers if layers is None else layers
     figure = style.new_figure(0.8 + 2.2 * len(layers))
     axes = figure.subplots(len(layers), 1, squeeze=False, sharey=True)[:, 0]
-    colour = style.selector_style(selector, results.selectors)["color"]
+    colour = style.selector_style(selector)["color"]
     rows = []
     for panel, layer in zip(axes, layers):
         dense = results.metric("dense", layer, "sink_mass")

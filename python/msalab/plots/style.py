@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The look of every picture, and the only place with colours.
 
-Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: tab10 with a marker each; the oracle,
-the reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they
+Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: a colour and a marker each, by their name
+alone; the oracle, the reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they
 stay readable at the width of a phone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import zlib
 from pathlib import Path
 
 import matplotlib
@@ -22,10 +23,20 @@ DENSE, OTHERS, GUIDE = "0.55", "0.72", "0.35"
 WIDTH = 5.2  # inches
 MOST_LAYERS = 12  # that an axis of this width names
 
+OPAQUE = {"frameon": True, "framealpha": 1, "edgecolor": "none"}  # legends that lines run into
+
 PAIR = ("tab:blue", "tab:orange")
 _TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
 _MARKERS = "osD^vPX*"
-_KNOWN = ["index", "mean-key", "window", "random", "quest", "snapkv", "oracle-logit"]
+_KNOWN = ["index", "mean-key", "window", "random", "quest", "snapkv", "oracle-logit", "own"]
+# Dotted, in colours that none of the above has, of which neighbours here have different ones.
+_LESS_KNOWN = [
+    "double-sparsity", "sparq", "tova", "twilight", "dsa-tokens", "infllm", "window-tokens",
+    "quest-pages", "infllm-v2", "streaming-llm", "h2o", "shadowkv", "hisa-tokens", "keydiff",
+    "oracle-value", "oracle-error", "top-p", "ada-oracle", "hisa", "dsa", "nsa", "qsa",
+    "qsa-tokens", "seerattention", "minference", "minference-vs", "minference-bs", "flexprefill",
+    "xattention", "expected-attention", "h2o-streamed", "h2o-oracle", "previous-layer"]
+_MORE_COLOURS = ("#79b4ea", "#00665e", "#8a1046", "#6fae2e", "#272c7e", "tab:brown", "#e0a100")
 FORCED = ":first="  # of a selector's name: how many of the oldest blocks it keeps
 IN_COLOUR = ("oracle", *_KNOWN[:6])  # where a picture would have too many lines
 _OF_ITS_OWN = {"mean-key": {"linestyle": (0, (3, 1.5)), "marker": "s", "markersize": 8,
@@ -64,20 +75,21 @@ def series_style(place: int) -> dict:
     return {"color": _TAB10[step], "marker": _MARKERS[(step + turn) % len(_MARKERS)]}
 
 
-def selector_style(name: str, among) -> dict:
-    """Line style of a selector; the same in every picture that shows the same ones. With the first
-    block forced ("quest:first=1") it has its selector's colour, hollow on a line of its own."""
+def selector_style(name: str) -> dict:
+    """Line style of a selector, the same in every picture. With the first block forced
+    ("quest:first=1") it has its selector's colour, hollow on a line of its own."""
     base, forced, _ = name.partition(FORCED)
     if forced:
-        plain = {other.partition(FORCED)[0] for other in among}
-        return {**selector_style(base, plain), "linestyle": "-.", "markerfacecolor": "white"}
-    among = {other.partition(FORCED)[0] for other in among}
+        return {**selector_style(base), "linestyle": "-.", "markerfacecolor": "white"}
     if name == "oracle":
         return {"color": REFERENCE, "marker": "x", "linestyle": "--", "zorder": 3}
-    order = _KNOWN + sorted(set(among) - {*_KNOWN, "oracle"})
-    place = order.index(name)
-    return {**series_style(place), "linestyle": "-" if place < COLOURS else ":", "zorder": 2,
-            **_OF_ITS_OWN.get(name, {})}
+    if name in _KNOWN:
+        return {**series_style(_KNOWN.index(name)), "linestyle": "-", "zorder": 2,
+                **_OF_ITS_OWN.get(name, {})}
+    place = (_LESS_KNOWN.index(name) if name in _LESS_KNOWN
+             else zlib.crc32(name.encode()))  # of names with options
+    return {"color": _MORE_COLOURS[place % len(_MORE_COLOURS)],
+            "marker": _MARKERS[place % len(_MARKERS)], "linestyle": ":", "zorder": 2}
 
 
 def layer_axis(axes, layers, label: str = "layer", where=None, side: str = "x"):

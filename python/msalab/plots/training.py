@@ -57,7 +57,7 @@ def training_curves(fit: FitResults, layer: int):
             axes.axvline(switch, color=style.GUIDE, linestyle=":", linewidth=1.2)
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.35 * (high - low))  # room for the legend, over all lines
-        axes.legend(ncols=2, loc="upper right")
+        axes.legend(ncols=2, loc="upper right", **style.OPAQUE)
     return figure, _table(curves)
 
 
