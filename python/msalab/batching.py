@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from . import operations as m
-from .arguments import integers
+from .arguments import error_text, integers
 from .capture.layer import CaptureError
 from .capture.reader import ActivationsReader
 from .rule import Rule
@@ -236,7 +236,7 @@ def main(arguments=None) -> int:
                 findings += check(number, layer.index_q[:cu[-1]], layer.index_k[:cu[-1]], cu, rule, backends,
                                   given.chunk, given.rows)
     except (CaptureError, m.InputError, m.UnsupportedError, ValueError) as error:
-        print(f"msalab check-batching: {error}", file=sys.stderr)
+        print(f"msalab check-batching: {error_text(error, given)}", file=sys.stderr)
         return 2
     if not findings:
         print(f"msalab check-batching: {given.file}: no layer has index_q and index_k; msa-fit-indexer makes them",

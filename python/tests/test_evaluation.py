@@ -431,7 +431,7 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
     (["--context", "1"], "--context is 1, must be at least 2"),
     (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
-    (["--dense-layers", "7"], r"dense_layers names [7]"),
+    (["--dense-layers", "7"], "dense_layers names [7]"),
     (["--forced-local", "3"], "--forced-local are 3 blocks, must be at most the least budget, 2"),
     (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),
@@ -452,7 +452,7 @@ def test_refuses_budgets_in_parts_of_a_block(folder, text_file, tmp_path, capsys
 
 def test_refuses_models_and_texts_that_are_not_there(folder, text_file, tmp_path, capsys):
     assert evaluate(tmp_path / "none", text_file, tmp_path / "out") == 2
-    assert "none cannot be loaded" in capsys.readouterr().err
+    assert "none: no such folder or file" in capsys.readouterr().err
     assert evaluate(folder, tmp_path / "none.txt", tmp_path / "out") == 2
     assert "none.txt" in capsys.readouterr().err
     assert main([str(folder), "--text", str(text_file), "--out", str(tmp_path / "out")]) == 2

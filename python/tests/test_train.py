@@ -380,7 +380,7 @@ def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):
 REFUSED = [
     (["--context", 600], "must be at most 512"),
     (["--context", 512, "--batch", 100], "fewer than --batch = 100"),
-    (["--rows", 3], "must be a multiple of 1 processes times --rows = 3"),
+    (["--rows", 3], "must be a multiple of 1 process times --rows = 3"),
     (["--attention", "flash"], "there are: msa, dense, oracle"),
     (["--attention", "dense", "--warmup", 3], "--warmup and --indexer are of --attention msa"),
     (["--dense-layers", "0,1"], "no layer is left to select"),
@@ -390,7 +390,7 @@ REFUSED = [
     (["--lr", 0], "--lr is 0.0, must be above 0"),
     (["--dtype", "bfloat16"], "--dtype must be float32 on the CPU"),
     (["--indexer", "/nowhere"], "/nowhere: no such file"),
-    (["--top-k", 1, "--forced-first", 1], "forced_first + forced_local is 2"),
+    (["--top-k", 1, "--forced-first", 1], "--forced-first + --forced-local is 2, must be at most --top-k = 1"),
 ]
 
 
@@ -425,8 +425,8 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
     refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup", 0)
     refused("run.json: options clip was 1.0, is 2.0, options lr was 0.01, is 0.5; --resume needs the "
-            "options as recorded, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--clip", 2,
-            "--resume")
+            "options and the build of msalab as recorded, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr",
+            0.5, "--clip", 2, "--resume")
     assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
 
 
@@ -438,7 +438,7 @@ def test_models_of_tokens_are_no_models_of_bytes(tiny, tmp_path, capsys):
     words = Tokenizer(models.WordLevel({"a": 0, "text": 1, "?": 2}, "?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tiny / "words")
-    for model, why in (("tokens", "has a vocabulary of 600 tokens: must be at most 512"),
+    for model, why in (("tokens", "has a vocabulary of 600 tokens: must be from 256 to 512"),
                        ("words", "has a tokenizer of other tokens: leave out --bytes")):
         for words in ([], ["--tokens-out", tmp_path / "tokens.safetensors"]):
             assert train(tiny, tmp_path / "a", *words, model=model) == 2
@@ -449,7 +449,7 @@ def test_models_of_tokens_are_no_models_of_bytes(tiny, tmp_path, capsys):
 def test_a_run_that_goes_on_names_what_is_asked_and_takes_another_cadence_of_the_log(tiny, tmp_path, capsys):
     def refused(why, *words):
         assert train(tiny, tmp_path / "a", *words, "--resume") == 2
-        assert f"run.json: {why}; --resume needs the options as recorded" in capsys.readouterr().err
+        assert f"run.json: {why}; --resume needs the options and the build of msalab" in capsys.readouterr().err
 
     assert train(tiny, tmp_path / "a", "--steps", 10, "--seconds", 0) == 130
     refused("options steps was 10, is 20", "--steps", 20)

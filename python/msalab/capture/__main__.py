@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..arguments import integers, interrupt
+from ..arguments import error_text, integers, interrupt
 from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
 from .partial_file import PartialFile
@@ -212,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--interleaved", action="store_true",
                          help="RoPE turns channels 2c and 2c+1 (default: c and c + rotary_dim/2)")
     for command in commands.choices.values():
+        command.set_defaults(command=command)
         command.add_argument("--layers", type=integers, metavar="3,6", help="default: all")
         command.add_argument("--out", required=True, metavar="FILE", help="file to write")
         command.add_argument("--overwrite", action="store_true", help="replace a file that exists")
@@ -219,7 +220,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments=None) -> int:
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:  # said with the usage of the command
+        options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
     signal.signal(signal.SIGTERM, interrupt)
     try:
         options.run(options)
@@ -228,7 +231,7 @@ def main(arguments=None) -> int:
               file=sys.stderr)
         return 2
     except (CaptureError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error, options)}", file=sys.stderr)
         return 2
     except MemoryError as error:
         print(f"error: not enough memory: {error}", file=sys.stderr)

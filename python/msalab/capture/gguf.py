@@ -15,6 +15,9 @@ def place_of(model: str) -> tuple[str, dict]:
     alone, of FILE.gguf its folder and its name."""
     path = Path(model)
     if path.suffix != ".gguf":
+        name = str(model)
+        is_id = name.count("/") <= 1 and not name.startswith(("/", ".", "~"))
+        require(is_id or path.exists(), f"{model}: no such folder or file")
         return model, {}
     require(path.is_file(), f"{model}: no such file")
     for package in ("gguf", "accelerate"):

@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 
-from ..arguments import integers, interrupt
+from ..arguments import error_text, integers, interrupt
 from ..capture.layer import CaptureError
 from .shard import start_on_devices
 from .tables import print_tables
@@ -110,7 +110,7 @@ def main(arguments=None) -> int:
     try:
         summary = run(options, lambda line: print(line, file=sys.stderr))
     except (CaptureError, InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error, options)}", file=sys.stderr)
         return 2
     except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
         print(f"error: not enough memory: {error}", file=sys.stderr)

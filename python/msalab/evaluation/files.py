@@ -7,10 +7,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import h5py
 
-from ..capture.layer import require
+from ..capture.layer import CaptureError, require
 from ..capture.partial_file import PartialFile
 
 MARK = b"msa-sha256 "
@@ -41,6 +42,19 @@ def write_json(path, content) -> None:
     with PartialFile(path, overwrite=True) as file:
         file.write((json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
         file.finish()
+
+
+def read_json(path):
+    """CaptureError naming a file that holds none."""
+    try:
+        return json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CaptureError(f"{path}: is damaged, and no JSON: {error}") from error
+
+
+def require_folder(path) -> None:
+    """CaptureError where another file stands in the place of what is to be a folder."""
+    require(Path(path).is_dir() or not Path(path).exists(), f"{path}: is a file, must be a folder")
 
 
 def same_or_refused(place: str, before: dict, record: dict, way_out: str, free=()) -> None:

@@ -4,6 +4,8 @@ exercises) are drawn with replacement, since tokens of one are alike."""
 
 import numpy as np
 
+from ..arguments import counted
+
 RESAMPLES, SHARE = 1000, 0.95
 FEWEST = 6  # units of an interval: of fewer it is hardly more than their least and greatest mean
 
@@ -27,5 +29,5 @@ def ratio_interval(sums, counts, seed: int) -> dict:
 def interval_text(one: dict, what: str, digits: int = 4) -> str:
     """"+0.0210 to +0.0330, 8 documents", or why there is none."""
     if None not in (one["low"], one["high"]):
-        return f"{one['low']:+.{digits}f} to {one['high']:+.{digits}f}, {one['units']} {what}"
-    return f"none: {one['units']} {what}, fewer than {FEWEST}"
+        return f"{one['low']:+.{digits}f} to {one['high']:+.{digits}f}, {counted(one['units'], what)}"
+    return f"none: {counted(one['units'], what)}, fewer than {FEWEST}"

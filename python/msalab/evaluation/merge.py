@@ -9,7 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from ..arguments import error_text
 from ..capture.layer import CaptureError, require
+from .files import require_folder
 from .tables import print_tables
 from .units import collect, make_results, missing_text, parts_in
 
@@ -32,6 +34,7 @@ def is_evaluation(shard) -> bool:
 def merge(shards, out, overwrite: bool, note) -> dict:
     """The summary; results.h5, summary.json and pictures are in `out`. The shards stay."""
     folders, out = list(map(Path, shards)), Path(out)
+    require_folder(out)
     for folder in folders:
         require(folder.is_dir(), f"{folder}: is no directory")
         require(is_evaluation(folder), f"{folder}/units: there is no run of msalab evaluate under way")
@@ -54,7 +57,7 @@ def main(arguments: list[str], program: Path | None = None) -> int:
         summary = merge(options.shards, options.out, options.overwrite,
                         lambda line: print(line, file=sys.stderr))
     except (CaptureError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error, options)}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(summary, indent=1))

@@ -13,13 +13,14 @@ import numpy as np
 from .. import advice as advices
 from .. import indexer as indexers
 from .. import selectors
+from ..arguments import counted, note_if_dense
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..operations import _msalab
 from ..progress import Progress
 from . import exercises, text
-from .files import sha256
+from .files import require_folder, sha256
 from .results import unit_names
 from .scoring import Scorer, Setting
 from .shard import Shard, launched, parse_shard
@@ -39,8 +40,8 @@ def settings_of(options, note) -> list[Setting]:
     firsts = options.forced_first or [0, 1]
     require(min(firsts) >= 0, f"--forced-first is {min(firsts)}, must be at least 0")
     most = max(options.forced_first) if options.forced_first else 0
-    require(most + local <= min(counts), f"--forced-first and --forced-local are {most + local} "
-            f"blocks, must be at most the least budget, {min(counts)} blocks")
+    require(most + local <= min(counts), f"--forced-first and --forced-local are "
+            f"{counted(most + local, 'blocks')}, must be at most the least budget, {counted(min(counts), 'blocks')}")
     if fitted is not None:
         _note_fit(fitted, size, local, note)
     found: dict[str, Setting] = {}
@@ -93,7 +94,7 @@ def _sizes_of(options, fitted) -> tuple[int, list[int]]:
 
 
 def _note_fit(fitted, size, local, note):
-    note(f"the Index Branch was fitted for {fitted.top_k} blocks of {fitted.block_size} tokens, the first "
+    note(f"the Index Branch was fitted for {counted(fitted.top_k, 'blocks')} of {fitted.block_size} tokens, the first "
          f"{fitted.forced_first} and the newest {fitted.forced_local} forced")
     for what, asked, own in (("blocks of {} tokens", size, fitted.block_size),
                              ("the newest {} forced", local, fitted.forced_local)):
@@ -255,6 +256,7 @@ def run(options, note) -> dict | None:
     """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
     a part that others outlast its units, and returns nothing."""
     check_options(options)
+    require_folder(options.out)
     shard, part = parse_shard(options.shard) if options.shard else None, launched()
     require(not (shard and part), "--shard is given, and so are several processes of one run: one of "
             "the two spreads it")
@@ -269,6 +271,9 @@ def run(options, note) -> dict | None:
     require(sequences or not options.sequences, "the text has no sequence of two tokens")
     options.lengths = options.lengths or [options.context]
     _check_positions(options, model)
+    longest = max([*(options.lengths if options.tasks else []), *(len(sequence.ids) for sequence in sequences)])
+    for budget in sorted({min(rule.tokens for rule in one.rules()) for one in settings}):
+        note_if_dense(budget, longest, note)
     filler = [vocabulary.with_bytes(document)[0] for document in documents] if options.tasks else []
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, variants, scorer.layers, sequences)

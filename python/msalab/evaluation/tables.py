@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What `msalab evaluate` prints of a summary."""
 
+from ..arguments import counted
 from .intervals import interval_text
 
 WORST = 8  # layers of a setting that a table names
@@ -78,7 +79,7 @@ def retrieval_table(summary) -> str:
                 f"{row['exact_match']:>12.4f}{row['log_likelihood']:>10.3f}")
         more = row.get("exact_match_difference")
         line += (f"{more['mean']:>+13.4f}  {interval_text(more, 'exercises')}" if more else
-                 f"{'':>13}  {row['exercises']} exercises, {row['answers']} answers")
+                 f"{'':>13}  {counted(row['exercises'], 'exercises')}, {counted(row['answers'], 'answers')}")
         lines.append(line)
     return "\n".join(lines) if len(lines) > 1 else ""
 

@@ -14,6 +14,7 @@ from ..capture.layer import CaptureError, require
 
 OF_BYTES = "--bytes is for models of bytes"
 SEPARATOR = "\0"  # between documents; no text contains it
+BYTES = 256
 MOST_OF_BYTES = 512  # tokens of a model of bytes: 256, special ones, and what fills up to a round number
 
 
@@ -101,9 +102,9 @@ def _bytes_of(name, revision) -> Bytes:
         config = AutoConfig.from_pretrained(place, revision=revision, **how).get_text_config()
     except Exception as error:  # the library raises errors of many types
         raise CaptureError(f"{name} cannot be loaded: {error}") from error
-    size = getattr(config, "vocab_size", None) or 0
-    require(size <= MOST_OF_BYTES, f"{OF_BYTES}, and {name} has a vocabulary of {size} tokens: must be at most "
-            f"{MOST_OF_BYTES}")
+    size = getattr(config, "vocab_size", None)
+    require(size is None or BYTES <= size <= MOST_OF_BYTES, f"{OF_BYTES}, and {name} has a vocabulary of {size} tokens: "
+            f"must be from {BYTES} to {MOST_OF_BYTES}")
     try:
         tokens = Tokenizer(name, revision).encode("a text")
     except CaptureError:  # has none

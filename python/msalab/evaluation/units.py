@@ -123,7 +123,8 @@ def _begin(path: Path, run: dict, options):
     file = open(path, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        require(options.resume or options.overwrite or not file.tell(), f"{path}: a run was under way; "
+        has_units = path.read_bytes().count(b"\n") > 1  # behind the line of the run
+        require(options.resume or options.overwrite or not has_units, f"{path}: a run was under way; "
                 "--resume goes on with it, --overwrite begins anew")
         if not options.resume or not file.tell():
             file.truncate(0)

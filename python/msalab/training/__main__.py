@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ..arguments import integers
+from ..arguments import error_text, integers
 from ..capture.layer import CaptureError
 
 
@@ -109,7 +109,7 @@ def main(arguments=None) -> int:
             return write_tokens(options, note)
         return run(options, note)
     except (CaptureError, InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error, options)}", file=sys.stderr)
         return 2
     except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
         print(f"error: not enough memory: {error}; --rows 1, --checkpointing and more processes need less",

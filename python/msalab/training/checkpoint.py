@@ -5,7 +5,6 @@ Branches in indexer.safetensors."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from ..capture import fitted
-from ..evaluation.files import write_json
+from ..evaluation.files import read_json, write_json
 from .learner import is_of_index
 
 STATE = "state-"
@@ -58,7 +57,7 @@ def load(out: Path, learner, optimizer) -> dict | None:
     if not found:
         return None
     dcp.load(_tensors(learner, optimizer), checkpoint_id=found[-1])
-    return json.loads((found[-1] / "progress.json").read_text())
+    return read_json(found[-1] / "progress.json")
 
 
 def save_model(out: Path, group, model, branches, forms, rule, vocabulary, dtype):

@@ -57,6 +57,11 @@ class Rows:
                  for epoch in {place // len(self) for place in places}}
         return [int(drawn[place // len(self)][place % len(self)]) for place in places]
 
+    @property
+    def longest(self) -> int:
+        """Most tokens that attend to each other: of a document, in a row."""
+        return min(self.context, int(np.diff(self.begins, append=len(self.tokens)).max()))
+
     def sum(self) -> str:
         """sha256 of what it holds."""
         digest = hashlib.sha256(np.ascontiguousarray(self.tokens))

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from ..capture.layer import require
+from ..capture.transformers_model import check_device
 from ..nn import IndexBranch
 from .data import NO_TARGET
 
@@ -72,12 +73,14 @@ class Group:
     def __init__(self, device: str):
         self.started = not dist.is_initialized()
         alone = "WORLD_SIZE" not in os.environ
-        kind = torch.device(device).type
-        if kind == "cuda":
-            number = torch.device(device).index if alone else int(os.environ["LOCAL_RANK"])
-            device = f"cuda:{number or 0}"
-            torch.cuda.set_device(device)
+        if not alone and device.partition(":")[0] == "cuda":
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        check_device(device)
         self.device = torch.device(device)
+        kind = self.device.type
+        if kind == "cuda":
+            self.device = torch.device(kind, self.device.index or 0)
+            torch.cuda.set_device(self.device)
         if self.started:
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             how = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}

@@ -19,12 +19,13 @@ import torch
 import transformers
 
 from .. import indexer as indexers
+from ..arguments import counted, note_if_dense
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import own_dtype
 from ..evaluation import text
-from ..evaluation.files import same_or_refused, sha256, write_json
+from ..evaluation.files import read_json, require_folder, same_or_refused, sha256, write_json
 from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
 from ..selectors import Rule
@@ -140,32 +141,37 @@ def _has_usual_warmup(record) -> bool:
         return False  # no record of a run
 
 
-def open_folder(out: Path, record: dict, options):
-    """CaptureError where something else is there."""
+def check_folder(out: Path, record: dict, options):
+    """CaptureError where something else is there than the run that goes on, which the record then takes in."""
     path = out / "run.json"
-    if options.overwrite and path.exists():
+    if not path.exists():
+        require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
+    elif not options.overwrite:
+        require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
+        before = read_json(path)
+        derived = _has_usual_warmup(before) and _has_usual_warmup(record)
+        same_or_refused(str(path), before, json.loads(json.dumps(record)),
+                        "; --resume needs the options and the build of msalab as recorded, --overwrite begins anew",
+                        MAY_CHANGE + ("options warmup",) * derived)
+        devices = str(before.get("device", "unknown")).split(", ")
+        record["device"] = ", ".join(dict.fromkeys([*devices, record["device"]]))
+
+
+def begin_folder(out: Path, record: dict, options):
+    """From now on a run is there: nothing was wrong with it in its first step. What is overwritten goes."""
+    if options.overwrite:
         for old in (*checkpoint.states(out), out / "model"):
             shutil.rmtree(old, ignore_errors=True)
         for name in ("summary.json", "diverged.json", "curves.csv", "run.json"):
             (out / name).unlink(missing_ok=True)
-    if path.exists():
-        require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
-        before = json.loads(path.read_text())
-        derived = _has_usual_warmup(before) and _has_usual_warmup(record)
-        same_or_refused(str(path), before, json.loads(json.dumps(record)),
-                        "; --resume needs the options as recorded, --overwrite begins anew",
-                        MAY_CHANGE + ("options warmup",) * derived)
-        devices = str(before.get("device", "unknown")).split(", ")
-        record["device"] = ", ".join(dict.fromkeys([*devices, record["device"]]))
-    else:
-        require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
-    write_json(path, record)
+    write_json(out / "run.json", record)
 
 
 def write_tokens(options, note) -> int:
     rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
     data.write(rows, options.tokens_out)
-    note(f"{options.tokens_out}: {len(rows.tokens)} tokens, {len(rows.begins)} documents")
+    note(f"{options.tokens_out}: {counted(len(rows.tokens), 'tokens')}, "
+         f"{counted(len(rows.begins), 'documents')}")
     return FINISHED
 
 
@@ -178,8 +184,8 @@ class Training:
         self.dtype = getattr(torch, options.dtype)
         require(self.dtype == torch.float32 or group.device.type == "cuda", "--dtype must be float32 on the CPU")
         share = options.batch / group.size / options.rows
-        require(share == int(share), f"--batch is {options.batch}, must be a multiple of {group.size} "
-                f"processes times --rows = {options.rows}")
+        require(share == int(share), f"--batch is {options.batch}, must be a multiple of "
+                f"{counted(group.size, 'processes')} times --rows = {options.rows}")
         self.micros = int(share)
         self.words = text.vocabulary_of(options)()
         self.rows = data.read(options.data, lambda: self.words, options.context, note)
@@ -202,13 +208,16 @@ class Training:
         self.own_dtype = model.dtype
         model = model.float()
         modules, layers = attentions.trainable(model, options)
+        if layers:
+            note_if_dense(self.rule.tokens, self.rows.longest, self.note)
         is_msa = options.attention == "msa"
         self.forms = attentions.forms_of(model, layers, options) if is_msa else {}
         self.branches = {number: attentions.branch_of(form) for number, form in self.forms.items()}
         if layers and all(module.num_key_value_groups == 1 for module in modules.values()):
             self.note("note: the model has no grouped queries: each head selects blocks of its own")
         if self.group.rank == 0:
-            open_folder(self.out, record_of(options, self.group.device, model, self.rows), options)
+            self.record = record_of(options, self.group.device, model, self.rows)
+            check_folder(self.out, self.record, options)
         self.group.wait()
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
@@ -227,10 +236,11 @@ class Training:
                               self.words, self.own_dtype)
 
     def run(self, wants_stop) -> int:
-        options, found = self.options, checkpoint.load(self.out, self.learner, self.optimizer)
+        options = self.options
+        found = None if options.overwrite else checkpoint.load(self.out, self.learner, self.optimizer)
         begin = found.pop("step") if found else 0
         self.health = Health(**found) if found else Health()
-        curves = Curves(self.out / "curves.csv", begin) if self.group.rank == 0 else None
+        curves = None
         progress, tokens = Progress(self.note, options.steps - begin), options.batch * options.context
         started, saved = time.monotonic(), begin
         for step in range(begin, options.steps):
@@ -238,6 +248,9 @@ class Training:
                 self.health = Health()
             began = time.monotonic()
             loss, values, probes, stop = self.step(step, wants_stop())
+            if step == begin and self.group.rank == 0:
+                begin_folder(self.out, self.record, options)
+                curves = Curves(self.out / "curves.csv", begin)
             if not math.isfinite(loss) or not all(math.isfinite(value) for *_, value in values):
                 return self._diverge(step, f"the loss is {loss:.4g}, or a gradient is not finite", saved)
             self.health.add(loss)
@@ -264,7 +277,8 @@ class Training:
         if self.group.rank == 0:
             found = summary(self.out, tokens)
             write_json(self.out / "summary.json", found)
-            self.note(f"{self.out}/model: {found['steps']} steps, loss {found['last']['loss']:.4f} in the last tenth")
+            self.note(f"{self.out}/model: {counted(found['steps'], 'steps')}, loss {found['last']['loss']:.4f} in the "
+                      "last tenth")
         return FINISHED
 
     def step(self, step: int, wants_stop: bool):
@@ -345,6 +359,7 @@ def _storable(model):
 @contextmanager
 def alone_in(out: Path):
     """CaptureError while another run writes there."""
+    require_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     folder = os.open(out, os.O_RDONLY)
     try:
@@ -373,6 +388,7 @@ def stop_asked():
 def run(options, note) -> int:
     """The exit code: finished, stopped or diverged."""
     require(options.out is not None, "--out is missing")
+    require(options.device != "auto", "--device is auto, must be one device: cpu or cuda")
     require(options.attention in attentions.KINDS, f"--attention is {options.attention}; there are: "
             f"{', '.join(attentions.KINDS)}")
     check_options(options)
