@@ -144,9 +144,8 @@ OptionTable option_table(BenchOptions& o, Words& w) {
         "--element; default: as --element, on cuda e4m3 too");
     table.counts("pages", "N,...", o.page_sizes,
                  "also time forward stages with keys in pages of N tokens", at_least(1));
-    table.count(
-        "capacity", "N", o.capacity,
-        "with --pages: time graphs for lengths of up to N tokens, too (not squares, packs)");
+    table.count("capacity", "N", o.capacity,
+                "with --pages: time graphs for up to N tokens, too (not squares, packs)");
     table.numbers(
         "devices", "N,...", o.devices,
         "GPUs that compute one layer together, compared with the first one alone (with --backend "
