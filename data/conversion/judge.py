@@ -108,6 +108,13 @@ def with_each(folder: Path, arm: str) -> list[str]:
     return lines
 
 
+def beside_own(folder: Path, arm: str, config: str) -> list[str]:
+    """What a selection costs the models of an arm that have it, by their own dense attention."""
+    own = records(folder, arm, "dense")
+    pairs = [(record, own[seed]) for seed, record in sorted(records(folder, arm, config).items())]
+    return ["  beside its own dense attention:", *(f"  {line}" for line in describe(pairs)[:2])]
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -130,15 +137,13 @@ def main():
             arm = f"{kind}-{budget}"
             pairs = pairs_of(arm, own.format(budget), True)
             if pairs:
-                print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs), *with_each(folder, arm), sep="\n")
-    as_it_was = records(folder, "fitted", "dense")
+                print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs)}", *describe(pairs),
+                      *beside_own(folder, arm, own.format(budget)), *with_each(folder, arm), sep="\n")
     for budget in (512, 1024):
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)
             if pairs:
-                own = [(record, as_it_was[seed]) for seed, record in sorted(records(folder, "fitted", config).items())]
-                print(f"not trained, {config}:", *describe(pairs), "  beside its own dense attention:",
-                      *(f"  {line}" for line in describe(own)[:2]), sep="\n")
+                print(f"not trained, {config}:", *describe(pairs), *beside_own(folder, "fitted", config), sep="\n")
 
 
 if __name__ == "__main__":

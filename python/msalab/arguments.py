@@ -27,9 +27,9 @@ def error_text(error: Exception, options) -> str:
     0", has it as the command line has it: "--top-k is 0"."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror}"
-    names, text = vars(options), str(error)
+    names, text = vars(options), str(error).removeprefix("msalab_msa: ")
     if text.split(" ", 1)[0] not in names:
-        return text
+        return str(error)
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: f"--{found[0].replace('_', '-')}" if found[0] in names
                   else found[0], text)
 

@@ -76,7 +76,13 @@ def test_a_profile_lists_what_takes_most(times, tmp_path):
 
 def test_a_profile_has_kernels_beside_the_calls_of_the_host(times):
     """As on a GPU, of which there is none here."""
-    events = [times.argparse.Namespace(key=f"kernel {n}", count=n, self_device_time_total=1e3 * n) for n in (1, 3, 2)]
-    assert times.taking_most("its kernels", events, lambda event: event.self_device_time_total) == [
-        "its kernels: 6.0 ms", *(f"     {n}.00 ms {share}      {n} times  kernel {n}"
-                                 for n, share in ((3, " 50.0%"), (2, " 33.3%"), (1, " 16.7%")))]
+    def event(name, n, device, **more):
+        return times.argparse.Namespace(key=f"{name} {n}", count=n, device_type=f"DeviceType.{device}",
+                                        self_device_time_total=1e3 * n, self_cpu_time_total=2e3 * n, **more)
+
+    kernels, calls = ([event(name, n, device) for n in (1, 3, 2)] for name, device in (("kernel", "CUDA"), ("call", "CPU")))
+    shares = (3, " 50.0%"), (2, " 33.3%"), (1, " 16.7%")
+    assert times.lines_of([*calls, event("note", 9, "CUDA", is_user_annotation=True), *kernels]) == [
+        "its kernels: 6.0 ms", *(f"     {n}.00 ms {share}      {n} times  kernel {n}" for n, share in shares),
+        "calls of the host under the profiler: 12.0 ms",
+        *(f"     {2 * n}.00 ms {share}      {n} times  call {n}" for n, share in shares)]

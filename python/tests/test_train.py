@@ -264,6 +264,17 @@ def test_units_have_neighbours_until_they_are_large(monkeypatch):
     assert learner.units_of(layers) == [layers[:2], layers[2:3]]
 
 
+def test_a_run_that_diverges_at_once_leaves_what_was_there(tiny, tmp_path, monkeypatch):
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
+    was = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    monkeypatch.setattr(learner, "cross_entropy", lambda logits, targets: logits.sum() * float("nan"))
+    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--overwrite") == 3
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == was
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 0) == 3
+    monkeypatch.undo()
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 0) == 0
+
+
 def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):
     how = ["--steps", 40, "--warmup", 0, "--lr", 30, "--lr-ramp", 1000, "--save-every", 1, "--clip", 1e9]
     assert train(tiny, tmp_path / "a", *how) == 3
@@ -337,11 +348,16 @@ def test_text_comes_of_datasets_on_disk(tiny, tmp_path, capsys):
     import pyarrow.parquet
 
     documents = ["one, two", "thrée"]
-    datasets.Dataset.from_dict({"text": ["dropped", *documents]}).select([1, 2]).save_to_disk(tmp_path / "saved")
+    chosen = datasets.Dataset.from_dict({"text": ["dropped", *documents]}).select([1, 2])
+    chosen.with_format("arrow").save_to_disk(tmp_path / "in/saved")
     pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "text": documents}), tmp_path / "b.parquet")
-    rows = data.read([tmp_path / "saved", tmp_path / "b.parquet"], data.text.Bytes, 4, print)
+    rows = data.read([tmp_path / "in", tmp_path / "b.parquet"], data.text.Bytes, 4, print)
     assert bytes(rows.tokens.tolist()).decode() == "one, twothrée" * 2
     assert rows.begins.tolist() == [0, 8, 14, 22]
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/state.json").write_text("{}")
+    (tmp_path / "plain/a.txt").write_text("read")
+    assert bytes(data.read([tmp_path / "plain"], data.text.Bytes, 4, print).tokens.tolist()) == b"read"
 
     def refused(why, path):
         assert train(tiny, tmp_path / "a", text=path) == 2

@@ -238,14 +238,16 @@ def profile(name: str, case: Case, arm: str, compiled: bool, group) -> dict:
     with torch.profiler.profile(activities=activities) as seen:
         step()
         synchronize(group.device)
-    events = [event for event in seen.key_averages() if not getattr(event, "is_user_annotation", False)]
+    return {"lines": [f"a step takes {times['ms']:.1f} ms", *lines_of(seen.key_averages())]}
+
+
+def lines_of(events) -> list[str]:
+    """Kernels, if there are any, and calls of the host."""
+    events = [event for event in events if not getattr(event, "is_user_annotation", False)]
     kernels = [event for event in events if str(event.device_type).endswith("CUDA")]
     calls = [event for event in events if event not in kernels]
-    lines = [f"a step takes {times['ms']:.1f} ms"]
-    if kernels:
-        lines += taking_most("its kernels", kernels, lambda event: event.self_device_time_total)
-    lines += taking_most("calls of the host under the profiler", calls, lambda event: event.self_cpu_time_total)
-    return {"lines": lines}
+    lines = taking_most("its kernels", kernels, lambda event: event.self_device_time_total) if kernels else []
+    return lines + taking_most("calls of the host under the profiler", calls, lambda event: event.self_cpu_time_total)
 
 
 def taking_most(what: str, events, spent) -> list[str]:

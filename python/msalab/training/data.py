@@ -75,10 +75,11 @@ def files_of(paths) -> list[Path]:
     found = []
     for path in map(Path, paths):
         require(path.exists(), f"{path}: no such file")
-        require(not (path / "dataset_dict.json").exists(), f"{path}: has all splits of a dataset; name the folders of "
-                f"those to read, as {path / 'train'}")
+        splits = next(path.rglob("dataset_dict.json"), None)
+        require(splits is None, f"{splits and splits.parent}: has all splits of a dataset; name the folders of those to "
+                f"read, as {splits and splits.parent / 'train'}")
         below = [path] if path.is_file() or _is_saved_dataset(path) else sorted(
-            one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+            one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file() or _is_saved_dataset(one))
         require(below, f"{path}: holds no file that ends in {', '.join(SUFFIXES)}")
         found += below
     return found
@@ -86,7 +87,7 @@ def files_of(paths) -> list[Path]:
 
 def _is_saved_dataset(path: Path) -> bool:
     """By save_to_disk of Hugging Face's datasets."""
-    return (path / "state.json").is_file()
+    return all((path / name).is_file() for name in ("state.json", "dataset_info.json"))
 
 
 def documents_of(path: Path):
@@ -101,7 +102,7 @@ def _column(path: Path):
         if path.is_dir():
             from datasets import load_from_disk
 
-            return load_from_disk(str(path))[COLUMN]  # stays in its files
+            return load_from_disk(str(path)).with_format(None)[COLUMN]  # stays in its files
         from pyarrow.parquet import read_table
 
         return read_table(path, columns=[COLUMN])[COLUMN].to_pylist()

@@ -158,11 +158,13 @@ def check_folder(out: Path, record: dict, options):
 
 
 def begin_folder(out: Path, record: dict, options):
-    """From now on a run is there: nothing was wrong with it in its first step. What is overwritten goes."""
+    """From now on a run is there: nothing was wrong with it in its first step. What is overwritten goes, and what a run
+    that goes on said when it diverged."""
+    (out / "diverged.json").unlink(missing_ok=True)
     if options.overwrite:
         for old in (*checkpoint.states(out), out / "model"):
             shutil.rmtree(old, ignore_errors=True)
-        for name in ("summary.json", "diverged.json", "curves.csv", "run.json"):
+        for name in ("summary.json", "curves.csv", "run.json"):
             (out / name).unlink(missing_ok=True)
     write_json(out / "run.json", record)
 
@@ -248,11 +250,11 @@ class Training:
                 self.health = Health()
             began = time.monotonic()
             loss, values, probes, stop = self.step(step, wants_stop())
+            if not math.isfinite(loss) or not all(math.isfinite(value) for *_, value in values):
+                return self._diverge(step, f"the loss is {loss:.4g}, or a gradient is not finite", saved)
             if step == begin and self.group.rank == 0:
                 begin_folder(self.out, self.record, options)
                 curves = Curves(self.out / "curves.csv", begin)
-            if not math.isfinite(loss) or not all(math.isfinite(value) for *_, value in values):
-                return self._diverge(step, f"the loss is {loss:.4g}, or a gradient is not finite", saved)
             self.health.add(loss)
             if curves:
                 curves.add(step, "train", [("loss", "", loss)])
@@ -341,7 +343,7 @@ class Training:
         kept = f"{self.out}/model has the weights behind step {saved}, the last good ones" if saved else (
             "nothing was saved before")
         self.note(f"error: step {step}: {why}: diverged; {kept}")
-        if self.group.rank == 0:
+        if step and self.group.rank == 0:  # the first step leaves nothing, as where it fails
             write_json(self.out / "diverged.json", {"step": step, "why": why, "kept": saved})
         return DIVERGED
 
