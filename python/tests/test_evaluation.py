@@ -431,7 +431,7 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
     (["--context", "1"], "--context is 1, must be at least 2"),
     (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
-    (["--dense-layers", "7"], "dense_layers names [7]"),
+    (["--dense-layers", "7"], "--dense-layers names [7]"),
     (["--forced-local", "3"], "--forced-local are 3 blocks, must be at most the least budget, 2"),
     (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),
