@@ -186,6 +186,52 @@ def test_two_do_not_write_one_part(tmp_path):
             share(tmp_path, "0/2", resume=True)
 
 
+REFUSED = RECORD | {"seed": 4}
+
+
+def refused_in_its_first_unit(out, shard, record=REFUSED):
+    part = parse_shard(shard)
+    with pytest.raises(AssertionError, match="killed"):
+        share(out, shard, record, broken=NAMES[part.index])
+    return out / f"units/{part.index}-of-{part.count}.jsonl"
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("shard", ["0/1", "0/2"])
+def test_a_part_without_units_is_in_nobodys_way(how, shard, whole, tmp_path):
+    out = tmp_path / "out"
+    refused_in_its_first_unit(out, shard)
+    assert share(out, "0/1", **how)
+    expect_same(out, whole)
+
+
+def test_parts_of_another_run_refuse_before_work_starts(whole, tmp_path):
+    out, made = tmp_path / "out", []
+    assert share(out, "0/2", REFUSED) is None
+    before = (out / "units/0-of-2.jsonl").read_bytes()
+    for how in ({}, {"resume": True}):
+        with pytest.raises(CaptureError, match="0-of-2.jsonl: seed was 4, is 3; .*--overwrite begins"):
+            share(out, "0/1", made=made, **how)
+    with open(out / "units/0-of-2.jsonl", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CaptureError, match="0-of-2.jsonl: another process is writing it"):
+            share(out, "0/1", made=made, overwrite=True)
+    assert not made and [path.name for path in (out / "units").glob("*.jsonl")] == ["0-of-2.jsonl"]
+    assert (out / "units/0-of-2.jsonl").read_bytes() == before
+    assert share(out, "0/1", overwrite=True)
+    expect_same(out, whole)
+
+
+def test_a_part_that_another_process_begins_stays(tmp_path):
+    path = refused_in_its_first_unit(tmp_path, "0/2", RECORD)
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert share(tmp_path, "1/2") is None
+        with pytest.raises(CaptureError, match="0-of-2.jsonl: seed was 3, is 4"):
+            share(tmp_path, "1/3", REFUSED)
+        assert path.exists()
+
+
 def test_the_pictures_are_those_of_one_worker(with_pictures, whole, tmp_path):
     assert merge([*map(str, in_shards(tmp_path, 2)), "--out", str(tmp_path / "merged")]) == 0
     names = {path.name for path in whole.iterdir()}

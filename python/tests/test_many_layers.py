@@ -12,6 +12,7 @@ import pytest
 from make_cost import advice, cache, comparison
 from make_evaluation import summary
 from make_results import Case, make_results
+from matplotlib.lines import Line2D
 
 from msalab.plots import Results, entropy_per_layer, lorenz_curve, overlap_map, sink_bars, style
 from msalab.plots.__main__ import main
@@ -180,7 +181,27 @@ def test_every_selector_of_the_programs_has_a_look_of_its_own():
     looks = [tuple(str(style.selector_style(name)[part]) for part in ("color", "marker", "linestyle"))
              for name in [*names, "own"]]
     assert len(set(looks)) == len(looks)
-    assert style.selector_style("dsa:compress=4") != style.selector_style("dsa")
+
+
+def test_options_change_fill_and_line_alone():
+    bases = ["oracle", *style._KNOWN, *style._LESS_KNOWN]
+    options = [f"compress={2**power}" for power in range(1, 13)] + ["page=8", "piece=16", "rank=32"]
+    looks = {}
+    for base in bases:
+        plain = style.selector_style(base)
+        looks[base] = str(sorted(plain.items()))
+        for option in options:
+            look = style.selector_style(f"{base}:{option}")
+            assert (look["color"], look["marker"]) == (plain["color"], plain["marker"])
+            Line2D([], [], **look)  # takes it
+            if option.startswith("compress"):
+                looks[f"{base}:{option}"] = str(sorted(look.items()))
+    assert len(set(looks.values())) == len(looks)
+    for name, other in (("hisa:candidates=4096", "h2o"), ("hisa:candidates=4096", "sparq:rank=32"),
+                        ("h2o", "sparq:rank=32"), ("qsa:compress=16", "hisa"),
+                        ("dsa:compress=16", "quest-pages:page=8"), ("nsa:piece=16", "minference-bs")):
+        one, two = style.selector_style(name), style.selector_style(other)
+        assert (one["color"], one["marker"]) != (two["color"], two["marker"]), (name, other)
 
 
 def test_a_selector_looks_the_same_whatever_stands_beside_it(tmp_path):

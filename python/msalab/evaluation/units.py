@@ -117,28 +117,67 @@ def _is_complete(results: Path, record: dict, options) -> bool:
     return False
 
 
+def _has_units(path: Path) -> bool:
+    return path.read_bytes().count(b"\n") > 1  # behind the line of the run
+
+
+def _require_same(path: Path, known: dict, run: dict) -> None:
+    same_or_refused(str(path), known["record"], run["record"],
+                    "; --resume goes on with the same run alone, --overwrite begins anew")
+
+
+def _is_held(path: Path) -> bool:
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _beside(path: Path, run: dict, options) -> tuple[list[Path], set]:
+    """The other parts that are in the way, and the units of the rest. In the way are parts without
+    units and, with --overwrite, those of another run. CaptureError where a part of another run is not."""
+    in_the_way, units = [], set()
+    for other in parts_in(path.parents[1]):
+        if other == path:
+            continue
+        held = _is_held(other)
+        if not held and not _has_units(other):
+            in_the_way.append(other)
+            continue
+        known, some = read_part(other)
+        if options.overwrite and known["record"] != run["record"]:
+            require(not held, f"{other}: another process is writing it")
+            in_the_way.append(other)
+            continue
+        _require_same(other, known, run)
+        units |= some.keys()
+    return in_the_way, units
+
+
 def _begin(path: Path, run: dict, options):
     """The file to write a part's units into, and the names of those that are done. CaptureError where
-    it is not ours to write."""
+    it is not ours to write, or another part is of another run; then all files are as before."""
+    in_the_way, done = _beside(path, run, options)
     file = open(path, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        has_units = path.read_bytes().count(b"\n") > 1  # behind the line of the run
+        has_units = _has_units(path)
         require(options.resume or options.overwrite or not has_units, f"{path}: a run was under way; "
                 "--resume goes on with it, --overwrite begins anew")
-        if not options.resume or not file.tell():
+        if options.resume and has_units:
+            known, units = read_part(path)
+            _require_same(path, known, run)
+            done |= units.keys()
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)  # of one who was killed
+        else:
             file.truncate(0)
             file.write(_line(run))
-        else:
-            file.truncate(path.read_bytes().rfind(b"\n") + 1)  # of one who was killed
         file.flush()
-        done = set()
-        for other in parts_in(path.parents[1]) if options.resume else []:
-            known, units = read_part(other)
-            same_or_refused(str(other), known["record"], run["record"],
-                            "; --resume goes on with the same run alone, --overwrite begins anew")
-            done |= units.keys()
-        return file, done
+        for other in in_the_way:
+            other.unlink()
+        return file, done if options.resume else set()
     except BlockingIOError:
         file.close()
         require(False, f"{path}: another process is writing it")

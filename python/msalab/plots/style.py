@@ -2,8 +2,8 @@
 """The look of every picture, and the only place with colours.
 
 Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: a colour and a marker each, by their name
-alone; the oracle, the reference, is black and dashed. Pictures are drawn narrow with 10 pt letters, so that they
-stay readable at the width of a phone.
+alone, and fill and line by their options; the oracle, the reference, is black and dashed. Pictures are
+drawn narrow with 10 pt letters, so that they stay readable at the width of a phone.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ _LESS_KNOWN = [
     "qsa-tokens", "seerattention", "minference", "minference-vs", "minference-bs", "flexprefill",
     "xattention", "expected-attention", "h2o-streamed", "h2o-oracle", "previous-layer"]
 _MORE_COLOURS = ("#79b4ea", "#00665e", "#8a1046", "#6fae2e", "#272c7e", "tab:brown", "#e0a100")
+_FILLS = ("left", "bottom", "right", "top", "none")
+_LINES = tuple((0, dashes) for dashes in ((1, 4), (5, 1), (6, 3), (3, 1, 1, 1, 1, 1), (8, 2, 2, 2),
+                                          (6, 1, 6, 4)))
+_LOOKS = 29  # of _FILLS x _LINES: small numbers differ in it, and so do powers of two
 FORCED = ":first="  # of a selector's name: how many of the oldest blocks it keeps
 IN_COLOUR = ("oracle", *_KNOWN[:6])  # where a picture would have too many lines
 _OF_ITS_OWN = {"mean-key": {"linestyle": (0, (3, 1.5)), "marker": "s", "markersize": 8,
@@ -77,7 +81,8 @@ def series_style(place: int) -> dict:
 
 def selector_style(name: str) -> dict:
     """Line style of a selector, the same in every picture. With the first block forced
-    ("quest:first=1") it has its selector's colour, hollow on a line of its own."""
+    ("quest:first=1") it has its selector's colour, hollow on a line of its own. With other options it
+    has its selector's colour and marker, which no other selector shares; fill and line are theirs."""
     base, forced, _ = name.partition(FORCED)
     if forced:
         return {**selector_style(base), "linestyle": "-.", "markerfacecolor": "white"}
@@ -86,10 +91,22 @@ def selector_style(name: str) -> dict:
     if name in _KNOWN:
         return {**series_style(_KNOWN.index(name)), "linestyle": "-", "zorder": 2,
                 **_OF_ITS_OWN.get(name, {})}
-    place = (_LESS_KNOWN.index(name) if name in _LESS_KNOWN
-             else zlib.crc32(name.encode()))  # of names with options
+    base, with_options, options = name.partition(":")
+    if with_options:
+        return {**selector_style(base), **_of_options(options)}
+    place = _LESS_KNOWN.index(name) if name in _LESS_KNOWN else zlib.crc32(name.encode())
     return {"color": _MORE_COLOURS[place % len(_MORE_COLOURS)],
             "marker": _MARKERS[place % len(_MARKERS)], "linestyle": ":", "zorder": 2}
+
+
+def _of_options(options: str) -> dict:
+    """How markers are filled and lines are dashed. Values of one option, whole numbers that differ
+    by less than _LOOKS or powers of two, never share both."""
+    numbers = [int(number) for number in re.findall(r"\d+", options)]
+    place = (zlib.crc32(re.sub(r"\d+", "", options).encode())
+             + sum(weight * number for weight, number in enumerate(numbers, 1))) % _LOOKS
+    line, fill = divmod(place, len(_FILLS))
+    return {"linestyle": _LINES[line], "fillstyle": _FILLS[fill]}
 
 
 def layer_axis(axes, layers, label: str = "layer", where=None, side: str = "x"):
