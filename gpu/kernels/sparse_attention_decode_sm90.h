@@ -18,16 +18,15 @@ struct SparseDecodeArgs : SparseCall {
     float* lse;                 // [Nq, Hq]
 };
 
-constexpr int kDecodeCluster = 8;  // thread blocks for a (query, group)
-/// Thread blocks of the decode kernel, which is the fastest while they fill the chip at most a few
-/// times.
-constexpr int64_t sparse_decode_blocks(int64_t queries, int64_t groups, int64_t group_size) {
-    return queries * groups * ceil_div(group_size, kDecodeHeads) * kDecodeCluster;
+constexpr int kDecodeCluster = 8;  // thread blocks for a (query, group), at most
+/// Clusters of the decode kernel, each for up to 16 heads of a (query, group).
+constexpr int64_t sparse_decode_clusters(int64_t queries, int64_t groups, int64_t group_size) {
+    return queries * groups * ceil_div(group_size, kDecodeHeads);
 }
 /// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3. With an exchange (not for e4m3),
 /// outputs are over the selected blocks of all ranks. A message has half of a head's channels:
-/// [Nq, Hq, 2], kPartWords words each. All thread blocks must be on the chip at once: at most
-/// kMostExchanging.
+/// [Nq, Hq, 2], kPartWords words each. All thread blocks must be on the chip at once: clusters
+/// times kDecodeCluster are at most kMostExchanging.
 template <typename T>
 cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs&, cudaStream_t,
                                       const RankExchange* = nullptr);

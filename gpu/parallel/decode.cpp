@@ -21,6 +21,7 @@ using cuda::CandidateExchange;
 using cuda::check;
 using cuda::DeviceRule;
 using cuda::is_half;
+using cuda::kDecodeCluster;
 using cuda::kIndexDecodeRows;
 using cuda::kMostExchanging;
 using cuda::kMostRanks;
@@ -33,7 +34,7 @@ using cuda::RankExchange;
 using cuda::Scratch;
 using cuda::share_stream;
 using cuda::SharedStream;
-using cuda::sparse_decode_blocks;
+using cuda::sparse_decode_clusters;
 using cuda::WriteSet;
 
 void require_support(const Support& support) {
@@ -190,7 +191,8 @@ std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies& peers, const SplitKeys&
     require(p.queries() >= 1, "there are no queries");
     at_most("ranks", split.ranks(), kMostRanks);
     at_most("thread blocks of decoding",
-            sparse_decode_blocks(p.queries(), p.kv_heads, p.group_size()), kMostExchanging);
+            kDecodeCluster * sparse_decode_clusters(p.queries(), p.kv_heads, p.group_size()),
+            kMostExchanging);
     at_most("rows of queries", p.queries() * p.kv_heads, kIndexDecodeRows);
     require_support(newest_are_with_the_last(split, rule));
     return std::make_unique<Decode>(peers, split, rule);

@@ -18,9 +18,9 @@ namespace {
 
 /// Few queries of few heads: a query alone in its sequence would leave most rows of a tile empty.
 bool is_decode(const Problem& p, LoopOrder order, int sms) {
-    const int waves = p.batch.longest_queries() == 1 ? 16 : 4;
-    return order == LoopOrder::automatic &&
-           sparse_decode_blocks(p.queries(), p.kv_heads, p.group_size()) <= int64_t{waves} * sms;
+    const int64_t clusters = sparse_decode_clusters(p.queries(), p.kv_heads, p.group_size());
+    const int64_t most = p.batch.longest_queries() == 1 ? 2 * sms : sms / 2;
+    return order == LoopOrder::automatic && clusters <= most;
 }
 
 /// Blocks that this many of a tile's queries share are walked as a union. `few`: there are few

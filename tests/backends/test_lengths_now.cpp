@@ -29,6 +29,7 @@ constexpr Sizes kPaperSizes{64, 4, 128, 128, 128}, kSmallSizes{8, 2, 64, 64, 64}
 constexpr Sizes kLongRows{4, 1, 64, 64, 32};  // of more blocks than scores are kept of
 const ServedStep kServedSteps[] = {
     {"decode", kPaperSizes, 7, 1, 4400, 128},
+    {"decode_by_2", kPaperSizes, 20, 1, 4400, 128},  // thread blocks of a cluster
     {"decode_64", kPaperSizes, 7, 1, 4400, 64, Pool::by_row, Element::f16},
     {"decode_192", kSmallSizes, 7, 1, 4400, 192, Pool::by_page},
     {"decode_of_one_part", kSmallSizes, 7, 1, 570, 64},
