@@ -73,6 +73,7 @@ def main():
         if "dense" not in runs:
             sys.exit(f"{sys.argv[1]}: has no dense-seed-{seed}.tar.xz")
         dense = runs.pop("dense")
+        runs.pop("fitted", None)  # its model is not trained, like that of the MSA arms in their warm-up
         for arm, curve in runs.items():
             pairs.setdefault(arm, []).append((curve, dense))
     rows = []
