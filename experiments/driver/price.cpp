@@ -27,6 +27,15 @@ Price price_of(const Pipeline& pipeline, int64_t order, const analysis::Hardware
     return {pipeline.total(on), pipeline.seconds(on), order};
 }
 
+/// Those of list_hardware() that read_hardware(PricingOptions) takes.
+std::vector<std::string> priced_hardware() {
+    std::vector<std::string> names = list_hardware();
+    std::erase_if(names, [](const std::string& name) {
+        return !read_hardware(name, Ceilings::peak).flops_per_second.contains(Element::bf16);
+    });
+    return names;
+}
+
 }  // namespace
 
 void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
@@ -41,7 +50,7 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
                  "phase for which costs are computed: prefill of the context, or decode of one "
                  "token after it");
     table.text("hardware", "CHIP", o.hardware,
-               "a JSON file like those of data/hardware, or " + join(list_hardware()));
+               "a JSON file like those of data/hardware, or " + join(priced_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, kCeilings,
                  "rates of the roofline: peak (published) or measured");
 }

@@ -89,11 +89,12 @@ void add_index_branch(OptionTable& table, PretrainOptions& o) {
     table.choice("kl-support", "SUPPORT", o.kl_full_support, {"selected", "full"},
                  "support of the KL loss after the warm-up: the keys of the selected blocks, or "
                  "all visible keys");
-    table.count(
-        "warmup-steps", "STEPS", o.training.warmup_steps,
-        "indexer warm-up: first steps with full attention, and the KL loss over all visible "
-        "keys (sec:method-training)",
-        at_least(0));
+    table
+        .count("warmup-steps", "STEPS", o.training.warmup_steps,
+               "indexer warm-up: first steps with full attention, and the KL loss over all visible "
+               "keys (sec:method-training)",
+               at_least(0))
+        .shown_as(concat(o.training.warmup_steps, ", at most --steps"));
 }
 
 void add_training(OptionTable& table, PretrainOptions& o) {
@@ -101,8 +102,10 @@ void add_training(OptionTable& table, PretrainOptions& o) {
     table.count("steps", "N", t.steps, "training steps", between(1, kMostSteps));
     table.count("sequences", "N", o.sequences, "sequences of a step", between(1, kMostSequences));
     table.real("lr", "RATE", t.lr, "peak learning rate of AdamW", at_least(0));
-    table.count("lr-warmup", "STEPS", t.lr_warmup,
-                "first steps, over which the learning rate rises linearly", at_least(0));
+    table
+        .count("lr-warmup", "STEPS", t.lr_warmup,
+               "first steps, over which the learning rate rises linearly", at_least(0))
+        .shown_as(concat(t.lr_warmup, ", at most --steps"));
     table.real("weight-decay", "RATE", t.adamw.weight_decay, "decoupled weight decay, of matrices",
                at_least(0));
     table.real("beta2", "B", t.adamw.beta2, "decay of AdamW's second moment",
@@ -337,6 +340,10 @@ std::optional<PretrainOptions> parse_pretrain_options(std::span<const std::strin
     PretrainOptions first = preset(kPresets[0]);  // to learn which preset is asked for
     if (!option_table(first).parse(args, out)) return std::nullopt;
     std::optional<PretrainOptions> o = preset(first.preset);
+    PretrainOptions asked = *o;  // to learn the steps, which the warm-ups of a preset may exceed
+    option_table(asked).parse(args, out);
+    for (int64_t* warmup : {&o->training.warmup_steps, &o->training.lr_warmup})
+        *warmup = std::min(*warmup, asked.training.steps);
     option_table(*o).parse(args, out);
     check(*o);
     return o;

@@ -89,6 +89,29 @@ TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
     EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
 }
 
+TEST_F(FitResume, OtherProgramsLeaveAnUnfinishedFitAndItsResultsAlone) {
+    const std::string file = write("a.h5");
+    const std::string results = path("out/results.h5");
+    ASSERT_EQ(run({file}, "out").code, 0);
+    const auto analyze = [&] {
+        return kAnalyze({file, "--out", path("out"), "--block-size", "8", "--top-k", "2",
+                         "--selectors", "oracle", "--overwrite"});
+    };
+    const Outcome over = analyze();
+    EXPECT_EQ(over.code, 2);
+    EXPECT_NE(over.err.find(results + ": is of msa-fit-indexer; choose another --out"),
+              std::string::npos)
+        << over.err;
+    // As if it had been interrupted before its first layer was done.
+    std::filesystem::rename(results, path("out/checkpoint-3.h5"));
+    const Outcome beside = analyze();
+    EXPECT_EQ(beside.code, 2);
+    EXPECT_NE(beside.err.find("checkpoint-3.h5: is of an unfinished run of msa-fit-indexer; choose "
+                              "another --out"),
+              std::string::npos)
+        << beside.err;
+}
+
 TEST_F(FitResume, ARefusalTrainsAndLosesNothing) {
     // Layer 3 is under way, layer 5 waits.
     const std::string file = write("a.h5", {.layers = {3, 5}});

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Options of msa-pretrain that decide what is trained: each changes the weights.
+#include <sstream>
+
+#include "experiments/pretrain/options.h"
 #include "tests/experiments/pretrain_test.h"
 
 namespace msa::test {
@@ -29,6 +32,20 @@ TEST_F(Pretrain, WhatDecidesATrainingChangesItsWeights) {
         train("changed", changed);
         EXPECT_FALSE(same_weights("changed", "attached")) << choice.front();
     }
+}
+
+TEST(PretrainOptions, AWarmUpThatNobodyAskedForIsAtMostTheRun) {
+    std::ostringstream none;
+    const auto warmups = [&](Words more) {
+        more.insert(more.begin(), {"a.txt", "--out", "out"});
+        const auto o = experiments::pretrain::parse_pretrain_options(more, none);
+        return std::pair{o->training.warmup_steps, o->training.lr_warmup};
+    };
+    const auto [warmup, lr_warmup] = warmups({});
+    EXPECT_EQ(warmups({"--steps", "5"}), std::pair(int64_t{5}, int64_t{5}));
+    EXPECT_EQ(warmups({"--steps", "5", "--warmup-steps", "2"}), std::pair(int64_t{2}, int64_t{5}));
+    EXPECT_EQ(warmups({"--steps", "1000"}), std::pair(warmup, lr_warmup));
+    EXPECT_THROW(warmups({"--steps", "5", "--warmup-steps", "6"}), InputError);
 }
 
 }  // namespace
