@@ -297,11 +297,12 @@ void print_compare_tables(const io::ResultsReader& results, const std::vector<La
     const auto o = recorded_options<CompareOptions>(results.run().options);
     print_paragraph(
         out,
-        concat("budgets in tokens, kept in blocks of ", o.block_size, "; one choice for each ",
+        concat(o.ablation == Ablation::none ? "" : "unless the table says otherwise: ",
+               "budgets in tokens, kept in blocks of ", o.block_size, "; one choice for each ",
                to_string(o.sharing), "; forced first ", list_text(o.forced_first), " and newest ",
                o.forced_local, " blocks ", o.forced_outside ? "outside" : "inside",
-               " the budget (policies may force more); ", o.decode ? "decode" : "prefill", " phase",
-               o.ablation == Ablation::none ? "" : "; unless the table says otherwise"));
+               " the budget (policies may force more); ", o.decode ? "decode" : "prefill",
+               " phase"));
     out << '\n';
     for (const LayerRows& of : layers) print_layer(results, of, o.ablation, out);
     print_dropped_sinks(rows_without_sinks(layers), out);
