@@ -210,3 +210,12 @@ def test_a_run_without_anything_to_choose_says_so(results_path, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Every query keeps all the blocks it sees" in page
     assert "nan%" not in page and "nan&nbsp;%" not in page
+
+
+@pytest.mark.parametrize("selectors", [("random", "window"), ("window",), ("oracle",)])
+def test_without_an_oracle_and_others_there_is_nothing_to_find_needles_by(tmp_path, selectors):
+    make_results(tmp_path / "results.h5", Case(layers=(3,), selectors=selectors))
+    assert main([str(tmp_path / "results.h5"), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert 'id="entropy"' in page and 'id="needle"' not in page
+    assert not list((tmp_path / "out").glob("needle*"))
