@@ -219,3 +219,12 @@ def test_without_an_oracle_and_others_there_is_nothing_to_find_needles_by(tmp_pa
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert 'id="entropy"' in page and 'id="needle"' not in page
     assert not list((tmp_path / "out").glob("needle*"))
+
+
+@pytest.mark.parametrize("layers, words", [("3,6,3", "'3,6,3', it names one twice"),
+                                           ("x", "'x', must be integers with commas between them")])
+def test_layers_are_different_numbers(results_path, tmp_path, capsys, layers, words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(results_path), "--out", str(tmp_path / "out"), "--layers", layers])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"argument --layers: {words}\n")
