@@ -132,7 +132,7 @@ class ResultsFile:
         if version != VERSION:
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
         program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
-        if program.startswith("msa-") and program != self.program:
+        if program.startswith(("msa-", "msalab ")) and program != self.program:
             raise ResultsError(f"{self.path}: was written by {program}; "
                                f"{self.elsewhere.get(program, self.otherwise)}")
         if not self.layers:
@@ -264,6 +264,7 @@ class Results(ResultsFile):
     group = "layers"
     program = "msa-analyze"
     elsewhere = {"msa-compare": "--compare draws its summary.json",
+                 "msalab evaluate": "--evaluate draws its summary.json, beside results of msa-analyze",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}
