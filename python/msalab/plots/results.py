@@ -317,6 +317,11 @@ class Results(ResultsFile):
             raise ResultsError(f"{self.path}: /queries/{layer}/sequence must not descend")
         return Queries(token, position, sequence)
 
+    def rows_with_choice(self, layer: int) -> np.ndarray:
+        """Row numbers of the queries that see more than k blocks; the averages are over these."""
+        visible = self.queries(layer).position // self.sizes(layer).block_size + 1
+        return np.flatnonzero(visible > self.top_k(self.selectors[0], layer))
+
     def ids(self, selector: str, layer: int) -> Selected:
         """Rows are queries."""
         name = f"select/{selector}/{layer}/ids"

@@ -133,6 +133,12 @@ def plain_log_ticks(axis):
     axis.set_minor_formatter(NullFormatter())
 
 
+def say_instead(axes, words: str = "no query sees more than k blocks"):
+    """Why nothing is drawn; by default: averages are over the queries that had a choice."""
+    axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes,
+              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+
+
 def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
     """Names the lines that end at `ends` (name -> (x, y)) in a column right of the axes, in the
     order of their ends and apart enough to be read, each with a thin line to its end."""
