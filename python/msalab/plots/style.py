@@ -148,7 +148,7 @@ def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, ob
     heights = []
     for name in names:
         heights.append(max(ends[name][1], heights[-1] + gap if heights else low))
-    ceiling = high
+    ceiling = high - gap / 2  # the whole first name, below what stands above the axes
     for place in reversed(range(len(heights))):
         heights[place] = min(heights[place], ceiling)
         ceiling = heights[place] - gap
