@@ -84,11 +84,9 @@ public:
                   const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
-    /// Makes the directory and opens results.h5 as --resume and --overwrite say. InputError where
-    /// the directory has an unfinished run of another program, or its results, which --overwrite
-    /// would mix with this program's. Does not wait for
-    /// the hashes where nothing is there: then the units begin beside them, and those that are
-    /// computed before wait to be finished.
+    /// Makes the directory and opens results.h5 as --resume and --overwrite say; not over results
+    /// or beside an unfinished run of another program. Does not wait for the hashes where nothing
+    /// is there: then units begin beside them, and those computed before wait to be finished.
     void begin(std::vector<Unit> units);
     /// Whether all units are already done.
     bool is_done() const;
@@ -108,7 +106,6 @@ public:
     io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});
 
 private:
-    void leave_others_alone() const;
     std::vector<const Unit*> waiting() const;  // for this process
     void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
                    bool counted, WorkQueue& queue) const;

@@ -61,7 +61,11 @@ def run_tool(name: str, arguments) -> int:
 def main(arguments=None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command in TOOLS:
-        return run_tool(command, rest)
+        try:
+            return run_tool(command, rest)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
     if command in programs():
         path = programs()[command]
         os.execv(path, [str(path), *rest])

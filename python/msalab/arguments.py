@@ -12,6 +12,14 @@ def integers(text: str) -> list[int]:
         raise ArgumentTypeError(f"'{text}', must be integers with commas between them") from None
 
 
+def distinct_integers(text: str) -> list[int]:
+    """In ascending order, as the programs have them."""
+    numbers = sorted(integers(text))
+    if len(set(numbers)) < len(numbers):
+        raise ArgumentTypeError(f"'{text}', it names one twice")
+    return numbers
+
+
 def interrupt(*_):
     """A handler of SIGTERM."""
     raise KeyboardInterrupt

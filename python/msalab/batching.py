@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from . import operations as m
-from .arguments import error_text, integers
+from .arguments import distinct_integers, error_text
 from .capture.layer import CaptureError
 from .capture.reader import ActivationsReader
 from .rule import Rule
@@ -202,7 +202,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab check-batching", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="an msa-activations file with index_q and index_k")
-    parser.add_argument("--layers", type=integers, help="numbers, as 3,7; default: all that have an Index Branch")
+    parser.add_argument("--layers", type=distinct_integers, help="numbers, as 3,7; default: all that have an Index Branch")
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--forced-first", type=int, default=0)

@@ -207,5 +207,22 @@ def make_results(path, case: Case = Case()):
         file.create_dataset("done", data=[f"layer {layer}" for layer in case.layers])
 
 
+def keep_everything(path):
+    """Makes of the file that of a run of which no query sees more than k blocks: there are no averages."""
+    with h5py.File(path, "r+") as file:
+        for layer in file["layers"]:
+            k = int(file["queries"][layer]["position"][:].max()) // file["layers"][layer].attrs["block_size"] + 1
+            for name, of in file["metrics"].items():
+                for metric, values in of[layer].items():
+                    if "entropy" not in metric:
+                        values[:] = of[layer].attrs[metric] = np.nan
+                if name != "dense":
+                    file[f"curves/{name}/{layer}/mass_kept"][:] = np.nan
+                    ids = file[f"select/{name}/{layer}/ids"][:]
+                    del file[f"select/{name}/{layer}/ids"]
+                    put(file, f"select/{name}/{layer}/ids",
+                        np.pad(ids, ((0, 0), (0, 0), (0, k - ids.shape[2])), constant_values=-1))
+
+
 if __name__ == "__main__":
     make_results(sys.argv[1])

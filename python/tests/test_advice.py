@@ -86,3 +86,14 @@ def test_an_axis_of_any_span_has_numbers(ends):
     low, high = axes.get_xlim()
     shown = [place for place in axes.xaxis.get_majorticklocs() if low <= place <= high]
     assert 3 <= len(shown) <= 12
+
+
+def test_options_of_one_selector_have_points_of_other_sizes(tmp_path):
+    content = make_cost.advice()
+    names = ["hisa:candidates=128", "hisa:candidates=256", "quest"]
+    for place, setting in enumerate(content["settings"]):
+        setting["selector"] = names[place // 2]
+    content["recommended"]["selector"] = names[0]
+    figure, _ = cost_front(read_advice(write(tmp_path, content)))
+    sizes = {line.get_label(): line.get_markersize() for line in figure.axes[0].lines}
+    assert sizes[names[0]] == sizes["quest"] < sizes[names[1]]

@@ -7,10 +7,11 @@ import shutil
 import h5py
 import numpy as np
 import pytest
-from make_results import Case, make_results
+from make_results import Case, keep_everything, make_results
 
-from msalab.plots import (Results, ResultsError, Table, mass_kept_curve, queries_per_block, save,
-                      selection_heat_map, sink_bars, summary_table)
+from msalab.plots import (Results, ResultsError, Table, entropy_per_layer, mass_by_layer, mass_kept_curve,
+                      needle_depth_map, overlap_map, queries_per_block, save, selection_heat_map, sink_bars,
+                      sink_by_layer, summary_table)
 from msalab.plots.heat_map import selection_share
 from msalab.plots.popularity import power_of_two_bins
 
@@ -199,3 +200,30 @@ def test_saving_twice_gives_the_same_bytes(results, tmp_path):
 def test_table_refuses_columns_of_different_length():
     with pytest.raises(ValueError, match="differ in length"):
         Table(a=[1, 2], b=[1])
+
+
+@pytest.mark.parametrize("draw", [
+    mass_by_layer, mass_kept_curve, lambda results: sink_by_layer(results, "window"),
+    lambda results: sink_bars(results, "window"), lambda results: overlap_map(results, "window"),
+    lambda results: needle_depth_map(results, "window", 3)])
+def test_pictures_say_that_no_query_had_a_choice(results, results_path, tmp_path, draw):
+    def words(opened):
+        return {text.get_text() for axes in draw(opened)[0].axes for text in axes.texts}
+
+    path = shutil.copy(results_path, tmp_path)
+    keep_everything(path)
+    with Results(path) as without:
+        assert words(without) - {"k = 24"} == {"no query sees more than k blocks"}
+    assert "no query sees more than k blocks" not in words(results)
+
+
+def test_the_markers_of_equal_entropies_are_below_the_top(results_path, tmp_path):
+    path = shutil.copy(results_path, tmp_path)
+    with h5py.File(path, "r+") as file:
+        for of in file["metrics"].values():
+            for layer in of.values():
+                for name in ("entropy", "entropy_sparse"):
+                    if name in layer:
+                        layer[name][:] = 3.0
+    with Results(path) as results:
+        assert entropy_per_layer(results)[0].axes[0].get_ylim() == (0, pytest.approx(3.15))

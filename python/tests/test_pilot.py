@@ -357,3 +357,26 @@ def test_the_pages_links_lead_to_files():
     links = re.findall(r"\]\((\.\.[^)#]+)", PAGE.read_text(encoding="utf-8"))
     assert links
     assert not [link for link in links if not (PAGE.parent / link).exists()]
+
+
+def test_files_and_positions_without_held_out_bytes_are_not_compared(made, tmp_path, capsys):
+    for path in made.glob("*/*/summary.json"):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        for rows in summary["evaluation"].values():
+            rows[0]["bits_per_byte"] = None
+        path.write_text(json.dumps(summary), encoding="utf-8")
+    assert main(["pilot", str(made), "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out/pilot.csv").open(newline="", encoding="utf-8") as file:
+        measures = {row["measure"] for row in csv.DictReader(file)}
+    assert {"bits_per_byte of english", "bits_per_byte 128-256"} < measures
+    assert not {"bits_per_byte of c", "bits_per_byte 0-128"} & measures
+
+
+def test_pictures_of_runs_that_did_not_learn_say_so(tmp_path):
+    write_arm(tmp_path, "full", (2.0, 2.0), attention="full", loss=5.0)
+    for draw in (pilot_figures.training_loss, pilot_figures.bits_by_position):
+        figure, _ = draw(read_records(tmp_path))
+        assert "no run has learned" in figure.axes[0].texts[0].get_text()
+    write_arm(tmp_path, "msa", (2.0, 2.0))  # beside a reference that is not drawn
+    assert len(list(pilot_figures.pictures(read_records(tmp_path)))) == 7
+    assert not pilot_figures.training_loss(read_records(tmp_path))[0].axes[0].texts

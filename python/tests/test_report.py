@@ -2,12 +2,12 @@
 import base64
 import re
 import shutil
+import warnings
 from html.parser import HTMLParser
 
-import h5py
 import make_cost
 import pytest
-from make_results import Case, make_results
+from make_results import Case, keep_everything, make_results
 
 from msalab.plots import Results, selection_heat_map, summary_table
 from msalab.plots.__main__ import main
@@ -201,12 +201,28 @@ def test_numbers(value, text):
 
 def test_a_run_without_anything_to_choose_says_so(results_path, tmp_path):
     path = shutil.copy(results_path, tmp_path)
-    with h5py.File(path, "r+") as file:  # no average, as when every query sees at most k blocks
-        for name in ("oracle", "window", "random"):
-            for metric in ("mass_kept", "oracle_mass", "block_recall", "score_recall"):
-                file[f"metrics/{name}/3"].attrs[metric] = float("nan")
-            file[f"curves/{name}/3/mass_kept"][:] = float("nan")
-    assert main([str(path), "--out", str(tmp_path), "--layers", "3"]) == 0
+    keep_everything(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert main([str(path), "--out", str(tmp_path), "--layers", "3"]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Every query keeps all the blocks it sees" in page
     assert "nan%" not in page and "nan&nbsp;%" not in page
+
+
+@pytest.mark.parametrize("selectors", [("random", "window"), ("window",), ("oracle",)])
+def test_without_an_oracle_and_others_there_is_nothing_to_find_needles_by(tmp_path, selectors):
+    make_results(tmp_path / "results.h5", Case(layers=(3,), selectors=selectors))
+    assert main([str(tmp_path / "results.h5"), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert 'id="entropy"' in page and 'id="needle"' not in page
+    assert not list((tmp_path / "out").glob("needle*"))
+
+
+@pytest.mark.parametrize("layers, words", [("3,6,3", "'3,6,3', it names one twice"),
+                                           ("x", "'x', must be integers with commas between them")])
+def test_layers_are_different_numbers(results_path, tmp_path, capsys, layers, words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(results_path), "--out", str(tmp_path / "out"), "--layers", layers])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"argument --layers: {words}\n")

@@ -149,6 +149,7 @@ def test_command_reports_errors_with_exit_code_2(results_path, tmp_path, capsys)
     ("msa-cache", "msalab plot draws its summary.json"),
     ("msa-compare", "--compare draws its summary.json"),
     ("msa-fit-indexer", "--fit draws it, beside results of msa-analyze"),
+    ("msalab evaluate", "--evaluate draws its summary.json, beside results of msa-analyze"),
     ("msa-precision", "msalab plot draws its summary.json"),
     ("msa-pretrain", "its curves are in curves.csv")])
 def test_results_of_another_program_are_told_where_they_belong(results_path, tmp_path, program,

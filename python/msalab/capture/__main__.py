@@ -236,9 +236,6 @@ def main(arguments=None) -> int:
     except MemoryError as error:
         print(f"error: not enough memory: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     return 0
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from ..arguments import distinct_integers
 from . import pilot, pilot_answers, pilot_page
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
@@ -29,8 +30,8 @@ from .style import save
 ALL = "all"
 
 
-def layer_list(text: str) -> list[int]:
-    return text if text == ALL else [int(layer) for layer in text.split(",")]
+def layer_list(text: str) -> list[int] | str:
+    return text if text == ALL else distinct_integers(text)
 
 
 def of_file(path, make, *arguments):

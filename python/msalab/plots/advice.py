@@ -79,6 +79,12 @@ def setting_name(settings: Table, row: int) -> str:
             f"newest {settings['forced_local'][row]}")
 
 
+def _marker_sizes(names: list[str]) -> dict[str, float]:
+    """By which the options of one selector are told apart, as their fills do not at this size."""
+    kinds = [name.partition(":")[0] for name in names]
+    return {name: 4 + 1.5 * kinds[:place].count(kinds[place]) for place, name in enumerate(names)}
+
+
 @style.styled
 def cost_front(advice: Advice):
     """Mass kept against the time of all layers, relative to dense attention, a point per setting;
@@ -90,11 +96,11 @@ def cost_front(advice: Advice):
     figure = style.new_figure(4.2)
     axes = figure.subplots()
     names = list(dict.fromkeys(of["selector"].tolist()))
-    for name in names:
+    for name, size in _marker_sizes(names).items():
         here = of["selector"] == name
         look = style.selector_style(name)
         axes.plot(share[here], kept[here], label=name,
-                  **{**look, "linestyle": "", "markersize": 4, "alpha": 0.6})
+                  **{**look, "linestyle": "", "markersize": size, "alpha": 0.6})
     front = np.flatnonzero(of["on_front"])
     front = front[np.argsort(share[front])]
     axes.plot(share[front], kept[front], color=style.MASKED, linewidth=5, drawstyle="steps-post",
@@ -120,6 +126,7 @@ def cost_front(advice: Advice):
             "arrowstyle": "->", "color": style.REFERENCE, "linewidth": 0.8})
     stay = f",\n{len(dense)} of {len(set(advice.layers['layer'].tolist()))} layers dense" if dense else ""
     axes.set_title(f"{advice.target}: {word} {setting_name(of, row)}{stay}", loc="left", fontsize=8)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center",
+                  ncols=3 if max(map(len, names)) < 16 else 2)
     return figure, Table(**{name: values for name, values in of.columns.items()},
                          chosen=np.arange(len(of)) == row)

@@ -30,6 +30,8 @@ def mass_by_layer(results: Results, layers=None):
     style.layer_axis(axes, layers)
     axes.set_ylabel("mass kept")
     axes.set_ylim(top=1.01)
+    if np.isnan([row[2] for row in rows]).all():
+        style.say_instead(axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure, Table.from_rows(("layer", "selector", "mass_kept", "mass_kept_low",
                                     "mass_kept_high"), rows)
@@ -52,6 +54,8 @@ def sink_by_layer(results: Results, selector: str, layers=None):
         for edge in range(results.sizes(layers[0]).group_size, heads,
                           results.sizes(layers[0]).group_size):
             axes.axhline(edge - 0.5, color=style.NO_DATA, linewidth=0.8)
+        if np.isnan(values).all():
+            style.say_instead(axes)
         axes.set_title(title, loc="left")
         axes.set_ylabel("query head")
         axes.locator_params(axis="y", integer=True)

@@ -54,6 +54,7 @@ class Section:
     table_name: str = ""  # of its file
     definitions: Mapping[str, str] = field(default_factory=dict)  # of its table's columns
     is_overview: bool = False  # of all layers, whichever the page shows by themselves
+    suits: Callable[[Results], bool] = lambda results: True  # where not, it is left out
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -90,7 +91,7 @@ SECTIONS = (
         "layers",
         "Which layers can be sparse?",
         ("The attention that the blocks of this run keep, layer by layer; each line is a selector, "
-         "the shade its 95 % interval, the dashed black line the oracle.",
+         "the shade its 95 % interval, the dashed black line the oracle, where it was run.",
          "Where the oracle is low the budget is too small for the layer, whatever selects. Where a "
          "line drops far below it, this selector misses what the layer needs: an attention sink, if "
          "the next picture shows one there. Mass is not the model's loss: msalab evaluate "
@@ -114,7 +115,7 @@ SECTIONS = (
         "What would a larger budget keep?",
         ("Each line is a selector: how much of the dense attention probability falls on the "
          "blocks it keeps, as the number of kept blocks k grows (each step doubles k).",
-         "The dashed black line is the oracle, the best that any choice of blocks can do. The "
+         "The dashed black line, where it was run, is the oracle, the best that any choice of blocks can do. The "
          "distance below it is the selector's own loss; the distance from the oracle to 1 is the "
          "price of sparsity itself. The dotted line marks the k of this run, and the bars on it "
          "are 95 % intervals of the bootstrap over blocks of queries. The axis of mass starts "
@@ -149,7 +150,7 @@ SECTIONS = (
         "How evenly are the blocks used?",
         ("How many (block, group) pairs are selected by so many of the analysed queries; each bin "
          "is twice as wide as the one before, both axes are logarithmic. The dashed outline is "
-         "the oracle.",
+         "the oracle, where it was run.",
          "Bars far to the right are hot blocks: a kernel that walks blocks (KV-outer) reads them "
          "once for very many queries, and must split them to balance the load. Bars at the left "
          "fill their tiles badly. Gini 0 is perfectly even, 1 is all on one block."),
@@ -198,6 +199,7 @@ SECTIONS = (
          "middle is a selector that knows only the beginning and the end. White: nothing was "
          "wanted there."),
         _per_layer_and_selector("needle", needle_depth_map, without=("oracle",)),
+        suits=lambda results: "oracle" in results.selectors and len(results.selectors) > 1,
     ),
 )
 

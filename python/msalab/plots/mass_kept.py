@@ -43,8 +43,7 @@ def mass_kept_curve(results: Results, layers=None):
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     known = [mass for *_, mass, _, _ in rows if not math.isnan(mass)]
     if not known:
-        axes[0].text(0.5, 0.5, "no query sees more than k blocks", ha="center",
-                     transform=axes[0].transAxes)
+        style.say_instead(axes[0])
     bottom = math.floor(10 * min(known + [0.9])) / 10
     axes[-1].set_ylim(bottom, 1 + 0.02 * (1 - bottom))
     axes[-1].set_xlabel("selected blocks per query and group, k")

@@ -48,6 +48,8 @@ def needle_depth_map(results: Results, selector: str, layer: int, cells: int = 1
     tokens = (int(results.queries(layer).position.max()) + 1) / 1024
     image = axes.imshow(share, cmap=style.MAGNITUDE, vmin=0, vmax=1, aspect="auto",
                         extent=(0, tokens, 100, 0))
+    if not len(results.rows_with_choice(layer)):
+        style.say_instead(axes)
     seen = np.flatnonzero(wanted.any(0))
     if len(seen):
         axes.set_xlim(seen[0] * tokens / cells, tokens)

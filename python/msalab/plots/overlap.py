@@ -22,15 +22,13 @@ def mean_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _same_queries(results: Results, layers: list[int]) -> np.ndarray:
-    """Rows that had a choice: queries that see more than k blocks. [n] row numbers."""
+    """The rows of the queries that had a choice. [n] row numbers."""
     first = results.queries(layers[0])
     for layer in layers[1:]:
         if not np.array_equal(first.token, results.queries(layer).token):
             raise ResultsError(f"{results.path}: layers {layers[0]} and {layer} analysed "
                                "different queries")
-    sizes = results.sizes(layers[0])
-    visible = first.position // sizes.block_size + 1
-    return np.nonzero(visible > results.top_k(results.selectors[0], layers[0]))[0]
+    return results.rows_with_choice(layers[0])
 
 
 def overlap_matrix(results: Results, selector: str, layers: list[int]) -> np.ndarray:
@@ -67,7 +65,9 @@ def overlap_map(results: Results, selector: str, layers=None):
     for edge in np.arange(1, len(layers)) * groups - 0.5:
         axes.axhline(edge, color=style.NO_DATA, linewidth=1)
         axes.axvline(edge, color=style.NO_DATA, linewidth=1)
-    if len(matrix) <= 8:
+    if np.isnan(matrix).all():
+        style.say_instead(axes)
+    elif len(matrix) <= 8:
         for (row, column), value in np.ndenumerate(matrix):
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9,
                       color="white" if value < 0.6 else "black")

@@ -7,11 +7,12 @@ from __future__ import annotations
 import numpy as np
 
 from . import style
-from .pilot_records import Records, Run
+from .pilot_records import STALLED, Records, Run
 from .table import Table
 
 SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": "", "linestyle": "-"}
 MEGA = 1e6
+NONE_LEARNED = f"no run has learned: none ends below {STALLED:.2f} nats a byte"
 KEPT = {"score_recall": "score recall", "mass_kept": "mass kept"}
 NORMS = {"gradient_norm": "gradient norm", "index_gradient_norm": "of the Index Branch"}
 LOOKS = {"kl": "KL, nats", "score_recall": "score recall", "block_recall": "block recall",
@@ -23,7 +24,7 @@ LOOKS = {"kl": "KL, nats", "score_recall": "score recall", "block_recall": "bloc
 
 
 def _done(records: Records, arm: str) -> dict[int, Run]:
-    return {seed: run for seed, run in records[arm].items() if not run.diverged}
+    return {seed: run for seed, run in records.get(arm, {}).items() if not run.diverged}
 
 
 def _draw(axes, curves: dict[int, tuple[np.ndarray, np.ndarray]], look: dict, label: str):
@@ -111,6 +112,8 @@ def training_loss(records: Records):
         _draw(difference, curves, bare[arm], arm)
         rows += _rows(f"loss − {against}", arm, curves)
     difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
+    if not records:
+        style.say_instead(loss, NONE_LEARNED)
     loss.set_ylabel("training loss, nats")
     difference.set_ylabel(f"loss − {against}, nats")
     difference.set_xlabel("megabytes read")
@@ -121,7 +124,7 @@ def training_loss(records: Records):
 def _by_position(run: Run) -> tuple[np.ndarray, np.ndarray]:
     rows = run.summary["evaluation"]["by_position"]
     return (np.array([row["end"] for row in rows]),
-            np.array([row["bits_per_byte"] for row in rows]))
+            np.array([row["bits_per_byte"] for row in rows], float))
 
 
 @style.styled
@@ -141,6 +144,8 @@ def bits_by_position(records: Records):
         _draw(difference, curves, looks[arm], arm)
         rows += _rows(f"bits_per_byte − {against}", arm, curves)
     difference.axhline(0, color=style.REFERENCE, linewidth=0.8)
+    if not records:
+        style.say_instead(bits, NONE_LEARNED)
     ticks = sorted({row[3] for row in rows})
     difference.set_xscale("log", base=2)
     difference.set_xticks(ticks, [str(tick) for tick in ticks])

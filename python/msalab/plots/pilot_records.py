@@ -202,9 +202,14 @@ def _of_heads(summary: dict) -> dict[str, float]:
 
 
 def values_of(run: Run) -> dict[str, float]:
-    """Every number by which a run is compared; losses in nats, NaN where there is none."""
+    """Every number by which a run is compared; losses in nats, NaN where there is none. Without what
+    its summary has no number for, as of a file of which no byte was held out."""
     if run.diverged:
         return {"diverged": 1.0}
+    return {name: value for name, value in _all_values(run).items() if value is not None}
+
+
+def _all_values(run: Run) -> dict[str, float | None]:
     summary, options, curves = run.summary, run.summary["options"], run.curves
     values = {"diverged": 0.0, "bits_per_byte": summary["bits_per_byte"]}
     for row in summary["evaluation"]["by_position"]:

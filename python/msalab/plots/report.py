@@ -54,7 +54,8 @@ def write_report(results: Results, out_dir, layers=None, before: Sequence[Sectio
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
     replaced = {section.key: section for section in instead}
-    sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS), *after)
+    sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS
+                           if section.suits(results)), *after)
     with _whole_folder(Path(out_dir)) as folder:
         shown: dict[str, list[Shown]] = {}
         progress = Progress(note, len(sections))

@@ -132,7 +132,7 @@ class ResultsFile:
         if version != VERSION:
             raise ResultsError(f"{self.path}: format_version is {version}, must be {VERSION}")
         program = _text(self._at("run").attrs.get("program", "")) if "run" in self._file else ""
-        if program.startswith("msa-") and program != self.program:
+        if program.startswith(("msa-", "msalab ")) and program != self.program:
             raise ResultsError(f"{self.path}: was written by {program}; "
                                f"{self.elsewhere.get(program, self.otherwise)}")
         if not self.layers:
@@ -264,6 +264,7 @@ class Results(ResultsFile):
     group = "layers"
     program = "msa-analyze"
     elsewhere = {"msa-compare": "--compare draws its summary.json",
+                 "msalab evaluate": "--evaluate draws its summary.json, beside results of msa-analyze",
                  "msa-fit-indexer": "--fit draws it, beside results of msa-analyze",
                  "msa-pretrain": "its curves are in curves.csv; of its activations.h5, msa-analyze "
                                  "makes results to draw"}
@@ -315,6 +316,11 @@ class Results(ResultsFile):
         if (np.diff(sequence) < 0).any():
             raise ResultsError(f"{self.path}: /queries/{layer}/sequence must not descend")
         return Queries(token, position, sequence)
+
+    def rows_with_choice(self, layer: int) -> np.ndarray:
+        """Row numbers of the queries that see more than k blocks; the averages are over these."""
+        visible = self.queries(layer).position // self.sizes(layer).block_size + 1
+        return np.flatnonzero(visible > self.top_k(self.selectors[0], layer))
 
     def ids(self, selector: str, layer: int) -> Selected:
         """Rows are queries."""

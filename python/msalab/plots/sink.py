@@ -21,7 +21,8 @@ def largest(results: Results) -> float:
     every = [results.metric("dense", layer, "sink_mass") for layer in results.layers]
     every += [results.metric(selector, layer, "sink_mass_sparse")
               for layer in results.layers for selector in results.selectors]
-    return max(LEAST, *(float(np.nanmax(values)) for values in every if len(values)))
+    values = np.concatenate(every)
+    return float(values.max(initial=LEAST, where=~np.isnan(values)))
 
 
 @style.styled
@@ -39,6 +40,8 @@ def sink_bars(results: Results, selector: str, layers=None):
         heads = np.arange(len(dense))
         panel.bar(heads - 0.2, dense, 0.4, color=style.DENSE, label="dense")
         panel.bar(heads + 0.2, sparse, 0.4, color=colour, label=f"sparse, {selector}")
+        if np.isnan([dense, sparse]).all():
+            style.say_instead(panel)
         group_size = results.sizes(layer).group_size
         for edge in heads[group_size::group_size]:
             panel.axvline(edge - 0.5, color=style.GUIDE, linewidth=0.8, linestyle=":")

@@ -133,6 +133,12 @@ def plain_log_ticks(axis):
     axis.set_minor_formatter(NullFormatter())
 
 
+def say_instead(axes, words: str = "no query sees more than k blocks"):
+    """Why nothing is drawn; by default: averages are over the queries that had a choice."""
+    axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes,
+              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+
+
 def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
     """Names the lines that end at `ends` (name -> (x, y)) in a column right of the axes, in the
     order of their ends and apart enough to be read, each with a thin line to its end."""
@@ -142,7 +148,7 @@ def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, ob
     heights = []
     for name in names:
         heights.append(max(ends[name][1], heights[-1] + gap if heights else low))
-    ceiling = high
+    ceiling = high - gap / 2  # the whole first name, below what stands above the axes
     for place in reversed(range(len(heights))):
         heights[place] = min(heights[place], ceiling)
         ceiling = heights[place] - gap
