@@ -172,6 +172,9 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     assert evaluate(*arguments, out, "--resume") == 0
     units = len(summary_of(out)["configs"]) and summary_of(out)["sequences"] + 3  # 3 exercises
     assert len(scored) == units + 1
+    printed = capsys.readouterr().out
+    assert evaluate(*arguments, out, "--resume") == 0  # it is complete
+    assert capsys.readouterr().out == printed != "" and len(scored) == units + 1
     for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 

@@ -253,7 +253,7 @@ def device_name(device) -> str:
 
 
 def run(options, note) -> dict | None:
-    """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
+    """Writes summary.json, the pictures and results.h5 into options.out and returns the summary; of
     a part that others outlast its units, and returns nothing."""
     check_options(options)
     require_folder(options.out)
