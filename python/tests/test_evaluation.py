@@ -347,6 +347,8 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
                  "--selector", "index"]) == 0
     assert "note: it selects with blocks of 32 tokens instead, as asked" in capsys.readouterr().err
     assert summary_of(tmp_path / "other")["configs"][1]["config"] == "index@64,first=1"
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selector", "index"]) == 2
+    assert "index keeps 2 blocks in any case, more than each budget has" in capsys.readouterr().err
 
 
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
@@ -430,7 +432,12 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
 @pytest.mark.parametrize("arguments, said", [
     (["--selector", "best"], "--selector names best; there are: oracle, mean-key"),
     (["--selector", "index"], "--selector index needs --indexer"),
+    (["--selector", ","], "--selector names none; there are: oracle, mean-key"),
+    (["--selector", ""], "--selector names none; there are: oracle, mean-key"),
+    (["--selector", "window,window"], "--selector names one twice"),
     (["--tasks", "poem"], "--tasks names poem"),
+    (["--tasks", "needle,needle"], "--tasks names one twice"),
+    (["--lengths", "200,200"], "--lengths names one twice"),
     (["--context", "1"], "--context is 1, must be at least 2"),
     (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),

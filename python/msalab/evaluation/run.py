@@ -57,6 +57,8 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
+    require(found, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
+            "more than each budget has")
     return list(found.values())
 
 
@@ -69,9 +71,9 @@ def _selectors_of(options) -> list[str]:
     known = [*selectors.SCORES, "index"]
     unknown = [name for name in names if name not in known]
     require(not unknown, f"--selector names {', '.join(unknown)}; there are: {', '.join(known)}")
+    require(names or options.from_advice, f"--selector names none; there are: {', '.join(known)}")
     require("index" not in names or options.indexer is not None,
             "--selector index needs --indexer, the results.h5 of msa-fit-indexer")
-    require(len(set(names)) == len(names), "--selector names one twice")
     return names
 
 
@@ -135,6 +137,9 @@ def check_options(options):
                         ("pairs", 1), ("seed", 0)):
         value = getattr(options, name)
         require(value >= least, f"--{name} is {value}, must be at least {least}")
+    for name in ("selector", "tasks", "lengths"):
+        values = getattr(options, name) or []
+        require(len(set(values)) == len(values), f"--{name} names one twice")
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
     require(not unknown, f"--tasks names {', '.join(unknown)}; there are: "
             f"{', '.join(exercises.TASKS)}")
