@@ -140,6 +140,8 @@ def check_options(options):
     for name in ("selector", "tasks", "lengths"):
         values = getattr(options, name) or []
         require(len(set(values)) == len(values), f"--{name} names one twice")
+    least = min(options.lengths or [1])
+    require(least >= 1, f"--lengths has {least}, must be at least 1")
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
     require(not unknown, f"--tasks names {', '.join(unknown)}; there are: "
             f"{', '.join(exercises.TASKS)}")
