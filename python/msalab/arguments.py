@@ -12,6 +12,14 @@ def integers(text: str) -> list[int]:
         raise ArgumentTypeError(f"'{text}', must be integers with commas between them") from None
 
 
+def parse_run(parser, arguments):
+    """Options of a program that goes on with a run, or replaces it."""
+    options = parser.parse_args(arguments)
+    if options.resume and options.overwrite:
+        parser.error("--resume and --overwrite exclude each other")
+    return options
+
+
 def interrupt(*_):
     """A handler of SIGTERM."""
     raise KeyboardInterrupt

@@ -23,6 +23,7 @@ from ..arguments import counted, note_if_dense
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
+from ..capture.partial_file import PartialFile
 from ..capture.transformers_model import own_dtype
 from ..evaluation import text
 from ..evaluation.files import read_json, require_folder, same_or_refused, sha256, write_json
@@ -170,8 +171,9 @@ def begin_folder(out: Path, record: dict, options):
 
 
 def write_tokens(options, note) -> int:
-    rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
-    data.write(rows, options.tokens_out)
+    with PartialFile(options.tokens_out, options.overwrite) as file:  # refuses before the text is read
+        rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
+        data.write(rows, file)
     note(f"{options.tokens_out}: {counted(len(rows.tokens), 'tokens')}, "
          f"{counted(len(rows.begins), 'documents')}")
     return FINISHED
