@@ -452,7 +452,7 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
     (["--lengths", "200,-4"], "--lengths has -4, must be at least 1"),
     (["--lengths", "200,200"], "--lengths names one twice"),
     (["--context", "1"], "--context is 1, must be at least 2"),
-    (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
+    (["--context", "40000"], "--context is 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
     (["--dense-layers", "7"], "error: --dense-layers names [7]"),
     (["--dense-layers", "0,1,2,3"],

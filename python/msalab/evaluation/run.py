@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -176,11 +175,11 @@ def load(options):
 
 
 def _check_positions(options, model):
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    for name, values in (("context", [options.context]), ("lengths", options.lengths)):
-        for value in values:
-            require(value <= most, f"--{name} has {value}, must be at most {most}, the positions of "
-                    "the model")
+    from ..capture.transformers_model import check_positions, positions_of
+
+    check_positions("--context is", options.context, positions_of(model))
+    for length in options.lengths:
+        check_positions("--lengths has", length, positions_of(model))
 
 
 def record_of(options, model, settings) -> dict:
