@@ -20,6 +20,14 @@ def distinct_integers(text: str) -> list[int]:
     return numbers
 
 
+def parse_run(parser, arguments):
+    """Options of a program that goes on with a run, or replaces it."""
+    options = parser.parse_args(arguments)
+    if options.resume and options.overwrite:
+        parser.error("--resume and --overwrite exclude each other")
+    return options
+
+
 def interrupt(*_):
     """A handler of SIGTERM."""
     raise KeyboardInterrupt
@@ -31,13 +39,14 @@ def counted(number: int, what: str) -> str:
 
 
 def error_text(error: Exception, options) -> str:
-    """What a program says of an error. A message of the library that begins with the name of an option, "top_k is
-    0", has it as the command line has it: "--top-k is 0"."""
+    """What a program says of an error. A message of msalab.transformers, which begins with "msalab_msa: ", or one that
+    begins with the name of an option, "top_k is 0", has options as the command line has them: "--top-k is 0"."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror}"
-    names, text = vars(options), str(error).removeprefix("msalab_msa: ")
-    if text.split(" ", 1)[0] not in names:
-        return str(error)
+    names, said = vars(options), str(error)
+    text = said.removeprefix("msalab_msa: ")
+    if text == said and text.split(" ", 1)[0] not in names:
+        return text
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: f"--{found[0].replace('_', '-')}" if found[0] in names
                   else found[0], text)
 

@@ -316,8 +316,7 @@ def _branches(choices: dict, indexer) -> dict:
     found = indexer if isinstance(indexer, dict) else indexers.read(indexer)
     lacking = [number for number in wanted if number not in found]
     _require(not lacking, f"the indexer has no Index Branch of layers {lacking}; it has those of "
-             f"{sorted(found)}: fit them, or name them in dense_layers, --dense-layers "
-             f"{','.join(map(str, lacking))}")
+             f"{sorted(found)}: fit them, or name them in dense_layers")
     for number in wanted:
         source = found[number].layer
         _require(source in wanted and choices[source].rule == choices[number].rule, f"layer {number} takes the "

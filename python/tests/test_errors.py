@@ -169,7 +169,15 @@ def test_options_are_named_as_on_the_command_line(tiny, tmp_path, said):  # noqa
     options = Namespace(top_k=0, text="", seed=0)
     for text in ("fit.h5: top_k is 0", "own_top_k is 0", "text is top_down"):
         assert error_text(ValueError(text), options) == text
+    assert error_text(ValueError("msalab_msa: a text, top_k"), options) == "a text, --top-k"
     assert error_text(ValueError("text and top_k, head_dim"), options) == "text and --top-k, head_dim"
+
+
+@pytest.mark.parametrize("program", [train, evaluated])
+def test_a_run_goes_on_or_is_replaced(tiny, tmp_path, capsys, program):  # noqa: F811
+    with pytest.raises(SystemExit) as ended:
+        program(tiny, tmp_path / "a", "--resume", "--overwrite")
+    assert ended.value.code == 2 and "error: --resume and --overwrite exclude each other\n" in capsys.readouterr().err
 
 
 def test_lists_are_of_integers(tiny, tmp_path, capsys):  # noqa: F811

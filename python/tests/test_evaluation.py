@@ -172,6 +172,9 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     assert evaluate(*arguments, out, "--resume") == 0
     units = len(summary_of(out)["configs"]) and summary_of(out)["sequences"] + 3  # 3 exercises
     assert len(scored) == units + 1
+    printed = capsys.readouterr().out
+    assert evaluate(*arguments, out, "--resume") == 0  # it is complete
+    assert capsys.readouterr().out == printed != "" and len(scored) == units + 1
     for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -344,6 +347,13 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
                  "--selector", "index"]) == 0
     assert "note: it selects with blocks of 32 tokens instead, as asked" in capsys.readouterr().err
     assert summary_of(tmp_path / "other")["configs"][1]["config"] == "index@64,first=1"
+    make_indexer(fit, range(2), groups=2, dim=16, model_dim=SIZES["hidden_size"])
+    assert main([*arguments, "--out", str(tmp_path / "few"), "--selector", "index"]) == 2
+    assert ("error: the indexer has no Index Branch of layers [2, 3]; it has those of [0, 1]: fit them, or name them in "
+            "--dense-layers\n") in capsys.readouterr().err
+    make_indexer(fit, range(4), groups=2, dim=16, first=1, model_dim=SIZES["hidden_size"])
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selector", "index"]) == 2
+    assert "index keeps 2 blocks in any case, more than each budget has" in capsys.readouterr().err
 
 
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
@@ -397,6 +407,13 @@ def test_advice_runs_layer_by_layer(folder, text_file, tmp_path, capsys):
     assert (asked[1][20:, :, 0] == 0).all()  # the first block is forced there
 
 
+def test_advice_of_some_layers_names_the_option(folder, text_file, tmp_path, capsys):
+    advice = make_advice(tmp_path / "summary.json", {0: None, 1: ("mean-key", 16, 3, 1, 1)})
+    assert evaluate(folder, text_file, tmp_path / "out", "--from-advice", advice) == 2
+    assert ("error: the advice says nothing of layers [2, 3]; it is of those captured, [0, 1]: capture them, or name "
+            "them in --dense-layers\n") in capsys.readouterr().err
+
+
 def test_logits_are_those_that_are_asked_for(folder, monkeypatch):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     rows = []
@@ -427,11 +444,19 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
 @pytest.mark.parametrize("arguments, said", [
     (["--selector", "best"], "--selector names best; there are: oracle, mean-key"),
     (["--selector", "index"], "--selector index needs --indexer"),
+    (["--selector", ","], "--selector names none; there are: oracle, mean-key"),
+    (["--selector", ""], "--selector names none; there are: oracle, mean-key"),
+    (["--selector", "window,window"], "--selector names one twice"),
     (["--tasks", "poem"], "--tasks names poem"),
+    (["--tasks", "needle,needle"], "--tasks names one twice"),
+    (["--lengths", "200,-4"], "--lengths has -4, must be at least 1"),
+    (["--lengths", "200,200"], "--lengths names one twice"),
     (["--context", "1"], "--context is 1, must be at least 2"),
-    (["--context", "40000"], "--context has 40000, must be at most 32768, the positions"),
+    (["--context", "40000"], "--context is 40000, must be at most 32768, the positions"),
     (["--lengths", "10"], "an exercise of needle takes"),
-    (["--dense-layers", "7"], "--dense-layers names [7]"),
+    (["--dense-layers", "7"], "error: --dense-layers names [7]"),
+    (["--dense-layers", "0,1,2,3"],
+     "error: no layer is left to select: each is in --dense-layers or has a sliding window"),
     (["--forced-local", "3"], "--forced-local are 3 blocks, must be at most the least budget, 2"),
     (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),

@@ -184,6 +184,14 @@ def test_pictures_show_the_numbers_of_the_summary(tmp_path):
     assert lines["oracle"] == [0.5, 0.5]
 
 
+def test_axes_of_layers_name_layers():
+    for draw, label in ((pictures.error_by_layer, "behind layer"),
+                        (pictures.sensitivity, "layer, dense beside the sparse others")):
+        axes = draw(summary())[0].axes[-1]
+        assert axes.get_xlabel() == label
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
+
+
 def test_the_report_has_a_section_of_it(results_path, tmp_path):
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(summary()))

@@ -170,6 +170,29 @@ def test_one_that_is_killed_goes_on(whole, tmp_path):
     expect_same(out, whole)
 
 
+@pytest.mark.parametrize("last", ["results.draw_all", "units.shutil.rmtree"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_one_that_is_killed_while_it_draws_or_cleans_up_goes_on(whole, tmp_path, monkeypatch, last, is_replaced):
+    def killed(*_, **__):
+        raise AssertionError("killed")
+
+    out, made = tmp_path / "out", []
+    if is_replaced:
+        share(out, "0/1", REFUSED)
+    with monkeypatch.context() as set_here:
+        set_here.setattr(f"msalab.evaluation.{last}", killed)
+        with pytest.raises(AssertionError, match="killed"):
+            share(out, "0/1", overwrite=True)
+    assert share(out, "0/1", resume=True, made=made)
+    assert not made
+    expect_same(out, whole)
+
+
+def test_the_first_part_of_a_run_that_is_complete_has_its_summary(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert [share(whole, f"{index}/2", resume=True) for index in (1, 0)] == [None, summary]
+
+
 def test_other_workers_go_on_with_what_is_done(whole, tmp_path):
     out, made = tmp_path / "out", []
     assert share(out, "1/3") is None

@@ -342,6 +342,18 @@ def test_text_comes_of_files_folders_and_tokens(tiny, tmp_path):
     assert rows.begins.tolist() == [0, 8, 14, 22]
 
 
+def test_tokens_that_are_there_are_replaced_where_that_is_asked_for(tiny, tmp_path, capsys):
+    out = tmp_path / "tokens.safetensors"
+    out.write_text("mine")
+    arguments = [str(tiny / "model"), "--data", str(tiny / "text.txt"), "--bytes", "--tokens-out", str(out)]
+    assert main([*arguments, "--context", "64"]) == 2
+    assert f"error: {out}: exists; --overwrite replaces it\n" in capsys.readouterr().err and out.read_text() == "mine"
+    assert main([*arguments, "--context", "64", "--overwrite"]) == 0
+    assert len(data.read([out], None, 64, print).tokens) > 64
+    assert main([*arguments, "--context", "100000", "--overwrite"]) == 2  # the text is shorter
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
 def test_text_comes_of_datasets_on_disk(tiny, tmp_path, capsys):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed: .ci/torch-requirements.txt")
     pyarrow = pytest.importorskip("pyarrow", reason="it comes with datasets")

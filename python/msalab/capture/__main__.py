@@ -42,7 +42,7 @@ def read_sequences(options, tokenize) -> list:
 def run_capture(options):
     from ..evaluation import text
     from . import fitted
-    from .transformers_model import TransformersModel
+    from .transformers_model import TransformersModel, check_positions
     from .with_indexer import WithIndexBranches
 
     require(options.overwrite or not Path(options.out).exists(),
@@ -59,6 +59,8 @@ def run_capture(options):
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
+    if most is not None:
+        check_positions("--max-tokens is", most, positions)
     if fits is not None:
         model = WithIndexBranches(model, fits, options.indexer)
         if model.lacking and options.layers is None:
@@ -174,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
                          help="token ids of one sequence, .npy or a JSON list; repeatable")
     command.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     command.add_argument("--max-tokens", type=int, metavar="N",
-                         help="of each sequence, the rest is cut off; default: the positions of the model")
+                         help="of each sequence, the rest is cut off; at most and by default the positions of the model")
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
     command.add_argument("--dtype", default="auto",
                          choices=("auto", "float32", "bfloat16", "float16"),

@@ -30,6 +30,15 @@ ADAPTER = ("a ModuleAdapter captures such a model (python/README.md, \"Models ou
            "transformers\")")
 
 
+def positions_of(model) -> int | None:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_positions(said: str, tokens: int, most: int | None):
+    """CaptureError, "--context is 40, must be at most 20 ...", where a model has fewer positions; None: no limit."""
+    require(tokens <= (most or tokens), f"{said} {tokens}, must be at most {most}, the positions of the model")
+
+
 class TransformersModel:
     """A Model (capture.py) around a loaded PreTrainedModel, with or without its language head."""
 
@@ -41,7 +50,7 @@ class TransformersModel:
         self.model_id = model_id or model.config.name_or_path or type(model).__name__
         self.model_config = self.decoder.config.to_json_string(use_diff=False)
         # What a sequence can have of tokens, where the model says it.
-        self.positions = getattr(decoder.config.get_text_config(), "max_position_embeddings", None)
+        self.positions = positions_of(decoder)
         self._rotary = RotaryObserver(decoder)
         self._attention, self._turned = self._find_attention()
         self.layers = sorted(self._attention)

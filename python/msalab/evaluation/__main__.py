@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 
-from ..arguments import error_text, integers, interrupt
+from ..arguments import error_text, integers, interrupt, parse_run
 from ..capture.layer import CaptureError
 from .shard import start_on_devices
 from .tables import print_tables
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments=None) -> int:
-    options = parser().parse_args(arguments)
+    options = parse_run(parser(), arguments)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         if options.devices:

@@ -50,17 +50,17 @@ def unit_names(record, plan) -> list[str]:
 
 
 def complete(out: Path, record, plan, read) -> dict:
-    """Writes results.h5, then summary.json and the pictures; returns the summary. record and plan:
-    those of the run (units.py); read(name): the arrays of a unit."""
+    """Writes summary.json, the pictures and, as the last one, results.h5; returns the summary. record and
+    plan: those of the run (units.py); read(name): the arrays of a unit."""
     texts = [read(f"text {number}") for number in range(plan["texts"])]
     asked = record["options"]
     tasks = [(task, length, _joined([read(f"{task} {length} {number}")
                                      for number in range(asked["exercises"])]))
              for task in asked["tasks"] for length in asked["lengths"]]
-    write_h5(out / "results.h5", lambda file: _fill(file, record, plan, texts, tasks))
     summary = summarise(record, plan, texts, tasks)
     write_json(out / "summary.json", summary)
     draw_all(summary, out)
+    write_h5(out / "results.h5", lambda file: _fill(file, record, plan, texts, tasks))
     return summary
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -57,6 +56,8 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
+    require(found, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
+            "more than each budget has")
     return list(found.values())
 
 
@@ -69,9 +70,9 @@ def _selectors_of(options) -> list[str]:
     known = [*selectors.SCORES, "index"]
     unknown = [name for name in names if name not in known]
     require(not unknown, f"--selector names {', '.join(unknown)}; there are: {', '.join(known)}")
+    require(names or options.from_advice, f"--selector names none; there are: {', '.join(known)}")
     require("index" not in names or options.indexer is not None,
             "--selector index needs --indexer, the results.h5 of msa-fit-indexer")
-    require(len(set(names)) == len(names), "--selector names one twice")
     return names
 
 
@@ -135,6 +136,11 @@ def check_options(options):
                         ("pairs", 1), ("seed", 0)):
         value = getattr(options, name)
         require(value >= least, f"--{name} is {value}, must be at least {least}")
+    for name in ("selector", "tasks", "lengths"):
+        values = getattr(options, name) or []
+        require(len(set(values)) == len(values), f"--{name} names one twice")
+    least = min(options.lengths or [1])
+    require(least >= 1, f"--lengths has {least}, must be at least 1")
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
     require(not unknown, f"--tasks names {', '.join(unknown)}; there are: "
             f"{', '.join(exercises.TASKS)}")
@@ -169,11 +175,11 @@ def load(options):
 
 
 def _check_positions(options, model):
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    for name, values in (("context", [options.context]), ("lengths", options.lengths)):
-        for value in values:
-            require(value <= most, f"--{name} has {value}, must be at most {most}, the positions of "
-                    "the model")
+    from ..capture.transformers_model import check_positions, positions_of
+
+    check_positions("--context is", options.context, positions_of(model))
+    for length in options.lengths:
+        check_positions("--lengths has", length, positions_of(model))
 
 
 def record_of(options, model, settings) -> dict:
@@ -253,7 +259,7 @@ def device_name(device) -> str:
 
 
 def run(options, note) -> dict | None:
-    """Writes results.h5, summary.json and the pictures into options.out and returns the summary; of
+    """Writes summary.json, the pictures and results.h5 into options.out and returns the summary; of
     a part that others outlast its units, and returns nothing."""
     check_options(options)
     require_folder(options.out)

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from ..capture.layer import require
-from .files import same_or_refused
+from .files import read_json, same_or_refused
 from .results import complete, unit_names
 from .shard import Shard
 
@@ -104,9 +104,17 @@ def _one_at_a_time(out: Path):
                 shutil.rmtree(out / "units", ignore_errors=True)
 
 
-def _is_complete(results: Path, record: dict, options) -> bool:
+def _is_under_way(out: Path, record: dict) -> bool:
+    """Are units of this run there? They go when all else is written."""
+    return any(_has_units(path) and read_part(path)[0]["record"] == record for path in parts_in(out))
+
+
+def _is_complete(out: Path, record: dict, options) -> bool:
     """Are the results of this run there? CaptureError where others are, and nobody replaces them."""
+    results = out / "results.h5"
     if results.exists() and options.resume:
+        if _is_under_way(out, record):
+            return False
         with h5py.File(results) as file:
             found = {name: file["run"].attrs.get(name) for name in record}
         require(found == {name: value if isinstance(value, (str, int)) else json.dumps(value)
@@ -188,14 +196,14 @@ def _begin(path: Path, run: dict, options):
 
 def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None) -> dict | None:
     """Does a part's units, of which `makers` has all of the run by name, but those that are done. The
-    summary, where these were the last ones. watch.begin(names) is told which ones it will make,
-    watch.left() says how long that takes."""
+    summary, where these were the last ones; of a run that is complete, the first part has it.
+    watch.begin(names) is told which ones it will make, watch.left() says how long that takes."""
     run = json.loads(json.dumps({"record": record, "plan": plan, "count": part.count}))
     names, path = list(makers), out / "units" / f"{part.index}-of-{part.count}.jsonl"
     with _one_at_a_time(out):
-        if _is_complete(out / "results.h5", run["record"], options):
+        if _is_complete(out, run["record"], options):
             note(f"{out / 'results.h5'}: is complete")
-            return None
+            return read_json(out / "summary.json") if part.index == 0 else None
         file, done = _begin(path, run, options)
     with file:
         mine = names[part.index::part.count]

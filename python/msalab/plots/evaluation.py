@@ -137,7 +137,7 @@ def error_by_layer(summary):
                      for layer, error in zip(summary["layers"], errors)]
         axes.set_ylabel("|h - h_dense| / |h_dense|,\nmean over tokens")
         axes.set_ylim(bottom=0)
-    panels[-1][1].set_xlabel("behind layer")
+    style.layer_axis(panels[-1][1], summary["layers"], "behind layer")
     _legend(figure, panels[0][1])
     return figure, Table.from_rows(("selector", "budget", "layer", "error"), rows)
 
@@ -166,7 +166,7 @@ def sensitivity(summary):
         axes.set_ylabel("bits per token\n" + ("gained" if one == "dense" else "lost"))
         rows += [(config, one, *values) for values in zip(layers, mean, low, high)]
     style.layer_axis(panels[-1], [row["layer"] for row in summary["sensitivity"]],
-                     f"layer, {rows[0][1]} {'beside the dense ones' if rows[0][1] == 'dense' else 'alone'}")
+                     f"layer, {rows[0][1]} {'beside the sparse others' if rows[0][1] == 'dense' else 'alone'}")
     return figure, Table.from_rows(("config", "one", "layer", "bits", "low", "high"), rows)
 
 

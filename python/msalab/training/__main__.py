@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ..arguments import error_text, integers
+from ..arguments import error_text, integers, parse_run
 from ..capture.layer import CaptureError
 
 
@@ -81,12 +81,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     run.add_argument("--revision", help="of the model on the hub")
     run.add_argument("--resume", action="store_true", help="go on with a run that was stopped, or begin it")
-    run.add_argument("--overwrite", action="store_true", help="replace a run")
+    run.add_argument("--overwrite", action="store_true", help="replace a run, or the file of --tokens-out")
     return top
 
 
 def main(arguments=None) -> int:
-    options = parser().parse_args(arguments)
+    options = parse_run(parser(), arguments)
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:

@@ -176,9 +176,8 @@ def _stored(paths):
     return tokens.astype(np.int32), begins
 
 
-def write(rows: Rows, path) -> None:
+def write(rows: Rows, file: PartialFile) -> None:
     """Tokens as read() takes them, of 16 bits where that is enough."""
     element = np.uint16 if rows.tokens.max() < 1 << 16 else np.int32
-    with PartialFile(path, overwrite=True) as file:
-        file.write(save({"tokens": rows.tokens.astype(element), "begins": rows.begins}))
-        file.finish()
+    file.write(save({"tokens": rows.tokens.astype(element), "begins": rows.begins}))
+    file.finish()

@@ -23,7 +23,8 @@ from ..arguments import counted, note_if_dense
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
-from ..capture.transformers_model import own_dtype
+from ..capture.partial_file import PartialFile
+from ..capture.transformers_model import check_positions, own_dtype, positions_of
 from ..evaluation import text
 from ..evaluation.files import read_json, require_folder, same_or_refused, sha256, write_json
 from ..evaluation.run import device_name, load, model_sums, software, version
@@ -170,8 +171,9 @@ def begin_folder(out: Path, record: dict, options):
 
 
 def write_tokens(options, note) -> int:
-    rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
-    data.write(rows, options.tokens_out)
+    with PartialFile(options.tokens_out, options.overwrite) as file:  # refuses before the text is read
+        rows = data.read(options.data, text.vocabulary_of(options), options.context, note)
+        data.write(rows, file)
     note(f"{options.tokens_out}: {counted(len(rows.tokens), 'tokens')}, "
          f"{counted(len(rows.begins), 'documents')}")
     return FINISHED
@@ -200,9 +202,7 @@ class Training:
         dtype = own_dtype("auto", place_of(options.model)[1])
         model = _storable(load(Namespace(model=options.model, revision=options.revision, dtype=dtype,
                                          device="cpu")))
-        most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-        require(options.context <= most, f"--context is {options.context}, must be at most {most}, the "
-                "positions of the model")
+        check_positions("--context is", options.context, positions_of(model))
         size = len(model.get_input_embeddings().weight)
         require(self.rows.tokens.max() < size, f"the text has token {self.rows.tokens.max()}; the vocabulary of "
                 f"{options.model} is 0 to {size - 1}")
