@@ -11,7 +11,6 @@ from test_capture_models import (FAMILIES, SIZES, make_model, needs_programs,  #
                                  run_program, sequences, torch, transformers)
 from test_capture_rope import FACTOR, LIMIT, SCALED, captured_layers, keys_before_rope
 
-from msalab.capture import TransformersModel, capture
 from msalab.capture.__main__ import main
 from msalab.capture.reader import ActivationsReader
 from msalab.capture.rope import apply_rope, frequencies, positions
@@ -55,8 +54,10 @@ def story(tmp_path, model, *fit_options, tokens=400):
     """Runs the three commands; what the fit says of its layers."""
     model.save_pretrained(tmp_path / "model")
     ids = np.random.default_rng(1).integers(3, SIZES["vocab_size"], tokens)
-    # The command takes no more tokens than the model has positions, which here are few.
-    capture(TransformersModel.load(str(tmp_path / "model")), [ids], tmp_path / "mine.h5", [1, 3])
+    (tmp_path / "tokens.json").write_text(json.dumps(ids.tolist()))
+    assert main(["capture", str(tmp_path / "model"), "--tokens", str(tmp_path / "tokens.json"),
+                 "--max-tokens", str(tokens),  # more than some models have positions
+                 "--layers", "1,3", "--out", str(tmp_path / "mine.h5")]) == 0
     run_program("msa-fit-indexer", tmp_path / "mine.h5", "--out", tmp_path / "fit", *fit_options)
     run_program("msa-analyze", tmp_path / "fit/indexer.h5", "--out", tmp_path / "mine",
                 "--block-size", 16, "--top-k", 4, "--selectors", "index,oracle,mean-key,window",

@@ -42,7 +42,7 @@ def read_sequences(options, tokenize) -> list:
 def run_capture(options):
     from ..evaluation import text
     from . import fitted
-    from .transformers_model import TransformersModel, check_positions
+    from .transformers_model import TransformersModel
     from .with_indexer import WithIndexBranches
 
     require(options.overwrite or not Path(options.out).exists(),
@@ -59,17 +59,15 @@ def run_capture(options):
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
-    if most is not None:
-        check_positions("--max-tokens is", most, positions)
     if fits is not None:
         model = WithIndexBranches(model, fits, options.indexer)
         if model.lacking and options.layers is None:
             print(f"layers {model.lacking} have no Index Branch of their own in {options.indexer}: left out",
                   file=sys.stderr)
-    if most is None and longest > (positions or longest):
-        most = positions
-        print(f"a sequence has {longest} tokens, the model {most} positions: what is beyond them is cut off",
-              file=sys.stderr)
+    if min(longest, most or longest) > (positions or longest):
+        print(f"a sequence has {longest} tokens, the model {positions} positions: what is beyond them is "
+              f"{'cut off' if most is None else 'captured, since --max-tokens asks for it'}", file=sys.stderr)
+        most = most or positions
     capture(model, sequences, options.out, options.layers, max_tokens=most, overwrite=options.overwrite,
             note=lambda text: print(text, file=sys.stderr))
 
@@ -176,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
                          help="token ids of one sequence, .npy or a JSON list; repeatable")
     command.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     command.add_argument("--max-tokens", type=int, metavar="N",
-                         help="of each sequence, the rest is cut off; at most and by default the positions of the model")
+                         help="of each sequence, the rest is cut off; default: the positions of the model")
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, auto")
     command.add_argument("--dtype", default="auto",
                          choices=("auto", "float32", "bfloat16", "float16"),
