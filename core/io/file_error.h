@@ -14,6 +14,7 @@ enum class FileProblem : uint8_t {
     exists,          // the output exists already
     unfinished_run,  // the output is that of a run that has not ended
     other_run,       // it belongs to a run that this one cannot continue
+    other_program,   // it belongs to another program
     damaged_unit,    // a finished part of a run is damaged
     arrays,          // it is a file of arrays (npy, npz, safetensors), not HDF5
     before_rope,     // its q or k are stored before RoPE

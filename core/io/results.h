@@ -25,6 +25,10 @@ namespace msa::io {
 /// without a checksum passes.
 void verify_checksum(const std::filesystem::path& path);
 
+/// FileError if `place`, a file of results or the folder of a run under way, is of another program.
+/// A damaged one is of nobody.
+void require_program(const std::filesystem::path& place, const std::string& program);
+
 /// join: another process of the same run has opened `path` and assembles the results.
 enum class IfExists : uint8_t { refuse, overwrite, resume, join };
 
@@ -32,11 +36,11 @@ enum class IfExists : uint8_t { refuse, overwrite, resume, join };
 class ResultsWriter {
 public:
     /// refuse: InputError if `path` exists or an unfinished run is beside it. overwrite: starts
-    /// afresh; `path` stays as it is until finish(). resume: keeps the finished units of the same
-    /// run (require_same_run), all of them if `path` already holds that run and nobody began to
-    /// replace it; starts afresh if there is nothing. InputError naming the first difference if it
-    /// is another run, or the damaged unit; InputError while another process is writing `path` (see
-    /// core/io/partial_file.h).
+    /// afresh, in place of a run of the same program; `path` stays as it is until finish(). resume:
+    /// keeps the finished units of the same run (require_same_run), all of them if `path` already
+    /// holds that run and nobody began to replace it; starts afresh if there is nothing. InputError
+    /// naming the first difference if it is another run, or the damaged unit; InputError while
+    /// another process is writing `path` (see core/io/partial_file.h).
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
     /// Without finish() or keep_units(): keeps the finished units, and removes the folder if there
     /// are none.

@@ -113,6 +113,18 @@ std::map<std::string, std::filesystem::path> read_units(const std::filesystem::p
 
 }  // namespace
 
+void require_program(const std::filesystem::path& place, const std::string& program) {
+    std::string found;
+    try {
+        found = std::filesystem::is_directory(place) ? read_record(place).program
+                                                     : ResultsReader(place).run().program;
+    } catch (const InputError&) {
+        return;
+    }
+    if (found != program)
+        throw FileError(concat(place.string(), ": is of ", found), FileProblem::other_program);
+}
+
 struct ResultsWriter::Impl {
     Impl(std::filesystem::path results, RunRecord run)
         : path(std::move(results)), directory(path.string() + ".partial"), record(std::move(run)) {}
@@ -180,6 +192,10 @@ void ResultsWriter::Impl::open(IfExists if_exists) {
     if (unfinished && if_exists == IfExists::refuse)
         throw FileError(directory.string() + ": holds an unfinished run",
                         FileProblem::unfinished_run);
+    if (if_exists == IfExists::overwrite) {
+        if (complete) require_program(path, record.program);
+        if (unfinished) require_program(directory, record.program);
+    }
     replaces = complete;
     const bool resume = if_exists == IfExists::resume;
     if (resume && unfinished) {

@@ -94,6 +94,7 @@ std::string advice(const io::FileError& error) {
         case io::FileProblem::unfinished_run:
             return "; --resume continues it, --overwrite starts afresh";
         case io::FileProblem::other_run: return "; --overwrite starts afresh";
+        case io::FileProblem::other_program: return "; choose another --out";
         case io::FileProblem::damaged_unit:
             return "; where it is removed, --resume of its run does it again";
         case io::FileProblem::arrays:

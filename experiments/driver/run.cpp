@@ -59,32 +59,6 @@ void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished
                             io::FileProblem::unfinished_run);
 }
 
-namespace {
-
-/// The program whose results, or whose state of an unfinished run, are in a file; empty where the
-/// file does not say.
-std::string program_of(const fs::path& file) {
-    try {
-        return io::ResultsReader(file).run().program;
-    } catch (const InputError&) {
-        return "";
-    }
-}
-
-void leave_others_alone(const RunOptions& o, const std::string& program) {
-    std::error_code none;
-    for (const fs::directory_entry& entry : fs::directory_iterator(o.out, none)) {
-        const std::string name = entry.path().filename().string();
-        const bool state = name.starts_with("checkpoint") && name.ends_with(".h5");
-        if (!state && !(name == "results.h5" && o.overwrite)) continue;
-        const std::string its = program_of(entry.path());
-        require(its.empty() || its == program, entry.path().string(), ": is of ",
-                state ? "an unfinished run of " : "", its, "; choose another --out");
-    }
-}
-
-}  // namespace
-
 void check_shard(const RunOptions& o, const Ranks& ranks) {
     require(!o.shard || ranks.size() == 1,
             "--shard is given, and so are several ranks: one of the two spreads a run");
@@ -203,7 +177,12 @@ void UnitRun::describe(const OptionTable& options, const std::string& definition
 }
 
 void UnitRun::begin(std::vector<Unit> units) {
-    leave_others_alone(o_, program_);
+    std::error_code none;
+    for (const fs::directory_entry& entry : fs::directory_iterator(o_.out, none)) {
+        const std::string name = entry.path().filename().string();
+        if (name.starts_with("checkpoint") && name.ends_with(".h5"))
+            io::require_program(entry.path(), program_);
+    }
     units_ = std::move(units);
     std::set<std::string> names(record.units.begin(), record.units.end());
     for (const Unit& unit : units_) {

@@ -54,7 +54,7 @@ struct DecodePart {
     int64_t query, row, first_row;  // query; (query, group); (query, head) of the first head
     KeyRange visible;
     int first_key;                      // the place of the first key of the query's sequence
-    int first_block = 0, sequence = 0;  // of the query's sequence, of e4m3 and of pages
+    int first_block = 0, sequence = 0;  // of the query's sequence: of e4m3; of pages and lengths
 
     __device__ explicit DecodePart(const SparseDecodeArgs& args)
         : rank(rank_in_cluster()),

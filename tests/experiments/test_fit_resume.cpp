@@ -90,26 +90,24 @@ TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
 }
 
 TEST_F(FitResume, OtherProgramsLeaveAnUnfinishedFitAndItsResultsAlone) {
-    const std::string file = write("a.h5");
-    const std::string results = path("out/results.h5");
-    ASSERT_EQ(run({file}, "out").code, 0);
-    const auto analyze = [&] {
-        return kAnalyze({file, "--out", path("out"), "--block-size", "8", "--top-k", "2",
-                         "--selectors", "oracle", "--overwrite"});
+    const std::string file = write("a.h5", {.layers = {3, 5}});
+    const auto refused = [&](const std::string& place) {
+        const Outcome outcome = kAnalyze({file, "--out", path("out"), "--block-size", "8",
+                                          "--top-k", "2", "--selectors", "oracle", "--overwrite"});
+        EXPECT_EQ(outcome.code, 2);
+        EXPECT_NE(outcome.err.find(place + ": is of msa-fit-indexer; choose another --out"),
+                  std::string::npos)
+            << outcome.err;
     };
-    const Outcome over = analyze();
-    EXPECT_EQ(over.code, 2);
-    EXPECT_NE(over.err.find(results + ": is of msa-fit-indexer; choose another --out"),
-              std::string::npos)
-        << over.err;
-    // As if it had been interrupted before its first layer was done.
-    std::filesystem::rename(results, path("out/checkpoint-3.h5"));
-    const Outcome beside = analyze();
-    EXPECT_EQ(beside.code, 2);
-    EXPECT_NE(beside.err.find("checkpoint-3.h5: is of an unfinished run of msa-fit-indexer; choose "
-                              "another --out"),
-              std::string::npos)
-        << beside.err;
+    ASSERT_EQ(run({file}, "out", {"--shard", "0/2"}).code, 0);
+    const std::string unit = path("out/results.h5.partial/unit-layer-3.h5");
+    refused(path("out/results.h5.partial"));
+    EXPECT_TRUE(std::filesystem::exists(unit));
+    ASSERT_EQ(run({file}, "out", {"--resume"}).code, 0);
+    refused(path("out/results.h5"));
+    // As of a fit that is interrupted before its first layer is done.
+    std::filesystem::rename(path("out/results.h5"), path("out/checkpoint-3.h5"));
+    refused(path("out/checkpoint-3.h5"));
 }
 
 TEST_F(FitResume, ARefusalTrainsAndLosesNothing) {

@@ -51,6 +51,7 @@ TEST(DriverErrors, NameTheOptionThatHelps) {
     EXPECT_EQ(said(FileProblem::unfinished_run),
               "wrong; --resume continues it, --overwrite starts afresh");
     EXPECT_EQ(said(FileProblem::other_run), "wrong; --overwrite starts afresh");
+    EXPECT_EQ(said(FileProblem::other_program), "wrong; choose another --out");
     EXPECT_EQ(said(FileProblem::damaged_unit),
               "wrong; where it is removed, --resume of its run does it again");
     EXPECT_EQ(said(FileProblem::arrays, "d/a.npz"),

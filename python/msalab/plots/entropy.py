@@ -38,7 +38,8 @@ def entropy_per_layer(results: Results, layers=None):
         rows += [(layer, selector, head, value) for layer, values in zip(layers, heads)
                  for head, value in enumerate(values)]
     style.layer_axis(axes, layers, where=where)
-    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.05 * axes.dataLim.y1), ylabel="entropy, nats")
+    top = axes.dataLim.y1  # not above 0 where there is nothing to draw
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.05 * top if top > 0 else None), ylabel="entropy, nats")
     keys = axes.secondary_yaxis("right", functions=(np.exp, _log))
     keys.set_ylabel("keys of an even spread")
     keys.set_yticks([1, 3, 10, 30, 100, 300, 1000, 3000])
