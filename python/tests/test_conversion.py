@@ -77,6 +77,24 @@ def test_curves_tell_how_far_an_arm_is_behind(tmp_path):
     assert said("curves.py", tmp_path, "1,2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
 
 
+def test_curves_tell_what_the_index_branches_learn(tmp_path):
+    names = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "entropy_dense", "entropy_sparse")
+
+    def learned(value):
+        return curve(lambda step: 2) + "".join(f"{step},{group},{name},{layer},{value + layer}\n" for step in (0, 40)
+                                               for group, name in (("train", "kl_loss"), *(("probe", name) for name in names))
+                                               for layer in (0, 1))
+
+    for seed, value in ((1, 0.5), (2, 1.0)):
+        pack(tmp_path / f"dense-seed-{seed}.tar.xz", {"curves.csv": curve(lambda step: 2)})
+        pack(tmp_path / f"msa-512-seed-{seed}.tar.xz", {"curves.csv": learned(value)})
+    code, out, err = said("curves.py", tmp_path, "1,2", tmp_path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2:] == [f"msa-512, step {step}: " + ", ".join(f"{name} 1.250" for name in ("kl_loss", *names))
+                                     for step in (0, 40)]  # the mean over layers and seeds
+    assert (tmp_path / "conversion_dynamics.png").exists()
+
+
 def test_curves_of_several_seeds_are_averaged(tmp_path):
     for arm, seed, loss in (("dense", 1, 2), ("dense", 2, 3), ("msa-512", 1, 2.1), ("msa-512", 2, 3.5),
                             ("window-512", 2, 3.3)):
