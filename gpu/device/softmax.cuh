@@ -49,7 +49,39 @@ struct Softmax {
         }
 #pragma unroll
         for (int part = 0; part < Parts; ++part)
-            if (any[part]) weigh<Parts>(score, part, seen[part], scale, shift);
+            if (any[part]) weigh<Parts>(score, part, seen[part], scale, shift, sum);
+    }
+    /// The same for any step but the first: faster, since it has weights before it has maxima. Those
+    /// are needed where a thread's weights add up to more than 2^kSlack, or a row has no reference.
+    template <int Parts, int Sums>
+    __device__ void step_later(float (&score)[Sums], const int (&seen)[Parts][2], float scale,
+                               float (&factor)[2], bool (&any)[Parts]) {
+        bool some = false, sees[2] = {false, false};
+#pragma unroll
+        for (int part = 0; part < Parts; ++part) {
+            any[part] = __any_sync(kAllLanes, seen[part][0] > 0 || seen[part][1] > 0);
+            some |= any[part];
+            for (int side = 0; side < 2; ++side) sees[side] |= seen[part][side] > 0;
+        }
+        factor[0] = factor[1] = 1;
+        if (!some) return;
+        bool first = false;
+        for (int side = 0; side < 2; ++side) first |= sees[side] && reference[side] == -INFINITY;
+        if (__any_sync(kAllLanes, first)) return step(score, seen, scale, factor, any);
+        float total[2] = {0, 0}, shift[2];
+        for (int side = 0; side < 2; ++side)
+            shift[side] = reference[side] == -INFINITY ? 0 : reference[side] * scale;
+#pragma unroll
+        for (int part = 0; part < Parts; ++part) {
+            if (!any[part]) continue;
+            mask<Parts>(score, part, seen[part]);
+            weigh<Parts>(score, part, seen[part], scale, shift, total);
+        }
+        constexpr float kMost = 1 << static_cast<int>(kSlack);
+        if (__any_sync(kAllLanes, !(total[0] <= kMost && total[1] <= kMost)))
+            follow(score, any, scale, shift, total, factor);
+        for (int side = 0; side < 2; ++side)
+            sum[side] = fmaf(sum[side], factor[side], total[side]);
     }
     /// The same for a single part.
     template <int Sums>
@@ -61,15 +93,15 @@ struct Softmax {
     }
 
 private:
-    /// Masks the keys that a row does not see, in rows that see some of the part's keys. `now`
-    /// becomes the largest score of this thread's columns, if that is larger.
     template <int Parts, int Sums>
-    __device__ static void meet(float (&score)[Sums], int part, const int (&seen)[2],
-                                float (&now)[2]) {
+    __device__ static float& at(float (&score)[Sums], int part, int side, int j, int i) {
+        return score[part * (Sums / Parts) + 4 * j + 2 * side + i];
+    }
+
+    /// Masks the keys that a row does not see, in rows that see some of the part's keys.
+    template <int Parts, int Sums>
+    __device__ static void mask(float (&score)[Sums], int part, const int (&seen)[2]) {
         constexpr int kScores = Sums / Parts, kColumns = 2 * kScores;
-        const auto at = [&](int side, int j, int i) -> float& {
-            return score[part * kScores + 4 * j + 2 * side + i];
-        };
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             if (seen[side] <= 0 || seen[side] >= kColumns) continue;
@@ -78,40 +110,81 @@ private:
             for (int j = 0; j < kScores / 4; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    if (8 * j + i >= end) at(side, j, i) = -INFINITY;
-        }
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            float m[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-            for (int j = 0; j < kScores / 4; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], at(side, j, i));
-            // A bound instead of a condition, which would become a branch around all of this.
-            const float bound = seen[side] > 0 ? INFINITY : -INFINITY;
-            now[side] = fmaxf(now[side], fminf(fmaxf(m[0], m[1]), bound));
+                    if (8 * j + i >= end) at<Parts>(score, part, side, j, i) = -INFINITY;
         }
     }
 
-    /// Turns scores of a part into weights and adds them to the sums. In rows that see none of the
+    /// The largest score of a part in this thread's columns of a row.
+    template <int Parts, int Sums>
+    __device__ static float most_of(float (&score)[Sums], int part, int side) {
+        float m[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int j = 0; j < Sums / Parts / 4; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], at<Parts>(score, part, side, j, i));
+        return fmaxf(m[0], m[1]);
+    }
+
+    /// Masks a part. `now` becomes the largest score of this thread's columns, if that is larger.
+    template <int Parts, int Sums>
+    __device__ static void meet(float (&score)[Sums], int part, const int (&seen)[2],
+                                float (&now)[2]) {
+        mask<Parts>(score, part, seen);
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            // A bound instead of a condition, which would become a branch around all of this.
+            const float bound = seen[side] > 0 ? INFINITY : -INFINITY;
+            now[side] = fmaxf(now[side], fminf(most_of<Parts>(score, part, side), bound));
+        }
+    }
+
+    /// Where weights of a row are above 2^kSlack, the largest becomes 1. A weight that is infinite
+    /// makes the row's results NaN.
+    template <int Parts, int Sums>
+    __device__ void follow(float (&weight)[Sums], const bool (&any)[Parts], float scale,
+                           const float (&shift)[2], float (&total)[2], float (&factor)[2]) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            float most = 0;
+#pragma unroll
+            for (int part = 0; part < Parts; ++part)
+                if (any[part]) most = fmaxf(most, most_of<Parts>(weight, part, side));
+            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+            const float above = log2f(most);
+            if (!(above > kSlack)) continue;
+            reference[side] = (shift[side] + above) / scale;
+            factor[side] = exp2_fast(shift[side] - reference[side] * scale);
+            total[side] = 0;
+#pragma unroll
+            for (int part = 0; part < Parts; ++part)
+                if (any[part])
+#pragma unroll
+                    for (int j = 0; j < Sums / Parts / 4; ++j)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            total[side] += at<Parts>(weight, part, side, j, i) *= factor[side];
+        }
+    }
+
+    /// Turns scores of a part into weights and adds them to the totals. In rows that see none of the
     /// part's keys weights are 0, or NaN if a score is NaN or +inf.
     template <int Parts, int Sums>
-    __device__ void weigh(float (&score)[Sums], int part, const int (&seen)[2], float scale,
-                          const float (&shift)[2]) {
-        constexpr int kScores = Sums / Parts;
+    __device__ static void weigh(float (&score)[Sums], int part, const int (&seen)[2], float scale,
+                                 const float (&shift)[2], float (&total)[2]) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             const float by = seen[side] > 0 ? shift[side] : INFINITY;
             float t[2] = {0, 0};
 #pragma unroll
-            for (int j = 0; j < kScores / 4; ++j)
+            for (int j = 0; j < Sums / Parts / 4; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    float& x = score[part * kScores + 4 * j + 2 * side + i];
+                    float& x = at<Parts>(score, part, side, j, i);
                     x = exp2_fast(fmaf(x, scale, -by));
                     t[i] += x;
                 }
-            sum[side] += t[0] + t[1];
+            total[side] += t[0] + t[1];
         }
     }
 };
