@@ -73,7 +73,7 @@ __device__ void keep_weights_where(uint32_t (&p)[Words], const float (&weight)[W
             for (int n = part * kPart; n < (part + 1) * kPart; ++n)
                 p[n] = pack<T>(weight[2 * n], weight[2 * n + 1]);
         } else {
-#pragma unroll
+#pragma unroll  // volatile, else zeros are written in every step, before the weights
             for (int n = part * kPart; n < (part + 1) * kPart; ++n)
                 asm volatile("mov.b32 %0, 0;" : "=r"(p[n]));
         }

@@ -12,76 +12,47 @@ namespace msa::cuda {
 /// only once that is kSlack powers of two above it, because each change rescales all results so
 /// far. So weights go up to 2^kSlack, which every type here holds with the same relative precision.
 struct Softmax {
-    static constexpr float kSlack = 8;
-    float reference[2] = {-INFINITY, -INFINITY};  // of the rows, not scaled
-    float sum[2] = {0, 0};                        // of this thread's columns
+    static constexpr float kSlack = 8, kMost = 120;  // products with 2^-kMost are normal numbers
+    float reference[2] = {-INFINITY, -INFINITY};     // of the rows, not scaled
+    float sum[2] = {0, 0};                           // of this thread's columns
 
     /// Scores of `Parts` equal parts of columns, a block of keys each, become
     /// 2^(scale (score - reference)), 0 where masked. Earlier results must be multiplied by
     /// `factor`. The row sees `seen` keys of a part; with none in any part, it stays as it is.
     /// `any`: whether a row of the warp sees a key of the part. If not, the part's scores are left
-    /// as they are: writing zeros here would cost registers in every step.
+    /// as they are: writing zeros here would cost registers in every step. `later`: most rows have
+    /// a reference by now, and rows with NaN are computed again. Then weights need not wait for
+    /// maxima, which change few references, but results are NaN where a weight would be above
+    /// 2^kMost.
     template <int Parts, int Sums>
     __device__ void step(float (&score)[Sums], const int (&seen)[Parts][2], float scale,
-                         float (&factor)[2], bool (&any)[Parts]) {
-        float now[2] = {reference[0], reference[1]};
-        bool some = false;
+                         float (&factor)[2], bool (&any)[Parts], bool later = false) {
+        bool some = false, fresh = false;
 #pragma unroll
         for (int part = 0; part < Parts; ++part) {
             any[part] = __any_sync(kAllLanes, seen[part][0] > 0 || seen[part][1] > 0);
             some |= any[part];
-            if (any[part]) meet<Parts>(score, part, seen[part], now);
+            for (int side = 0; side < 2; ++side)
+                fresh |= seen[part][side] > 0 && reference[side] == -INFINITY;
         }
         factor[0] = factor[1] = 1;
         if (!some) return;
-        float shift[2];
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            now[side] = fmaxf(now[side], __shfl_xor_sync(kAllLanes, now[side], 1));
-            now[side] = fmaxf(now[side], __shfl_xor_sync(kAllLanes, now[side], 2));
-            const float above = (now[side] - reference[side]) * scale;
-            if (above > kSlack) {  // not: NaN, of two infinities
-                factor[side] = exp2_fast(-above);
-                reference[side] = now[side];
-            }
-            shift[side] = reference[side] == -INFINITY ? 0 : reference[side] * scale;
-            sum[side] *= factor[side];
-        }
-#pragma unroll
-        for (int part = 0; part < Parts; ++part)
-            if (any[part]) weigh<Parts>(score, part, seen[part], scale, shift, sum);
-    }
-    /// The same for any step but the first: faster, since it has weights before it has maxima. Those
-    /// are needed where a thread's weights add up to more than 2^kSlack, or a row has no reference.
-    template <int Parts, int Sums>
-    __device__ void step_later(float (&score)[Sums], const int (&seen)[Parts][2], float scale,
-                               float (&factor)[2], bool (&any)[Parts]) {
-        bool some = false, sees[2] = {false, false};
-#pragma unroll
-        for (int part = 0; part < Parts; ++part) {
-            any[part] = __any_sync(kAllLanes, seen[part][0] > 0 || seen[part][1] > 0);
-            some |= any[part];
-            for (int side = 0; side < 2; ++side) sees[side] |= seen[part][side] > 0;
-        }
-        factor[0] = factor[1] = 1;
-        if (!some) return;
-        bool first = false;
-        for (int side = 0; side < 2; ++side) first |= sees[side] && reference[side] == -INFINITY;
-        if (__any_sync(kAllLanes, first)) return step(score, seen, scale, factor, any);
-        float total[2] = {0, 0}, shift[2];
+        const bool guess = later && !__any_sync(kAllLanes, fresh);
+        if (!guess) refer(score, seen, any, scale, factor);
+        float shift[2], total[2] = {0, 0};
         for (int side = 0; side < 2; ++side)
             shift[side] = reference[side] == -INFINITY ? 0 : reference[side] * scale;
 #pragma unroll
         for (int part = 0; part < Parts; ++part) {
             if (!any[part]) continue;
-            mask<Parts>(score, part, seen[part]);
+            if (guess) mask<Parts>(score, part, seen[part]);
             weigh<Parts>(score, part, seen[part], scale, shift, total);
         }
-        constexpr float kMost = 1 << static_cast<int>(kSlack);
-        if (__any_sync(kAllLanes, !(total[0] <= kMost && total[1] <= kMost)))
+        // A thread's weights add up to at most this, or one of them may be above 2^kSlack.
+        constexpr float kAll = 1 << static_cast<int>(kSlack);
+        if (guess && __any_sync(kAllLanes, !(total[0] <= kAll && total[1] <= kAll)))
             follow(score, any, scale, shift, total, factor);
-        for (int side = 0; side < 2; ++side)
-            sum[side] = fmaf(sum[side], factor[side], total[side]);
+        for (int side = 0; side < 2; ++side) sum[side] = fmaf(sum[side], factor[side], total[side]);
     }
     /// The same for a single part.
     template <int Sums>
@@ -114,6 +85,10 @@ private:
         }
     }
 
+    __device__ static float most_of_row(float x) {
+        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+        return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+    }
     /// The largest score of a part in this thread's columns of a row.
     template <int Parts, int Sums>
     __device__ static float most_of(float (&score)[Sums], int part, int side) {
@@ -125,21 +100,36 @@ private:
         return fmaxf(m[0], m[1]);
     }
 
-    /// Masks a part. `now` becomes the largest score of this thread's columns, if that is larger.
+    /// Masks the scores. A row whose largest is more than kSlack above its reference refers to
+    /// that.
     template <int Parts, int Sums>
-    __device__ static void meet(float (&score)[Sums], int part, const int (&seen)[2],
-                                float (&now)[2]) {
-        mask<Parts>(score, part, seen);
+    __device__ void refer(float (&score)[Sums], const int (&seen)[Parts][2],
+                          const bool (&any)[Parts], float scale, float (&factor)[2]) {
+        float now[2] = {reference[0], reference[1]};
+#pragma unroll
+        for (int part = 0; part < Parts; ++part) {
+            if (!any[part]) continue;
+            mask<Parts>(score, part, seen[part]);
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                // A bound instead of a condition, which would become a branch around all of this.
+                const float bound = seen[part][side] > 0 ? INFINITY : -INFINITY;
+                now[side] = fmaxf(now[side], fminf(most_of<Parts>(score, part, side), bound));
+            }
+        }
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            // A bound instead of a condition, which would become a branch around all of this.
-            const float bound = seen[side] > 0 ? INFINITY : -INFINITY;
-            now[side] = fmaxf(now[side], fminf(most_of<Parts>(score, part, side), bound));
+            now[side] = most_of_row(now[side]);
+            const float above = (now[side] - reference[side]) * scale;
+            if (above > kSlack) {  // not: NaN, of two infinities
+                factor[side] = exp2_fast(-above);
+                reference[side] = now[side];
+            }
         }
     }
 
-    /// Where weights of a row are above 2^kSlack, the largest becomes 1. A weight that is infinite
-    /// makes the row's results NaN.
+    /// The same once scores have become weights: where one is above 2^kSlack, the largest
+    /// becomes 1.
     template <int Parts, int Sums>
     __device__ void follow(float (&weight)[Sums], const bool (&any)[Parts], float scale,
                            const float (&shift)[2], float (&total)[2], float (&factor)[2]) {
@@ -149,12 +139,10 @@ private:
 #pragma unroll
             for (int part = 0; part < Parts; ++part)
                 if (any[part]) most = fmaxf(most, most_of<Parts>(weight, part, side));
-            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-            const float above = log2f(most);
+            const float above = log2f(most_of_row(most));
             if (!(above > kSlack)) continue;
             reference[side] = (shift[side] + above) / scale;
-            factor[side] = exp2_fast(shift[side] - reference[side] * scale);
+            factor[side] = above > kMost ? NAN : exp2_fast(shift[side] - reference[side] * scale);
             total[side] = 0;
 #pragma unroll
             for (int part = 0; part < Parts; ++part)
@@ -167,8 +155,8 @@ private:
         }
     }
 
-    /// Turns scores of a part into weights and adds them to the totals. In rows that see none of the
-    /// part's keys weights are 0, or NaN if a score is NaN or +inf.
+    /// Turns scores of a part into weights and adds them to the totals. In rows that see none of
+    /// the part's keys weights are 0, or NaN if a score is NaN or +inf.
     template <int Parts, int Sums>
     __device__ static void weigh(float (&score)[Sums], int part, const int (&seen)[2], float scale,
                                  const float (&shift)[2], float (&total)[2]) {

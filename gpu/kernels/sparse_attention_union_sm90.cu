@@ -181,10 +181,7 @@ __global__ void __launch_bounds__(UnionThreadsOf<T, Dim, BlockSize>::kThreads, 1
                     else
                         weigh();
                 } else {
-                    if (values)
-                        softmax.step_later(sum, seen, scale, factor, any);
-                    else
-                        softmax.step(sum, seen, scale, factor, any);
+                    softmax.step(sum, seen, scale, factor, any, values);
                     if (values) end_out([] {});
                 }
                 if (values && __any_sync(kAllLanes, factor[0] != 1 || factor[1] != 1)) {

@@ -161,7 +161,8 @@ Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of, Ele
         return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
     };
     if (ragged) {
-        queries = round_up(queries);
+        // Of ragged sequences of one query, 9.19 writes the lse of an eighth of the heads alone.
+        queries = std::max<int64_t>(2, round_up(queries));
         keys = round_up(keys);
         if (is_gradient()) {
             all_queries = round_up(p.queries());
