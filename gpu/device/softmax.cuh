@@ -12,7 +12,7 @@ namespace msa::cuda {
 /// only once that is kSlack powers of two above it, because each change rescales all results so
 /// far. So weights go up to 2^kSlack, which every type here holds with the same relative precision.
 struct Softmax {
-    static constexpr float kSlack = 8, kMost = 120;  // products with 2^-kMost are normal numbers
+    static constexpr float kSlack = 8, kMost = 120;  // 2^-kMost is not flushed to 0
     float reference[2] = {-INFINITY, -INFINITY};     // of the rows, not scaled
     float sum[2] = {0, 0};                           // of this thread's columns
 
@@ -128,8 +128,8 @@ private:
         }
     }
 
-    /// The same once scores have become weights: where one is above 2^kSlack, the largest
-    /// becomes 1.
+    /// The same once scores have become weights: where one is above 2^kSlack, the largest becomes
+    /// 1, and NaN where that is above 2^kMost.
     template <int Parts, int Sums>
     __device__ void follow(float (&weight)[Sums], const bool (&any)[Parts], float scale,
                            const float (&shift)[2], float (&total)[2], float (&factor)[2]) {

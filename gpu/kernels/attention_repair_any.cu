@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Tiled kernels multiply masked probabilities (0) by values that the query does not see. If such a
-// value is not finite, the output becomes NaN. These rows are rare; they are marked and computed
-// again here.
+// value is not finite, the output becomes NaN. So it does where a row's scores rise faster than the
+// softmax follows (gpu/device/softmax.cuh). These rows are rare; they are marked and computed again
+// here, one query at a time.
 #include "gpu/device/support.cuh"
 #include "gpu/kernels/kernels.h"
 

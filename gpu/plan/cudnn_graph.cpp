@@ -161,8 +161,8 @@ Sizes::Sizes(const Problem& p, const std::vector<Span>& spans, Direction of, Ele
         return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
     };
     if (ragged) {
-        // Of ragged sequences of one query, 9.19 writes the lse of an eighth of the heads alone.
-        queries = std::max<int64_t>(2, round_up(queries));
+        // With room for one query, 9.19 writes the lse of only an eighth of the heads.
+        queries = std::max<int64_t>(is_gradient() ? 1 : 2, round_up(queries));
         keys = round_up(keys);
         if (is_gradient()) {
             all_queries = round_up(p.queries());

@@ -2,9 +2,11 @@
 // sparse_attention for every number of query heads to a group: tiles that it does not fill, slots
 // of several queries side by side. Sizes that the kernels tuned for one GPU generation answer.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
+#include "core/number/convert.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
 
@@ -40,11 +42,16 @@ protected:
     void expect(const Operands& o, const Attention& want, const std::string& what = "") {
         expect(problem(), o, ids_, want, what);
     }
+    Bounds bounds_of(const Operands& o) const {
+        return subject().stored != Element::f32 ? half_bounds(problem(), o) : bounds(problem(), o);
+    }
     void expect(const Problem& p, const Operands& o, const Tensor<int32_t, 3>& ids,
                 const Attention& want, const std::string& what) {
         // The bounds of finite operands: these may hold NaN.
-        const Bounds b = subject().stored != Element::f32 ? half_bounds(problem(), operands_)
-                                                          : bounds(problem(), operands_);
+        expect(p, o, ids, want, what, bounds_of(operands_));
+    }
+    void expect(const Problem& p, const Operands& o, const Tensor<int32_t, 3>& ids,
+                const Attention& want, const std::string& what, const Bounds& b) {
         runner_.index_select(problem(), rule(), operands_);
         const std::string by = runner_.backend().answered_by();
         const bool tuned = by == "index_select_sm90" || by == "index_select_sm80";
@@ -155,6 +162,26 @@ TEST_P(EveryUnionSize, MatchesReference) {
         const Tensor<int32_t, 3> ids = ids_of(size);
         expect(problem(), operands_, ids, reference().sparse_attention(problem(), operands_, ids),
                "union of " + std::to_string(size));
+    }
+}
+
+TEST_P(EveryUnionSize, ScoresMayRiseFromBlockToBlock) {
+    // By so many powers of two, up to where weights relative to an earlier block are infinite.
+    // Values have one sign, so that infinite outputs do not add up to NaN.
+    for (const double powers : {7.0, 12.0, 30.0, 100.0, 119.0, 122.0, 126.5, 127.5, 200.0}) {
+        Operands o = make_operands(the_case(), subject().element);
+        std::fill_n(o.q.data(), o.q.size(), 1.0F);
+        const double rise = powers * std::log(2.0) /
+                            (problem().softmax_scale() * static_cast<double>(problem().head_dim));
+        for (int64_t n = 0; n < problem().keys(); ++n)
+            std::fill_n(&o.k(n, 0, 0), problem().kv_heads * problem().head_dim,
+                        static_cast<float>(rise * static_cast<double>(n / problem().block_size)));
+        for (int64_t i = 0; i < o.v.size(); ++i) o.v.data()[i] = 0.5F + std::fabs(o.v.data()[i]);
+        for (Tensor<float, 3>* rows : {&o.k, &o.v})
+            round_to(subject().element, {rows->data(), static_cast<size_t>(rows->size())});
+        const Tensor<int32_t, 3> ids = ids_of(problem().blocks());
+        expect(problem(), o, ids, reference().sparse_attention(problem(), o, ids),
+               "a rise of 2^" + std::to_string(powers), bounds_of(o));
     }
 }
 
