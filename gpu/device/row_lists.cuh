@@ -13,6 +13,7 @@
 //   offer(row, score, block)   called by the warp; one candidate per lane for each of some rows.
 //                              Scores of -inf and NaN are no candidates. Blocks ascend from lane to
 //                              lane and from call to call.
+//   takes_negative(row)        whether a negative score may still be among the best
 //   whole(row, list)           called by the warp; reads the lists of some rows
 #pragma once
 
@@ -36,6 +37,11 @@ struct SortedLists {
 
     __device__ void clear(int threads) { clear_keys(best, threads); }
     __device__ void keep(int row, int wanted) { kept[row] = wanted; }
+    __device__ bool takes_negative(int row) const {
+        if (kept[row] == 0) return false;
+        const uint64_t worst = best[row][kept[row] - 1];
+        return worst == 0 || score_of_key(static_cast<uint32_t>(worst >> 32)) < 0;
+    }
     template <int Places>
     __device__ void whole(int row, WarpTopK (&list)[Places]) const {
         const int lane = threadIdx.x % kWarp;
@@ -81,6 +87,7 @@ struct WaitingLists {
         kept[row] = static_cast<uint8_t>(max(wanted, 1));
         count[row] = 0;
     }
+    __device__ bool takes_negative(int row) const { return least[row] < 0; }
     template <int Places>
     __device__ void whole(int row, WarpTopK (&list)[Places]) const {
         const int lane = threadIdx.x % kWarp;

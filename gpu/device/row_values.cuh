@@ -35,6 +35,69 @@ __device__ Sum row_max(const Sum (&sum)[Sums], int side, int n) {
     return shared_max(own_max<BlockSize>(sum, side, n));
 }
 
+/// Of the maxima of a tile's blocks, each of the four threads that share two rows keeps so many.
+/// Thread n has the row of side n % 2. Of several blocks it has n / 2, n / 2 + 2 and so on.
+template <int BlockSize, int Sums>
+constexpr int kKeptMaxima = 2 * Sums > BlockSize ? Sums / BlockSize : 1;
+
+template <int BlockSize, int Sums>
+__device__ void keep_integers(const int (&sum)[Sums], int (&best)[kKeptMaxima<BlockSize, Sums>]) {
+    constexpr int kBlocks = 2 * Sums / BlockSize;
+    const auto exchange = [](int first, int second, int with) {
+        const bool second_here = (threadIdx.x & with) != 0;
+        const int there = __shfl_xor_sync(kAllLanes, second_here ? first : second, with);
+        return max(second_here ? second : first, there);
+    };
+    int of_row[kBlocks];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+        of_row[b] = exchange(own_max<BlockSize>(sum, 0, b), own_max<BlockSize>(sum, 1, b), 1);
+    if constexpr (kBlocks == 1)
+        best[0] = max(of_row[0], __shfl_xor_sync(kAllLanes, of_row[0], 2));
+    else
+#pragma unroll
+        for (int n = 0; n < kBlocks / 2; ++n)
+            best[n] = exchange(of_row[2 * n], of_row[2 * n + 1], 2);
+}
+
+/// The maxima that this thread keeps, over all columns of a block. `any_negative`: a negative one
+/// may be any negative number.
+template <int BlockSize, int Sums>
+__device__ void keep_maxima(const int (&sum)[Sums], float (&best)[kKeptMaxima<BlockSize, Sums>],
+                            bool /*any_negative*/) {
+    int most[kKeptMaxima<BlockSize, Sums>];
+    keep_integers<BlockSize>(sum, most);
+#pragma unroll
+    for (int n = 0; n < kKeptMaxima<BlockSize, Sums>; ++n) best[n] = static_cast<float>(most[n]);
+}
+/// Floats are compared as integers of the same bits, three of which Hopper compares at once. The
+/// order of non-negative ones stays, that of negative ones is reversed; NaN, as the tensor cores
+/// make it, is above all. So the largest integer is the maximum, unless all are negative: then the
+/// smallest is.
+template <int BlockSize, int Sums>
+__device__ void keep_maxima(const float (&sum)[Sums], float (&best)[kKeptMaxima<BlockSize, Sums>],
+                            bool any_negative) {
+    constexpr int kKept = kKeptMaxima<BlockSize, Sums>;
+    int bits[Sums], most[kKept];
+#pragma unroll
+    for (int n = 0; n < Sums; ++n) bits[n] = __float_as_int(sum[n]);
+    keep_integers<BlockSize>(bits, most);
+    bool negative = false;
+#pragma unroll
+    for (int n = 0; n < kKept; ++n) negative |= most[n] < 0;
+    if (__any_sync(kAllLanes, negative && !any_negative)) {
+        int least[kKept];
+#pragma unroll
+        for (int n = 0; n < Sums; ++n) bits[n] = ~bits[n];
+        keep_integers<BlockSize>(bits, least);
+#pragma unroll
+        for (int n = 0; n < kKept; ++n)
+            if (most[n] < 0) most[n] = ~least[n];
+    }
+#pragma unroll
+    for (int n = 0; n < kKept; ++n) best[n] = __int_as_float(most[n]);
+}
+
 /// Per-warp buffer of 32 values for each of the tile's rows, written by accumulator layout and read
 /// by row. Columns are permuted against bank conflicts.
 template <typename Rows>

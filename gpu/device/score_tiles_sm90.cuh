@@ -8,6 +8,7 @@
 #pragma once
 
 #include "gpu/device/mma_tile.cuh"
+#include "gpu/device/pipeline_sm90.cuh"
 #include "gpu/device/row_values.cuh"
 #include "gpu/device/sm90.cuh"
 #include "gpu/device/warp.cuh"
@@ -134,15 +135,17 @@ struct RowOperand {
     }
 };
 
+/// A tile of keys as an operand; operand() adds an offset.
+__device__ inline uint32_t keys_low(const char* tile) { return operand_low(shared_address(tile)); }
+
 /// Starts sum = rows x keys of one tile, which has as many keys as there are sums of a row.
 template <typename Shape, typename Sum, int Sums>
-__device__ void multiply(Sum (&sum)[Sums], const RowOperand<Shape>& rows, const char* tile) {
+__device__ void multiply(Sum (&sum)[Sums], const RowOperand<Shape>& rows, uint32_t low) {
     constexpr int kBoxBytes = Sums * kWarpgroup / kHalfRows * kSwizzle;
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s) {
-        const uint64_t keys =
-            swizzled_operand(tile + 32 * s / kSwizzle * kBoxBytes + 32 * s % kSwizzle);
+        const uint64_t keys = operand(low, 32 * s / kSwizzle * kBoxBytes + 32 * s % kSwizzle);
         multiply_in<typename Shape::Value>(sum, rows.word + 4 * s, keys, s > 0);
     }
     wgmma_commit();
@@ -156,10 +159,10 @@ __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const cha
     typename Shape::Sum sum0[kSums], sum1[kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
-        const char* const tile = tiles + at.stage * Shape::kTileBytes;
+        const uint32_t keys = keys_low(tiles + at.stage * Shape::kTileBytes);
         ring.full[at.stage].wait(at.parity);
-        multiply(sum0, rows[0], tile);
-        multiply(sum1, rows[1], tile);
+        multiply(sum0, rows[0], keys);
+        multiply(sum1, rows[1], keys);
         wgmma_wait<1>();
         epilogue(0, t, sum0);
         wgmma_wait<0>();
@@ -173,8 +176,9 @@ __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const cha
     typename Shape::Sum sum[kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
+        const uint32_t keys = keys_low(tiles + at.stage * Shape::kTileBytes);
         ring.full[at.stage].wait(at.parity);
-        multiply(sum, rows[0], tiles + at.stage * Shape::kTileBytes);
+        multiply(sum, rows[0], keys);
         wgmma_wait<0>();
         if (threadIdx.x % 32 == 0) ring.empty[at.stage].arrive();
         epilogue(0, t, sum);

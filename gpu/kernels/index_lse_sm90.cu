@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kWarpgroup, BlockSize == 64 ? 5 : 4)
         operand.load(rows, opaque_thread() / kWarp * kWarpRows);
         __syncwarp();
         float score[kHalfRows * BlockSize / kWarpgroup];
-        multiply(score, operand, shared.keys[0]);
+        multiply(score, operand, keys_low(shared.keys[0]));
         if (tile + kHalfRows < uses) fetch_rows(a, item.group, next, rows);
         const LseUse later = lse_use(a, item, block, next, use + kHalfRows);
         wgmma_wait<0>();

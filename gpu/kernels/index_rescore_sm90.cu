@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4) rescore(const __grid_constant__
             RowOperand<Shape> rows;
             rows.load(static_cast<const char*>(args.index_q), Shape::kRowBytes, 1, INT_MAX, row);
             float sum[kSums];
-            multiply(sum, rows, shared.tile);
+            multiply(sum, rows, keys_low(shared.tile));
             wgmma_wait<0>();
 #pragma unroll
             for (int side = 0; side < 2; ++side) {

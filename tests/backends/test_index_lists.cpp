@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // index_select where rows see hundreds of blocks, so that their lists take in many: scores that
 // rise, fall, repeat or come in any order, as whole numbers, which every type has exactly, or of
-// which some or nearly all are NaN.
+// which some or nearly all are NaN, all are negative or all but a few.
 #include <limits>
 #include <random>
 
@@ -17,6 +17,7 @@ namespace {
 constexpr int kBlocks = 200, kDigits = 3;  // of a score, to base 8
 
 constexpr int kNoScore = -1;  // NaN
+constexpr int kAbove = 448;   // zero of the orders with negative scores; e4m3 has no more
 
 /// Scores from 0 to 511, of which later blocks follow in the order that the name says.
 std::vector<int> block_scores(const std::string& order) {
@@ -24,20 +25,23 @@ std::vector<int> block_scores(const std::string& order) {
     std::vector<int> scores;
     for (int b = 0; b < kBlocks; ++b) {
         const auto any = static_cast<int>(random() % 512);
-        scores.push_back(order == "rising"    ? b
-                         : order == "falling" ? kBlocks - b
-                         : order == "equal"   ? 7
-                         : order == "few"     ? any % 3
-                         : order == "gaps"    ? (any % 3 == 0 ? kNoScore : any)
-                         : order == "rare"    ? (b % 20 != 0 ? kNoScore : any)
-                                              : any);
+        scores.push_back(order == "rising"     ? b
+                         : order == "falling"  ? kBlocks - b
+                         : order == "equal"    ? 7
+                         : order == "few"      ? any % 3
+                         : order == "gaps"     ? (any % 3 == 0 ? kNoScore : any)
+                         : order == "rare"     ? (b % 20 != 0 ? kNoScore : any)
+                         : order == "negative" ? any % kAbove
+                         : order == "mixed"    ? (b % 20 != 10 ? any % kAbove : any | kAbove)
+                                               : any);
     }
     return scores;
 }
 
-/// Even rows score a block so, odd rows 511 less it. Blocks of later sequences have the same scores
-/// from the first on.
-Operands with_scores(const Problem& p, const std::vector<int>& scores) {
+/// Even rows score a block as the order says, odd rows 511 less it, in some orders kAbove less than
+/// that. Blocks of later sequences have the same scores from the first on.
+Operands with_scores(const Problem& p, const std::string& order) {
+    const std::vector<int> scores = block_scores(order);
     Operands o = make_operands({"lists", p, {}}, Element::f32);
     std::fill_n(o.index_q.data(), o.index_q.size(), 0.0F);
     std::fill_n(o.index_k.data(), o.index_k.size(), 0.0F);
@@ -53,6 +57,12 @@ Operands with_scores(const Problem& p, const std::vector<int>& scores) {
             o.index_k(key, kDigits + digit) = static_cast<float>(7 - value);
             if (score == kNoScore) o.index_k(key, 0) = std::numeric_limits<float>::quiet_NaN();
         }
+    }
+    if (order == "negative" || order == "mixed") {
+        for (int64_t row = 0; row < o.index_q.size() / p.index_dim; ++row)
+            o.index_q.data()[row * p.index_dim + 2 * kDigits] = 1;
+        for (int64_t key = 0; key < o.index_k.extent(0); ++key)
+            o.index_k(key, 2 * kDigits) = -kAbove;
     }
     return o;
 }
@@ -95,7 +105,8 @@ std::string list_name(const testing::TestParamInfo<IndexLists::ParamType>& info)
 INSTANTIATE_TEST_SUITE_P(All, IndexLists,
                          testing::Combine(testing::ValuesIn(compared_subjects()),
                                           testing::Values("rising", "falling", "equal", "few",
-                                                          "gaps", "rare", "random")),
+                                                          "gaps", "rare", "negative", "mixed",
+                                                          "random")),
                          list_name);
 
 /// The selection of a subject, also with an int8 copy, and of its e4m3 and int8 kernels, is the
@@ -134,7 +145,7 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
                      ", blocks of " + std::to_string(block_size));
         Problem p = square_problem(0, 4, 2, 64, dim, block_size);
         p.batch = tile_among(others, p.block_size);
-        const Operands o = with_scores(p, block_scores(order));
+        const Operands o = with_scores(p, order);
         expect_reference_selection(subject, runner, p, {.top_k = top_k}, o);
     }
 }
@@ -153,7 +164,7 @@ TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
                      ", blocks " + std::to_string(blocks));
         Problem p = square_problem(0, 4, 2, 64, dim, block_size);
         p.batch = three_alike(queries, int64_t{blocks} * block_size);
-        const Operands o = with_scores(p, block_scores(order));
+        const Operands o = with_scores(p, order);
         expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
     }
 }
@@ -173,7 +184,7 @@ TEST_P(IndexLists, OfLongRowsAreTheReferenceSelection) {
             ends_k.push_back(ends_k.back() + 2080 * p.block_size);
         }
         p.batch = PackedBatch(ends_q, ends_k);
-        const Operands o = with_scores(p, block_scores(order));
+        const Operands o = with_scores(p, order);
         expect_reference_selection(subject, runner, p, {.top_k = top_k, .forced_first = 1}, o);
     }
 }
@@ -188,7 +199,7 @@ TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
         // more sequences, the longer are the parts: 4 or 10 to 20 blocks.
         const bool cuda = subject.backend == "cuda";
         p.batch = ends_anywhere(cuda ? 71 : 16, cuda && dim == 128 ? 2 : 5, p.block_size);
-        const Operands o = with_scores(p, block_scores(order));
+        const Operands o = with_scores(p, order);
         const SelectionRule rule{.top_k = top_k, .forced_local = 2, .forced_first = 1};
         expect_reference_selection(subject, runner, p, rule, o);
     }
