@@ -153,7 +153,8 @@ def _flash_msa(case, q, k, v, index_q, index_k, ids):
 
     def attend(q, k, v):
         return flash_msa_func(*proxies, q, k, v, case.top_k * case.block_size, case.head_dim ** -0.5)[0]
-    return _heads_first(q, k, v), attend, lambda out: out[0].transpose(0, 1)
+    heads = (case.query_heads, case.head_dim)
+    return _heads_first(q, k, v), attend, lambda out: out[0].unflatten(-1, heads)
 
 
 def _cudnn_nsa(case, q, k, v, index_q, index_k, ids):
