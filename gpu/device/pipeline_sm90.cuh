@@ -17,8 +17,11 @@ __device__ void settle(float (&x)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-/// The low word of swizzled_operand() for an address in shared memory; operand() adds an offset.
-/// The word is the same in all lanes, so the compiler keeps it in a uniform register.
+/// The low word of the descriptor of an operand in shared memory; operand() adds an offset. Its
+/// rows have 128 bytes in the 128-byte swizzle, groups of 8 rows are 1024 bytes apart and aligned
+/// to that; steps of 32 bytes along a row are allowed. If the rows run along K (transposed), boxes
+/// of 64 channels are `box_bytes` apart. The word is the same in all lanes, so the compiler keeps
+/// it in a uniform register.
 __device__ inline uint32_t operand_low(uint32_t address, uint32_t box_bytes = 16) {
     return __shfl_sync(kAllLanes, (box_bytes >> 4 << 16) | (address >> 4), 0);
 }

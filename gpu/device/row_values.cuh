@@ -36,10 +36,12 @@ __device__ Sum row_max(const Sum (&sum)[Sums], int side, int n) {
 }
 
 /// Of the maxima of a tile's blocks, each of the four threads that share two rows keeps so many.
-/// Thread n has the row of side n % 2. Of several blocks it has n / 2, n / 2 + 2 and so on.
+/// Thread n has the row of side n % 2. Of several blocks it has n / 2, n / 2 + 2 and so on; of a
+/// single one, threads 2 and 3 have the same as 0 and 1.
 template <int BlockSize, int Sums>
 constexpr int kKeptMaxima = 2 * Sums > BlockSize ? Sums / BlockSize : 1;
 
+/// The largest integers that this thread keeps, over all columns of a block.
 template <int BlockSize, int Sums>
 __device__ void keep_integers(const int (&sum)[Sums], int (&best)[kKeptMaxima<BlockSize, Sums>]) {
     constexpr int kBlocks = 2 * Sums / BlockSize;
@@ -60,23 +62,23 @@ __device__ void keep_integers(const int (&sum)[Sums], int (&best)[kKeptMaxima<Bl
             best[n] = exchange(of_row[2 * n], of_row[2 * n + 1], 2);
 }
 
-/// The maxima that this thread keeps, over all columns of a block. `any_negative`: a negative one
-/// may be any negative number.
+/// The maxima that this thread keeps, over all columns of a block. `ignores_negative`: of a
+/// negative one, the sign alone need be right.
 template <int BlockSize, int Sums>
 __device__ void keep_maxima(const int (&sum)[Sums], float (&best)[kKeptMaxima<BlockSize, Sums>],
-                            bool /*any_negative*/) {
+                            bool /*ignores_negative*/) {
     int most[kKeptMaxima<BlockSize, Sums>];
     keep_integers<BlockSize>(sum, most);
 #pragma unroll
     for (int n = 0; n < kKeptMaxima<BlockSize, Sums>; ++n) best[n] = static_cast<float>(most[n]);
 }
 /// Floats are compared as integers of the same bits, three of which Hopper compares at once. The
-/// order of non-negative ones stays, that of negative ones is reversed; NaN, as the tensor cores
-/// make it, is above all. So the largest integer is the maximum, unless all are negative: then the
-/// smallest is.
+/// order of non-negative ones stays, that of negative ones is reversed. NaN is above all, since the
+/// tensor cores write it as 0x7fffffff whatever its operands were. So the largest integer is the
+/// maximum, unless all of a row and block are negative: then the smallest is.
 template <int BlockSize, int Sums>
 __device__ void keep_maxima(const float (&sum)[Sums], float (&best)[kKeptMaxima<BlockSize, Sums>],
-                            bool any_negative) {
+                            bool ignores_negative) {
     constexpr int kKept = kKeptMaxima<BlockSize, Sums>;
     int bits[Sums], most[kKept];
 #pragma unroll
@@ -85,7 +87,7 @@ __device__ void keep_maxima(const float (&sum)[Sums], float (&best)[kKeptMaxima<
     bool negative = false;
 #pragma unroll
     for (int n = 0; n < kKept; ++n) negative |= most[n] < 0;
-    if (__any_sync(kAllLanes, negative && !any_negative)) {
+    if (__any_sync(kAllLanes, negative && !ignores_negative)) {
         int least[kKept];
 #pragma unroll
         for (int n = 0; n < Sums; ++n) bits[n] = ~bits[n];

@@ -152,12 +152,4 @@ __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-/// The descriptor of an operand in shared memory: rows of 128 bytes in the 128-byte swizzle, groups
-/// of 8 rows 1024 bytes apart, aligned to 1024 bytes; steps of 32 bytes along a row are allowed. If
-/// the rows run along K (transposed), boxes of 64 channels are `box_bytes` apart.
-__device__ inline uint64_t swizzled_operand(const void* tile, uint32_t box_bytes = 16) {
-    return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{box_bytes >> 4} << 16) |
-           ((shared_address(tile) & 0x3FFFF) >> 4);
-}
-
 }  // namespace msa::cuda::sm90

@@ -194,15 +194,15 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         });
         __syncwarp();
     };
-    // Of the maxima that this thread keeps; in registers, not found again for every tile.
+    // Of this thread's maxima. asm keeps them in registers, or they are found again for every tile.
     int own_place = warp_place + lane / 4 + 8 * (lane % 2), own_block = lane % 4 / 2;
     asm volatile("" : "+r"(own_place), "+r"(own_block));
-    bool any_negative[Rows::kHalves] = {};  // the row's list takes none any more
+    bool no_negative[Rows::kHalves] = {};  // whether the list takes no such score any more
     consume(operand, count, shared.tiles[0], shared.ring,
             [&](int half, int t, const typename Shape::Sum(&sum)[kSums]) {
                 const int column = t % Turns::kTiles * kBlocksPerTile;
                 float best[kKeptMaxima<BlockSize, kSums>];
-                keep_maxima<BlockSize>(sum, best, any_negative[half]);
+                keep_maxima<BlockSize>(sum, best, no_negative[half]);
                 const int place = own_place + half * kHalfRows;
                 if (own_block < kBlocksPerTile)
 #pragma unroll
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
                         shared.scores.at(place, column + own_block + 2 * n) = best[n];
                 if (t == count - 1 || turns.due(t + 1)) {
                     merge(half, t + 1, t == count - 1);
-                    if constexpr (kLists) any_negative[half] = !shared.lists.takes_negative(place);
+                    if constexpr (kLists) no_negative[half] = !shared.lists.takes_negative(place);
                 }
             });
 

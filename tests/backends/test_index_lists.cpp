@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // index_select where rows see hundreds of blocks, so that their lists take in many: scores that
 // rise, fall, repeat or come in any order, as whole numbers, which every type has exactly, or of
-// which some or nearly all are NaN, all are negative or all but a few.
+// which some or nearly all are NaN, or of which even rows have negative ones alone or all but a
+// few.
+#include <cmath>
 #include <limits>
 #include <random>
 
@@ -17,7 +19,7 @@ namespace {
 constexpr int kBlocks = 200, kDigits = 3;  // of a score, to base 8
 
 constexpr int kNoScore = -1;  // NaN
-constexpr int kAbove = 448;   // zero of the orders with negative scores; e4m3 has no more
+constexpr int kAbove = 448;  // by which scores of "negative" and "mixed" are less; the most of e4m3
 
 /// Scores from 0 to 511, of which later blocks follow in the order that the name says.
 std::vector<int> block_scores(const std::string& order) {
@@ -55,7 +57,9 @@ Operands with_scores(const Problem& p, const std::string& order) {
             const int64_t key = b * p.block_size + b % p.block_size;
             o.index_k(key, digit) = static_cast<float>(value);
             o.index_k(key, kDigits + digit) = static_cast<float>(7 - value);
-            if (score == kNoScore) o.index_k(key, 0) = std::numeric_limits<float>::quiet_NaN();
+            if (score == kNoScore)
+                o.index_k(key, 0) = std::copysign(std::numeric_limits<float>::quiet_NaN(),
+                                                  b % 2 == 0 ? 1.0F : -1.0F);
         }
     }
     if (order == "negative" || order == "mixed") {
