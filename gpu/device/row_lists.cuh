@@ -13,9 +13,8 @@
 //   offer(row, score, block)   called by the warp; one candidate per lane for each of some rows.
 //                              Scores of -inf and NaN are no candidates. Blocks ascend from lane to
 //                              lane and from call to call.
-//   takes_negative(row)        called by one thread, once the warp has met after its offers;
-//   whether a
-//                              negative score may still be among the best
+//   takes_negative(row)        called by one thread, once the warp has met after its offers:
+//                              whether a negative score may still be among the best
 //   whole(row, list)           called by the warp; reads the lists of some rows
 #pragma once
 

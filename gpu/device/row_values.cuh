@@ -73,9 +73,9 @@ __device__ void keep_maxima(const int (&sum)[Sums], float (&best)[kKeptMaxima<Bl
     for (int n = 0; n < kKeptMaxima<BlockSize, Sums>; ++n) best[n] = static_cast<float>(most[n]);
 }
 /// Floats are compared as integers of the same bits, three of which Hopper compares at once. The
-/// order of non-negative ones stays, that of negative ones is reversed. NaN is above all, since the
-/// tensor cores write it as 0x7fffffff whatever its operands were. So the largest integer is the
-/// maximum, unless all of a row and block are negative: then the smallest is.
+/// order of non-negative ones stays, that of negative ones is reversed. NaN, which the tensor
+/// cores write as 0x7fffffff, is above all. So the largest integer is the maximum, unless all of a
+/// row and block are negative: then the smallest is.
 template <int BlockSize, int Sums>
 __device__ void keep_maxima(const float (&sum)[Sums], float (&best)[kKeptMaxima<BlockSize, Sums>],
                             bool ignores_negative) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // index_select where rows see hundreds of blocks, so that their lists take in many: scores that
 // rise, fall, repeat or come in any order, as whole numbers, which every type has exactly, or of
-// which some or nearly all are NaN, or of which even rows have negative ones alone or all but a
-// few.
+// which some or nearly all are NaN. In some orders even rows have negative scores alone, or but a
+// few others.
 #include <cmath>
 #include <limits>
 #include <random>
