@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // wgmma: sum [64, N] += A [64, K] B [K, N] of a warpgroup, N = 2 x the length of the sum, K = 32
 // bytes. `add` false starts a new sum. B is in shared memory, its rows along N or, Transposed (bf16
-// alone), along K. Operands in shared memory: operand() (pipeline_sm90.cuh). Layout of the sum, thread t:
+// alone), along K. Operands in shared memory: operand(). Layout of the sum in thread t:
 // d[4 j + 2 side + i] is row 16 (t / 32) + t % 32 / 4 + 8 side, column 8 j + 2 (t % 4) + i;
 // A in registers: word[2 part + side] holds that row, bytes 4 (t % 4) + 16 part on.
 #pragma once
