@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     // Of this thread's maxima. asm keeps them in registers, or they are found again for every tile.
     int own_place = warp_place + lane / 4 + 8 * (lane % 2), own_block = lane % 4 / 2;
     asm volatile("" : "+r"(own_place), "+r"(own_block));
-    bool no_negative[Rows::kHalves] = {};  // whether the list takes no such score any more
+    bool no_negative[Rows::kHalves] = {};  // whether the list is past negative scores
     consume(operand, count, shared.tiles[0], shared.ring,
             [&](int half, int t, const typename Shape::Sum(&sum)[kSums]) {
                 const int column = t % Turns::kTiles * kBlocksPerTile;
