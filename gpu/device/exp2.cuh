@@ -13,4 +13,13 @@ __device__ inline float exp2_fast(float x) {
     return y;
 }
 
+constexpr float kLeastNormal = 0x1p-126F;
+
+/// The base-2 logarithm, off by about 2^-22; -infinity below the normal range.
+__device__ inline float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 }  // namespace msa::cuda

@@ -25,7 +25,7 @@ struct GradShape {
     static constexpr int kThreads = (kMain + 1) * kWarpgroup;
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
-    static constexpr int kMainRegisters = kSmall ? 200 : 224;
+    static constexpr int kMainRegisters = kSmall ? 200 : kMain == 1 ? 240 : 224;
 };
 
 template <int Dim, int BlockSize>

@@ -4,6 +4,7 @@
 
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/kl_stage_sm90.cuh"
+#include "gpu/device/mma_tile.cuh"
 
 namespace msa::cuda::sm90 {
 
@@ -19,16 +20,30 @@ __device__ void for_each_item(Memory& shared, Body body) {
     }
 }
 
+/// Calls body(the tile's queries, the round's number in the tile) for each round of an item's
+/// tiles; `round` counts them all.
+template <int HeadBits, typename Body>
+__device__ void for_each_tile(const KlBlocks& a, const KlItem& item, uint32_t& round, Body body) {
+    const auto uses = static_cast<int>(item.end - item.begin);
+    KlQueries next(a, item, 0);
+    for (int first = 0; first < uses; first += kKlRows) {
+        const KlQueries now = next;
+        next = KlQueries(a, item, first + kKlRows);
+        const int rounds = kl_rounds<HeadBits>(min(kKlRows, uses - first));
+        for (int n = 0; n < rounds; ++n, ++round) body(now, n);
+    }
+}
+
 /// The producer warp that takes items and loads q.
-template <int Dim, int IndexDim, int BlockSize>
+template <int HeadBits, int Dim, int IndexDim, int BlockSize>
 __device__ void gather_queries(const KlTunedArgs& args,
                                KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;
+    constexpr int kQueries = kKlRows >> HeadBits;  // of a step
     const KlBlocks& a = args.blocks;
-    const int lane = lane_id(), heads = a.heads / a.groups, bits = args.head_bits;
-    const int queries = kKlRows >> bits, copies = queries * S::kBoxes;
+    const int lane = lane_id(), heads = a.heads / a.groups;
     const int found = a.item_starts[a.groups * a.block_count];
-    const auto bytes = static_cast<uint32_t>(queries * heads * Dim * 2);
+    const auto bytes = static_cast<uint32_t>(kQueries * heads * Dim * 2);
     const auto take = [&] {
         int taken = 0;
         if (lane == 0) taken = atomicAdd(a.taken, 1);
@@ -37,7 +52,7 @@ __device__ void gather_queries(const KlTunedArgs& args,
         const int number = a.order[taken];
         return KlWork{a.items[number], number};
     };
-    uint32_t at = 0;
+    uint32_t round = 0;
     KlWork work = take();
     for (uint32_t taken = 0;; ++taken) {
         const int stage = stage_of<kItemStages>(taken);
@@ -47,83 +62,107 @@ __device__ void gather_queries(const KlTunedArgs& args,
             shared.item_full[stage].arrive();
         }
         const KlItem item = work.item;
-        const int uses = work.uses();
-        if (uses == 0) return;
+        if (work.uses() == 0) return;
         work = take();
-        KlQueries next(a, item, 0);
-        for (int first = 0; first < uses; first += kKlRows) {
-            const KlQueries now = next;
-            next = KlQueries(a, item, first + kKlRows);
-            const int steps = kl_steps(bits, min(kKlRows, uses - first));
-            for (int step = 0; step < steps; ++step, ++at) {
-                const int to = stage_of<S::kStages>(at);
-                Barrier& full = shared.full[to];
-                shared.empty[to].wait(parity_of<S::kStages>(at) ^ 1);
-                if (lane == 0) full.expect(bytes);
-                __syncwarp();
-                for (int i = lane; i - lane < copies; i += kWarp) {
-                    const int place = i / S::kBoxes, box = i % S::kBoxes;
-                    const int query = now.of(kl_use(bits, step, place));
-                    if (i < copies)
-                        copy_box(shared.q[to][box] + (place << bits) * kSwizzle, &args.q_one,
-                                 64 * box, item.group * heads, query, &full, Keep::longest);
-                }
+        for_each_tile<HeadBits>(a, item, round, [&](const KlQueries& now, int n) {
+#pragma unroll
+            for (int step = 0; step < kKlStages; ++step) {
+                int query[kQueries];
+#pragma unroll
+                for (int c = 0; c < kQueries; ++c)
+                    query[c] = now.of(kl_use<HeadBits>(kKlStages * n + step, c));
+                Barrier& full = shared.full[step];
+                shared.empty[step].wait(round % 2 ^ 1);
+                if (!elect_one()) continue;
+                full.expect(bytes);
+#pragma unroll
+                for (int c = 0; c < kQueries; ++c)
+#pragma unroll
+                    for (int box = 0; box < S::kBoxes; ++box)
+                        copy_box(shared.q[step][box] + (c << HeadBits) * kSwizzle, &args.q_one,
+                                 64 * box, item.group * heads, query[c], &full, Keep::longest);
             }
-        }
+        });
     }
 }
 
 /// The producer warp that loads the heads' lse, two columns per lane.
-template <int Dim, int IndexDim, int BlockSize>
+template <int HeadBits, int Dim, int IndexDim, int BlockSize>
 __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
-    using S = KlShape<Dim, IndexDim, BlockSize>;
     const KlBlocks& a = args.blocks;
-    const int lane = lane_id(), heads = a.heads / a.groups, bits = args.head_bits;
+    const int lane = lane_id(), heads = a.heads / a.groups;
     const auto none = static_cast<int>(args.queries * a.heads);
-    uint32_t at = 0;
+    uint32_t round = 0;
     for_each_item(shared, [&](const KlItem& item, uint32_t) {
-        const auto uses = static_cast<int>(item.end - item.begin);
-        KlQueries next(a, item, 0);
-        for (int first = 0; first < uses; first += kKlRows) {
-            const KlQueries now = next;
-            next = KlQueries(a, item, first + kKlRows);
-            const int steps = kl_steps(bits, min(kKlRows, uses - first));
-            for (int step = 0; step < steps; ++step, ++at) {
-                const int to = stage_of<S::kStages>(at);
-                shared.empty[to].wait(parity_of<S::kStages>(at) ^ 1);
+        for_each_tile<HeadBits>(a, item, round, [&](const KlQueries& now, int n) {
+#pragma unroll
+            for (int step = 0; step < kKlStages; ++step) {
+                const float* from[2];
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int column = lane + kWarp * half, head = column & ((1 << bits) - 1);
-                    const int query = now.of(kl_use(bits, step, column >> bits));
-                    copy_float(
-                        shared.lse[to] + column,
+                    const int column = lane + kWarp * half, head = column % (1 << HeadBits);
+                    const int query =
+                        now.of(kl_use<HeadBits>(kKlStages * n + step, column >> HeadBits));
+                    from[half] =
                         args.lse +
-                            (head < heads ? query * a.heads + item.group * heads + head : none));
+                        (head < heads ? query * a.heads + item.group * heads + head : none);
                 }
-                arrive_after_copies(shared.full[to]);
+                shared.empty[step].wait(round % 2 ^ 1);
+                copy_float(shared.lse[step] + lane, from[0]);
+                copy_float(shared.lse[step] + lane + kWarp, from[1]);
+                arrive_after_copies(shared.full[step]);
             }
-        }
+        });
     });
 }
 
-/// The producer warp that loads index_k, index_q and the KlUses of a tile.
-template <typename T, int Dim, int IndexDim, int BlockSize>
-__device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
+/// The producer warp that loads index_k, and index_q of a tile. Its rows are too short for copies
+/// by TMA.
+template <int Dim, int IndexDim, int BlockSize>
+__device__ void gather_index(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;
+    constexpr int kChunks = S::kIndexBoxes * kSwizzle / 16, kRowsAtOnce = kWarp / kChunks;
     const KlBlocks& a = args.blocks;
-    const int lane = lane_id();
+    const int lane = lane_id(), chunk = lane % kChunks;
+    const auto row_bytes = static_cast<uint64_t>(a.groups * IndexDim * 2);
     uint32_t tile = 0;
     for_each_item(shared, [&](const KlItem& item, uint32_t taken) {
-        const SequenceBlock block = a.blocks[item.block];
         const auto uses = static_cast<int>(item.end - item.begin);
         shared.keys_empty.wait(parity_of<1>(taken) ^ 1);
         if (lane == 0) {
             shared.keys_full.expect(S::kIndexBoxes * S::kKeyBox);
             for (int box = 0; box < S::kIndexBoxes; ++box)
-                copy_box(shared.index_k[box], &args.index_k, 64 * box, static_cast<int>(block.key),
-                         &shared.keys_full);
+                copy_box(shared.index_k[box], &args.index_k, 64 * box,
+                         static_cast<int>(a.blocks[item.block].key), &shared.keys_full);
         }
         __syncwarp();
+        const char* const from =
+            reinterpret_cast<const char*>(a.index_q) + item.group * IndexDim * 2 + chunk * 16;
+        for (int first = 0; first < uses; first += kKlRows, ++tile) {
+            const KlQueries queries(a, item, first);
+            const int to = stage_of<S::kTileStages>(tile);
+            shared.tile_empty[to].wait(parity_of<S::kTileStages>(tile) ^ 1);
+#pragma unroll 4
+            for (int n = 0; n < kKlRows; n += kRowsAtOnce) {
+                const int row = n + lane / kChunks;
+                copy_chunk(shared.index_q[to][chunk / 8] + row * kSwizzle + (chunk ^ row) % 8 * 16,
+                           from + static_cast<uint32_t>(queries.of(row)) * row_bytes, true);
+            }
+            arrive_after_copies(shared.tile_full[to]);
+        }
+    });
+}
+
+/// The producer warp that loads the KlUses of a tile.
+template <typename T, int Dim, int IndexDim, int BlockSize>
+__device__ void gather_uses(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
+    using S = KlShape<Dim, IndexDim, BlockSize>;
+    const KlBlocks& a = args.blocks;
+    const int lane = lane_id();
+    uint32_t tile = 0;
+    for_each_item(shared, [&](const KlItem& item, uint32_t) {
+        const SequenceBlock block = a.blocks[item.block];
+        const auto uses = static_cast<int>(item.end - item.begin);
         for (int first = 0; first < uses; first += kKlRows, ++tile) {
             const KlQueries queries(a, item, first);
             int slot[2], seen[2];
@@ -140,16 +179,7 @@ __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bl
                 lse[half] = a.index_lse[row] * kLog2E - kKlUnitLog2<T>;
             }
             const int to = stage_of<S::kTileStages>(tile);
-            Barrier& full = shared.tile_full[to];
             shared.tile_empty[to].wait(parity_of<S::kTileStages>(tile) ^ 1);
-            if (lane == 0) full.expect(kKlRows * IndexDim * 2);
-            __syncwarp();
-#pragma unroll 1
-            for (int i = lane; i < kKlRows * S::kIndexBoxes; i += kWarp) {
-                const int use = i / S::kIndexBoxes, box = i % S::kIndexBoxes;
-                copy_box(shared.index_q[to][box] + use * kSwizzle, &args.index_q_one, 64 * box,
-                         item.group, queries.of(use), &full);
-            }
             KlUses& here = shared.uses[to];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -159,7 +189,7 @@ __device__ void gather_tiles(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bl
                 here.seen[use] = static_cast<uint8_t>(seen[half]);
             }
             __syncwarp();
-            if (lane == 0) full.arrive();
+            if (lane == 0) shared.tile_full[to].arrive();
         }
     });
 }

@@ -3,8 +3,9 @@
 // queries in it.
 //
 // A tile is 64 uses of a block. The teacher's products take 64 columns (query, head) per step. A
-// query takes G columns, rounded up to a power of two, at least 4. Columns without a head get
-// probability 0.
+// query takes G columns, rounded up to a power of two, at least 4: 2^HeadBits of them. Columns
+// without a head get probability 0. Four steps are a round, and the step's place in it is its stage
+// of the ring buffer.
 #pragma once
 
 #include "gpu/device/kl_uses.cuh"
@@ -16,7 +17,8 @@ namespace msa::cuda::sm90 {
 
 constexpr int kKlRows = 64;                         // uses of a tile, columns of a step
 constexpr int kKlRowsBox = kKlRows * kSwizzle;      // bytes
-constexpr int kKlProducers = 3;                     // warps
+constexpr int kKlProducers = 4;                     // warps
+constexpr int kKlStages = 4;                        // of q and lse: steps of a round
 constexpr int kKlSums = kKlRows * 64 / kWarpgroup;  // sums per thread of a 64 x 64 product
 
 template <int Dim, int IndexDim, int BlockSize>
@@ -24,7 +26,7 @@ struct KlShape {
     static constexpr int kBoxes = Dim / 64, kIndexBoxes = IndexDim / 64;
     static constexpr int kKeyBox = BlockSize * kSwizzle;  // bytes
     static constexpr int kMain = BlockSize / 64;          // warpgroups, each of 64 keys
-    static constexpr int kStages = 5, kTileStages = 2;
+    static constexpr int kTileStages = 2;
     static constexpr int kThreads = (kMain + 1) * kWarpgroup;
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
@@ -48,18 +50,18 @@ struct KlUses {
 template <int Dim, int IndexDim, int BlockSize>
 struct KlMemory {
     using S = KlShape<Dim, IndexDim, BlockSize>;
-    char q[S::kStages][S::kBoxes][kKlRowsBox];
+    char q[kKlStages][S::kBoxes][kKlRowsBox];
     char index_q[S::kTileStages][S::kIndexBoxes][kKlRowsBox];
     char index_k[S::kIndexBoxes][S::kKeyBox];
     char high[S::kMain][kKlRowsBox], low[S::kMain][kKlRowsBox];  // t - p, [uses][64 keys]
     float targets[S::kMain][kKlSums][kWarpgroup];                // p kKlUnit, each thread's own
     float kl[4 * S::kMain][kKlRows];                             // of a warp's keys
-    float lse[S::kStages][kKlRows];
+    float lse[kKlStages][kKlRows];
     KlUses uses[S::kTileStages];
     KlWork items[kItemStages];
     uint32_t unsound;  // number, from 1, of the last tile whose index operands are not all finite
     Barrier item_full[kItemStages], item_empty[kItemStages];
-    Barrier full[S::kStages], empty[S::kStages];                    // q and lse
+    Barrier full[kKlStages], empty[kKlStages];                      // q and lse
     Barrier tile_full[S::kTileStages], tile_empty[S::kTileStages];  // index_q and uses
     Barrier keys_full, keys_empty;                                  // index_k
     Barrier parts_full, parts_empty;                                // high and low
@@ -70,7 +72,7 @@ struct KlMemory {
         for (Barrier& b : item_empty) b.init(4 * S::kMain + kKlProducers - 1);
         for (Barrier& b : full) b.init(1 + kWarp);
         for (Barrier& b : empty) b.init(4 * S::kMain);
-        for (Barrier& b : tile_full) b.init(2);
+        for (Barrier& b : tile_full) b.init(kWarp + 1);
         for (Barrier& b : tile_empty) b.init(4 * S::kMain);
         keys_full.init(1);
         keys_empty.init(4 * S::kMain);
@@ -81,19 +83,19 @@ struct KlMemory {
     }
 };
 
-/// Steps for a tile with `uses` uses, a multiple of four.
-__device__ inline int kl_steps(int head_bits, int uses) {
-    const int round_uses = 4 * kKlRows >> head_bits;
-    return (uses + round_uses - 1) / round_uses * 4;
+/// Rounds of a tile with `uses` uses.
+template <int HeadBits>
+__device__ int kl_rounds(int uses) {
+    constexpr int kRoundUses = kKlStages * kKlRows >> HeadBits;
+    return (uses + kRoundUses - 1) / kRoundUses;
 }
 /// The use of the tile at place `c` of a step. With this order, sums over heads (join_heads) leave
 /// each thread the uses of its own columns of the index scores.
-__device__ inline int kl_use(int head_bits, int step, int c) {
-    switch (head_bits) {
-        case 4: return 8 * (step / 2) + 2 * c + step % 2;
-        case 3: return 8 * step + c;
-        default: return 16 * step + c / 4 % 2 * 8 + (c % 2 * 2 + c / 8) * 2 + c / 2 % 2;
-    }
+template <int HeadBits>
+__device__ int kl_use(int step, int c) {
+    if constexpr (HeadBits == 4) return 8 * (step / 2) + 2 * c + step % 2;
+    if constexpr (HeadBits == 3) return 8 * step + c;
+    return 16 * step + c / 4 % 2 * 8 + (c % 2 * 2 + c / 8) * 2 + c / 2 % 2;
 }
 
 /// The queries of a tile's uses from `first` on, two per lane.

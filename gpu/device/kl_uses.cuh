@@ -30,6 +30,7 @@ __device__ inline int seen_of_block(const KlBlocks& a, const SequenceBlock& bloc
 __device__ inline QueryRange uses_of(const KlBlocks& a, int list) {
     if (a.reverse.starts != nullptr) {
         const int64_t begin = a.reverse.starts[list], end = a.reverse.starts[list + 1];
+        if (a.whole) return {begin, end};
         const auto first_from = [&](int64_t query) {
             return partition_point(begin, end,
                                    [&](int64_t use) { return a.reverse.queries[use] < query; });

@@ -43,12 +43,14 @@ __device__ __forceinline__ void join_heads(const float (&x)[kKlSums], int side,
     }
 }
 
-template <typename T, int Dim, int IndexDim, int BlockSize>
+template <typename T, int HeadBits, int Dim, int IndexDim, int BlockSize>
 struct KlWorker {
     using Value = T;
+    static constexpr int kHeadBits = HeadBits;
     using S = KlShape<Dim, IndexDim, BlockSize>;
     using Memory = KlMemory<Dim, IndexDim, BlockSize>;
     using Sums = float[kKlSums];
+    using Lse = float2[8];
     static constexpr int kWorkThreads = S::kMain * kWarpgroup;
 
     const KlTunedArgs& args;
@@ -72,23 +74,30 @@ struct KlWorker {
         (lane / 16 * 8 + lane % 8) * kSwizzle + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
     RowOperand<ScoreShape<Dim, T>> keys;
     float d_keys[IndexDim / 2];
-    uint32_t started = 0, teacher_steps = 0, tile = 0, item = 0;  // so far
+    uint32_t round = 0, tile = 0, item = 0;  // so far
 
     __device__ KlWorker(const KlTunedArgs& a, Memory& memory, int p)
         : args(a), shared(memory), part(p) {}
 
-    /// Starts the scores of the next step's columns.
+    /// Starts the scores of the columns of a step of the round.
+    template <int Step>
     __device__ __forceinline__ void start_step(Sums& s) {
-        const int stage = stage_of<S::kStages>(started);
-        shared.full[stage].wait(parity_of<S::kStages>(started));
-        const uint32_t q = q_rows + stage * (S::kBoxes * kKlRowsBox >> 4);
+        shared.full[Step].wait(round % 2);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Dim / 16; ++step)
-            multiply_in<T>(s, keys.word + 4 * step,
-                           operand(q, step / 4 * kKlRowsBox + step % 4 * 32), step > 0);
+        for (int d = 0; d < Dim / 16; ++d)
+            multiply_in<T>(s, keys.word + 4 * d,
+                           operand(q_rows, (Step * S::kBoxes + d / 4) * kKlRowsBox + d % 4 * 32),
+                           d > 0);
         wgmma_commit();
-        ++started;
+    }
+    /// The lse of a step's columns. It is read before the next step starts, behind whose products
+    /// it would come late.
+    template <int Step>
+    __device__ __forceinline__ void read_lse(Lse& lse) const {
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            lse[j] = *reinterpret_cast<const float2*>(shared.lse[Step] + 8 * j + 2 * quad);
     }
 
     /// Starts the index scores of the tile's uses.
@@ -96,6 +105,7 @@ struct KlWorker {
         const int stage = stage_of<S::kTileStages>(tile);
         shared.keys_full.wait(parity_of<1>(item));
         shared.tile_full[stage].wait(parity_of<S::kTileStages>(tile));
+        fence_shared();  // index_q was not written by TMA
         const uint32_t q = index_q_rows + stage * (S::kIndexBoxes * kKlRowsBox >> 4);
         wgmma_fence();
 #pragma unroll
@@ -105,65 +115,51 @@ struct KlWorker {
         wgmma_commit();
     }
 
-    /// Stores the means over the heads, times kKlUnit, to the thread's own places in shared memory.
-    template <int HeadBits>
-    __device__ __forceinline__ void keep(const Sums& s, int step) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            float mean[16 >> HeadBits];
-            join_heads<HeadBits>(s, side, mean);
-            if constexpr (HeadBits == 4) {
-                shared.targets[part][step / 2 * 4 + 2 * side + step % 2][thread] = mean[0] * share;
-            } else {
-                constexpr int kColumns = 8 >> HeadBits;  // of 8 uses
-#pragma unroll
-                for (int n = 0; n < 2 * kColumns; ++n)
-                    shared.targets[part][4 * (step * kColumns + n / 2) + 2 * side + n % 2][thread] =
-                        mean[n] * share;
-            }
-        }
-    }
-
-    /// Computes the probabilities of a step's columns. `Behind` later products may still run.
-    template <int Behind>
-    __device__ __forceinline__ void teach(Sums& s, int step) {
-        const int stage = stage_of<S::kStages>(teacher_steps);
-        ++teacher_steps;
-        float2 lse_of[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-            lse_of[j] = *reinterpret_cast<const float2*>(shared.lse[stage] + 8 * j + 2 * quad);
+    /// Computes the probabilities of a step's columns. Stores their means over the heads, times
+    /// kKlUnit, to the thread's own places in shared memory. `Behind` later products may still run.
+    template <int Step, int Behind>
+    __device__ __forceinline__ void teach(Sums& s, const Lse& lse, int first_step) {
         wgmma_wait<Behind>();
         settle(s);
         __syncwarp();
-        if (lane == 0) shared.empty[stage].arrive();
+        if (lane == 0) shared.empty[Step].arrive();
 #pragma unroll
         for (int j = 0; j < 8; ++j)
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 float* const x = s + 4 * j + 2 * side;
-                x[0] = exp2_fast(fmaf(x[0], scale, -lse_of[j].x));
-                x[1] = exp2_fast(fmaf(x[1], scale, -lse_of[j].y));
+                x[0] = exp2_fast(fmaf(x[0], scale, -lse[j].x));
+                x[1] = exp2_fast(fmaf(x[1], scale, -lse[j].y));
             }
-        switch (args.head_bits) {
-            case 2: keep<2>(s, step); break;
-            case 3: keep<3>(s, step); break;
-            default: keep<4>(s, step); break;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            float mean[16 >> HeadBits];
+            join_heads<HeadBits>(s, side, mean);
+            if constexpr (HeadBits == 4) {
+                const int at = (first_step + Step) / 2 * 4 + 2 * side + Step % 2;
+                shared.targets[part][at][thread] = mean[0] * share;
+            } else {
+                constexpr int kColumns = 8 >> HeadBits;  // of 8 uses
+                const int at = 4 * kColumns * (first_step + Step) + 2 * side;
+#pragma unroll
+                for (int n = 0; n < 2 * kColumns; ++n)
+                    shared.targets[part][at + n / 2 * 4 + n % 2][thread] = mean[n] * share;
+            }
         }
     }
 
     /// Index scores become t - p, times kKlUnit, 0 where a key is not seen and NaN where its score
     /// is not finite.
     __device__ __forceinline__ void compare(Sums& s, const KlUses& uses) {
-        const bool wants_kl = args.blocks.kl != nullptr;
         const int key = 64 * part + row;
         bool finite = true;
+        float kl[16];  // in bits
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int use = 8 * j + 2 * quad;
             const float2 lse = *reinterpret_cast<const float2*>(uses.index_lse + use);
             const uchar2 seen = *reinterpret_cast<const uchar2*>(uses.seen + use);
-            float kl[2] = {};
+            kl[2 * j] = kl[2 * j + 1] = 0;
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int e = 4 * j + n;
@@ -172,18 +168,20 @@ struct KlWorker {
                 const bool is_finite = isfinite(score);
                 const bool sees = key + 8 * (n / 2) < (n % 2 == 0 ? seen.x : seen.y);
                 finite = finite && is_finite;
-                if (wants_kl && sees && !(p <= 0)) kl[n % 2] += p * (log2f(p) - log_t) * kLn2;
+                const float term = p * (log2_fast(p) - log_t);
+                kl[2 * j + n % 2] += sees && !(p < kLeastNormal) ? term : 0.0F;
                 s[e] = !sees ? 0.0F : is_finite ? exp2_fast(log_t) - p : NAN;
-            }
-            if (!wants_kl) continue;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                for (int step = 4; step < kWarp; step *= 2)
-                    kl[i] += __shfl_xor_sync(kAllLanes, kl[i], step);
-                if (lane < 4) shared.kl[4 * part + warp][use + i] = kl[i];
             }
         }
         if (!finite) shared.unsound = tile + 1;
+        if (args.blocks.kl == nullptr) return;
+        float eight[8], four[4], two[2];
+        meet<8>(kl, 16, eight);
+        meet<4>(eight, 8, four);
+        meet<2>(four, 4, two);
+        *reinterpret_cast<float2*>(shared.kl[4 * part + warp] + 32 * (lane / 16) +
+                                   16 * (lane / 8 % 2) + 8 * (lane / 4 % 2) + 2 * quad) =
+            make_float2(two[0], two[1]);
     }
 };
 

@@ -63,6 +63,20 @@ __device__ inline void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// Whether this lane is the one that the warp, all of whose lanes are here, elects. The compiler
+/// knows that there is one: bulk copies behind it need no loop over lanes.
+__device__ inline bool elect_one() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, one;\n"
+        "}\n"
+        : "=r"(elected));
+    return elected != 0;
+}
+
 /// How long L2 should keep what a bulk copy reads.
 enum class Keep : uint64_t {
     normal = 0x1000000000000000,

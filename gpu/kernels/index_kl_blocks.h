@@ -49,6 +49,7 @@ struct KlBlocks {
     const SequenceBlock* blocks;
     ReverseIndex reverse;
     QueryRange piece;
+    bool whole;                    // the piece has all queries
     int block_count, first_block;  // blocks of all sequences; the round's first in each
     int slots;                     // k, or the round's blocks
     int heads, groups;             // Hq, Hkv

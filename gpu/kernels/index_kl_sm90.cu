@@ -12,9 +12,9 @@
 // are computed. D' enters its two products as two values of T: the rounded value and the rounding
 // error. It goes into dK_idx from registers, and into dQ_idx through shared memory (stmatrix
 // transposes it), where the keys of both warpgroups come together; each warpgroup computes 64
-// channels of dQ_idx. A use's part of dQ_idx goes to its slot, in float. There are three producer
-// warps: one takes items and gathers q by TMA through a ring buffer, one loads lse, and one loads
-// index_k, index_q and the uses of tiles.
+// channels of dQ_idx. A use's part of dQ_idx goes to its slot, in float. There are four producer
+// warps: one takes items and gathers q by TMA through a ring buffer, one loads lse, one index_k and
+// index_q, and one the uses of tiles.
 //
 // D' is 0 for a key that is not seen, but 0 times a value that is not finite is NaN. So if a tile
 // has a score that is not finite, the operands of its two products are made finite in shared
@@ -24,6 +24,7 @@
 // the products of D', and 8704 for exponentials, which overlap only with S'. Shared memory: 4096
 // for Q, 2048 for TMA's writes, 2048 for the products of D'. Predicted: 13.5 thousand cycles.
 #include <algorithm>
+#include <numbers>
 
 #include "gpu/device/kl_gather_sm90.cuh"
 #include "gpu/device/kl_worker_sm90.cuh"
@@ -119,7 +120,7 @@ __device__ void store_kl(const Worker& w, const KlUses& uses) {
     if (w.args.blocks.kl == nullptr || use >= kKlRows || uses.slot[use] < 0) return;
     double sum = 0;
     for (const auto& of_warp : w.shared.kl) sum += double{of_warp[use]};
-    w.args.blocks.kl[uses.slot[use]] = sum / kKlUnit<typename Worker::Value>;
+    w.args.blocks.kl[uses.slot[use]] = sum * (std::numbers::ln2 / kKlUnit<typename Worker::Value>);
 }
 
 /// Both products of t - p, which is in `s`; then all that the tile took is free.
@@ -185,23 +186,28 @@ __device__ __forceinline__ void multiply_differences(Worker& w, typename Worker:
 template <typename Worker>
 __device__ __forceinline__ void pass_tile(Worker& w, int count, const SequenceBlock& block) {
     using S = typename Worker::S;
-    const int steps = kl_steps(w.args.head_bits, count);  // whole rounds of four
+    const int last = kKlStages * (kl_rounds<Worker::kHeadBits>(count) - 1);
     typename Worker::Sums even, odd;
-    int step = 0;
+    typename Worker::Lse lse;
 #pragma unroll 1
-    for (;; step += 4) {
-        w.start_step(even);
-        w.start_step(odd);
-        w.template teach<1>(even, step);
-        w.start_step(even);
-        w.template teach<1>(odd, step + 1);
-        w.start_step(odd);
-        w.template teach<1>(even, step + 2);
-        if (step + 4 == steps) break;
-        w.template teach<0>(odd, step + 3);
+    for (int step = 0;; step += kKlStages) {
+        w.template start_step<0>(even);
+        w.template read_lse<0>(lse);
+        w.template start_step<1>(odd);
+        w.template teach<0, 1>(even, lse, step);
+        w.template read_lse<1>(lse);
+        w.template start_step<2>(even);
+        w.template teach<1, 1>(odd, lse, step);
+        w.template read_lse<2>(lse);
+        w.template start_step<3>(odd);
+        w.template teach<2, 1>(even, lse, step);
+        w.template read_lse<3>(lse);
+        ++w.round;
+        if (step == last) break;
+        w.template teach<3, 0>(odd, lse, step);
     }
     w.start_index_scores(even);
-    w.template teach<1>(odd, step + 3);
+    w.template teach<3, 1>(odd, lse, last);
     wgmma_wait<0>();
     settle(even);
     const KlUses& uses = w.shared.uses[stage_of<S::kTileStages>(w.tile)];
@@ -212,10 +218,10 @@ __device__ __forceinline__ void pass_tile(Worker& w, int count, const SequenceBl
 }
 
 /// A consumer: items until there are none.
-template <typename T, int Dim, int IndexDim, int BlockSize>
+template <typename T, int HeadBits, int Dim, int IndexDim, int BlockSize>
 __device__ void work(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared,
                      int part) {
-    KlWorker<T, Dim, IndexDim, BlockSize> w(args, shared, part);
+    KlWorker<T, HeadBits, Dim, IndexDim, BlockSize> w(args, shared, part);
     const KlBlocks& a = args.blocks;
     const int first_row = 64 * part + w.row, row[2] = {first_row, first_row + 8};
     for (;; ++w.item) {
@@ -246,7 +252,7 @@ __device__ void work(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>
     }
 }
 
-template <typename T, int Dim, int IndexDim, int BlockSize>
+template <typename T, int HeadBits, int Dim, int IndexDim, int BlockSize>
 __global__ void __launch_bounds__(KlShape<Dim, IndexDim, BlockSize>::kThreads,
                                   KlShape<Dim, IndexDim, BlockSize>::kBlocksPerProcessor)
     kl_blocks_sm90(const __grid_constant__ KlTunedArgs args) {
@@ -263,13 +269,14 @@ __global__ void __launch_bounds__(KlShape<Dim, IndexDim, BlockSize>::kThreads,
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     if (warpgroup < S::kMain) {
         setmaxnreg_inc<S::kMainRegisters>();
-        work<T>(args, shared, warpgroup);
+        work<T, HeadBits>(args, shared, warpgroup);
     } else {
         setmaxnreg_dec<56>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
-        if (warp == 0) gather_queries(args, shared);
-        if (warp == 1) gather_lse(args, shared);
-        if (warp == 2) gather_tiles<T>(args, shared);
+        if (warp == 0) gather_queries<HeadBits>(args, shared);
+        if (warp == 1) gather_lse<HeadBits>(args, shared);
+        if (warp == 2) gather_index(args, shared);
+        if (warp == 3) gather_uses<T>(args, shared);
     }
 }
 
@@ -278,7 +285,10 @@ cudaError_t launch(const KlTunedArgs& args, int64_t most_items, int sms, cudaStr
     using S = KlShape<Dim, IndexDim, BlockSize>;
     using Memory = KlMemory<Dim, IndexDim, BlockSize>;
     static_assert(S::kBlocksPerProcessor * (sizeof(Memory) + 1024) <= 228 << 10);
-    auto* const kernel = kl_blocks_sm90<T, Dim, IndexDim, BlockSize>;
+    const int bits = kl_head_bits(args.blocks.group_size());
+    auto* const kernel = bits == 4   ? kl_blocks_sm90<T, 4, Dim, IndexDim, BlockSize>
+                         : bits == 3 ? kl_blocks_sm90<T, 3, Dim, IndexDim, BlockSize>
+                                     : kl_blocks_sm90<T, 2, Dim, IndexDim, BlockSize>;
     const cudaError_t error = allow_shared<Memory>(kernel);
     if (error != cudaSuccess) return error;
     const auto blocks = std::min<int64_t>(most_items, S::kBlocksPerProcessor * sms);

@@ -23,13 +23,11 @@
 namespace msa::cuda {
 
 struct KlTunedArgs {
-    KlBlocks blocks;          // Bk 64 or 128, G at most 16
-    CUtensorMap q_one;        // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
-    CUtensorMap index_q_one;  // [Nq, Hkv, didx] of T, boxes of one row x 64 channels
-    CUtensorMap index_k;      // [Nk, didx] of T, boxes of Bk keys x 64 channels
-    const float* lse;         // [Nq Hq + 1]: main_lse, base 2; the last gives probability 0
+    KlBlocks blocks;      // Bk 64 or 128, G at most 16
+    CUtensorMap q_one;    // [Nq, Hq, dh] of T, boxes of one query's G heads x 64 channels
+    CUtensorMap index_k;  // [Nk, didx] of T, boxes of Bk keys x 64 channels
+    const float* lse;     // [Nq Hq + 1]: main_lse, base 2; the last gives probability 0
     int64_t queries, keys;
-    int head_bits;  // kl_head_bits(G)
 };
 
 /// log2 of kKlUnit. t and p get this factor through lse and the share of a head, which costs no

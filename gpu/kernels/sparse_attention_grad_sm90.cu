@@ -38,6 +38,7 @@ class Consumer {
     using Sums = float[Dim / 2];             // of dK or dV: two rows, at intervals of 8 channels
     using Scores = float[kRows / 2];         // of S' or dP': two keys, at intervals of 8 rows
     using ScoreWords = uint32_t[kRows / 4];  // the same in T
+    using Rows = float2[kRows / 8];          // lse or delta of the rows that a thread has scores of
 
 public:
     __device__ Consumer(const SparseGradArgs& args, SharedHere& shared, int part)
@@ -93,8 +94,9 @@ private:
         ScoreWords p_word, ds_word;
         shared_.full[stage].wait(parity_of<S::kStages>(at_));
         const uint32_t q = q_rows_ + stage * (kStage >> 4), d_out = q + (kToOut >> 4);
-        form_scores(stage, q, d_out);
-        pack_scores(stage, p_word, ds_word);
+        Rows delta;
+        form_scores(stage, q, d_out, delta);
+        pack_scores(delta, p_word, ds_word);
         hand_over(ds_word);
         wait_before();
         start_queries(0);
@@ -113,14 +115,14 @@ private:
         if (leader_) shared_.empty[stage].arrive();
     }
 
-    /// P' in s_ and dP' in ds_, both 0 where a row does not see the key.
-    __device__ void form_scores(int stage, uint32_t q, uint32_t d_out) {
+    /// P' in s_ and dP' in ds_, both 0 where a row does not see the key. Reads delta. What is in
+    /// shared memory is read before the products start, behind which it would come late.
+    __device__ void form_scores(int stage, uint32_t q, uint32_t d_out, Rows& delta) {
+        Rows lse_of;
+        read_rows(shared_.lse[stage], lse_of);
+        const bool all_seen = shared_.least_seen[stage] >= BlockSize;
         start_scores(s_, k_rows_, q);
         start_scores(ds_, v_rows_, d_out);
-        float2 lse_of[kRows / 8];
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j)
-            lse_of[j] = *reinterpret_cast<const float2*>(shared_.lse[stage] + 8 * j + 2 * quad_);
         wgmma_wait<1>();
         settle(s_);
 #pragma unroll
@@ -133,9 +135,16 @@ private:
                 x[1] = exp2_fast(fmaf(x[1], scale_, -lse.y));
             }
         }
+        read_rows(shared_.delta[stage], delta);
         wgmma_wait<0>();
         settle(ds_);
-        if (shared_.least_seen[stage] < BlockSize) hide_keys(stage);
+        if (!all_seen) hide_keys(stage);
+    }
+
+    __device__ void read_rows(const float* from, Rows& to) const {
+#pragma unroll
+        for (int j = 0; j < kRows / 8; ++j)
+            to[j] = *reinterpret_cast<const float2*>(from + 8 * j + 2 * quad_);
     }
 
     __device__ void hide_keys(int stage) {
@@ -153,17 +162,16 @@ private:
     }
 
     /// P' and dS' in T.
-    __device__ void pack_scores(int stage, ScoreWords& p_word, ScoreWords& ds_word) {
+    __device__ void pack_scores(const Rows& delta, ScoreWords& p_word, ScoreWords& ds_word) {
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
-            const float2 delta =
-                *reinterpret_cast<const float2*>(shared_.delta[stage] + 8 * j + 2 * quad_);
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 const float* const p = s_ + 4 * j + 2 * side;
                 const float* const x = ds_ + 4 * j + 2 * side;
                 p_word[2 * j + side] = pack<T>(p[0], p[1]);
-                ds_word[2 * j + side] = pack<T>(p[0] * (x[0] - delta.x), p[1] * (x[1] - delta.y));
+                ds_word[2 * j + side] =
+                    pack<T>(p[0] * (x[0] - delta[j].x), p[1] * (x[1] - delta[j].y));
             }
         }
     }

@@ -45,13 +45,9 @@ struct PassScales<__nv_fp8_e4m3, QueryStages, BlockStages> {
     BlockScales block[BlockStages];
 };
 
-/// Of a thread. Those that gather e4m3 queries read scales too.
-template <typename T>
-struct Registers {
-    static constexpr int kConsumer = kIsE4m3<T> ? 232 : AttendRows::kConsumerRegisters;
-    static constexpr int kProducer = kIsE4m3<T> ? 40 : AttendRows::kProducerRegisters;
-    static_assert(kConsumers * kConsumer + kProducer <= AttendRows::kRegisters);
-};
+// Registers of a thread. Producers with fewer keep a part of what they need in local memory.
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= AttendRows::kRegisters);
 
 template <typename T, int Dim, int BlockSize>
 struct Shared {
@@ -211,13 +207,13 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     wait_for_previous_kernel();
     const int consumer = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
     if (consumer == kConsumers) {
-        setmaxnreg_dec<Registers<T>::kProducer>();
+        setmaxnreg_dec<kProducerRegisters>();
         const int warp = threadIdx.x % kWarpgroup / kWarp;
         if (warp < kConsumers) gather(args, shared, warp);
         if (threadIdx.x % kWarpgroup == kConsumers * kWarp) stream_blocks(args, shared);
         return;
     }
-    setmaxnreg_inc<Registers<T>::kConsumer>();
+    setmaxnreg_inc<kConsumerRegisters>();
 
     const int heads = args.group_size(), lane = threadIdx.x % kWarp;
     const bool leader = lane == 0;  // releases for its warp

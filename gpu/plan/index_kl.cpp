@@ -107,6 +107,7 @@ public:
             for (int64_t round = 0; round < rounds; ++round) {
                 KlBlocks a = all_;
                 a.piece = {begin, std::min(begin + queries_, p.queries())};
+                a.whole = a.piece.end - a.piece.begin == p.queries();
                 a.first_block = narrow(round * slots_);
                 check(launch_kl_items(a, call_.stream()), "index_kl, items");
                 body(a, round == 0);
@@ -186,14 +187,11 @@ public:
         all.taken = bins_.data();
         args_.q_one = tensor_map(in.q.data(), element_, p.queries(), p.query_heads, p.head_dim, 1,
                                  p.group_size());
-        args_.index_q_one = tensor_map(in.index.index_q.data(), element_, p.queries(), p.kv_heads,
-                                       p.index_dim, 1, 1);
         args_.index_k =
             tensor_map(in.index.index_k.data(), element_, p.keys(), p.index_dim, p.block_size);
         args_.lse = lse_.data();
         args_.queries = p.queries();
         args_.keys = p.keys();
-        args_.head_bits = kl_head_bits(p.group_size());
         check(launch_kl_lse(all.main_lse, p.queries() * p.query_heads, lse_.data(), call.stream()),
               "index_kl_sm90, lse");
     }
