@@ -5,9 +5,11 @@ notebooks/08_torch.ipynb shows them.
 
 Five attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
 kernel of flash-linear-attention (fla), flash-msa, which selects itself, and the selection attention of cuDNN's
-NSA, which has no gradient. The others attend to all keys before a query: scaled_dot_product_attention, and FlashAttention 2, 3 and 4. Each output is compared with ours
-first; who computes something else gets no time. FlashInfer is not among them: its wheel 0.7.2 has MSA for compute
-capability 10.0, 10.3 and 12.x alone, none for Hopper (9.0).
+NSA, which has no gradient. The others attend to all keys before a query: scaled_dot_product_attention, and
+FlashAttention 2, 3 and 4. Each output is compared with ours first; who computes something else gets no time.
+flash-msa's backward pass includes the gradient of the KL loss; ours has a row with that loss and one without it.
+FlashInfer is not among them: its wheel 0.7.2 has MSA for compute capability 10.0, 10.3 and 12.x alone, none for
+Hopper (9.0).
 """
 
 import inspect
@@ -90,8 +92,10 @@ def elapsed_ms(call, device, runs=3, warm_up=2):
     return statistics.median(found[warm_up:])
 
 
-# Each contender takes a case and its operands, and returns what it differentiates, the function that
-# attends with them, and how its output becomes [N, Hq, dh].
+# Each contender takes a case and its operands, and returns what it differentiates (q, k and v first), the
+# function that attends with them, and how its output becomes [N, Hq, dh]. The function may return a loss
+# behind the output. Who selects by another rule returns ids, too: those blocks are what ours attends to in
+# the comparison.
 
 def _ours(case, q, k, v, index_q, index_k, ids):
     def attend(q, k, v):
@@ -104,6 +108,17 @@ def _ours_given_ids(case, q, k, v, index_q, index_k, ids):
     def attend(q, k, v):
         return m.msa_sparse_attention(q, k, v, ids, block_size=case.block_size)
     return (q, k, v), attend, lambda out: out
+
+
+def _ours_training(case, q, k, v, index_q, index_k, ids):
+    def attend(q, k, v, index_q, index_k):
+        chosen, index_lse = m.msa_index_select(index_q, index_k, case.top_k, block_size=case.block_size,
+                                               return_index_lse=True)
+        out, main_lse = m.msa_sparse_attention(q, k, v, chosen, block_size=case.block_size,
+                                               return_softmax_lse=True)
+        return out, m.msa_index_kl(q, k, index_q, index_k, chosen, main_lse=main_lse, index_lse=index_lse,
+                                   block_size=case.block_size)
+    return (q, k, v, index_q, index_k), attend, lambda out: out
 
 
 def _heads_first(*tensors):
@@ -148,13 +163,19 @@ def _fla(case, q, k, v, index_q, index_k, ids):
 
 
 def _flash_msa(case, q, k, v, index_q, index_k, ids):
+    """It rounds the blocks' scores to the operands' type before it compares them: near ties it selects others."""
     from flash_msa import flash_msa_func
-    proxies = _heads_first(index_q, index_k[:, None])
+    from flash_msa.msa_select_cutedsl import select_blocks
+    q, k, v, index_q, index_k = _heads_first(q, k, v, index_q, index_k[:, None])
+    scale, blocks = case.head_dim ** -0.5, case.tokens // case.block_size
+    own = select_blocks(index_q, index_k, scale=scale, num_blocks=blocks, top_k_blocks=case.top_k)
+    own = own[0].transpose(0, 1).int().sort(dim=-1).values
+    own = own.where(own < blocks, -1).contiguous()
 
-    def attend(q, k, v):
-        return flash_msa_func(*proxies, q, k, v, case.top_k * case.block_size, case.head_dim ** -0.5)[0]
+    def attend(q, k, v, index_q, index_k):
+        return flash_msa_func(index_q, index_k, q, k, v, case.top_k * case.block_size, scale)
     heads = (case.query_heads, case.head_dim)
-    return _heads_first(q, k, v), attend, lambda out: out[0].unflatten(-1, heads)
+    return (q, k, v, index_q, index_k), attend, lambda out: out[0].unflatten(-1, heads), own
 
 
 def _cudnn_nsa(case, q, k, v, index_q, index_k, ids):
@@ -190,7 +211,8 @@ def _flash(module):
     return prepare
 
 
-CONTENDERS = (("msalab, with the selection", SELECTED, _ours),
+CONTENDERS = (("msalab, selection and KL loss", SELECTED, _ours_training),
+              ("msalab, with the selection", SELECTED, _ours),
               ("msalab", SELECTED, _ours_given_ids),
               ("FlexAttention", SELECTED, _flex),
               ("fla parallel_nsa (Triton)", SELECTED, _fla),
@@ -234,24 +256,31 @@ def farthest(case, q, k, v, attends_to):
     return 2 * (weights + taken + gamma(keys + 2) + stored) * v.float().abs().max().item()
 
 
+def _outputs(found):
+    return found if isinstance(found, tuple) else (found,)
+
+
 def _time(case, prepare, operands, row):
-    """Fills the row: off (the most that the output is off ours), forward_ms, step_ms. ValueError where the
-    output is another."""
-    inputs, attend, to_rows = prepare(case, *operands)
+    """Fills the row: off (the most that the output is off ours), forward_ms, step_ms; of who selects by
+    another rule other_ids, the share of ids that ours has not. ValueError where the output is another."""
+    inputs, attend, to_rows, *own = prepare(case, *operands)
+    ids = own[0] if own else operands[-1]
+    if own:
+        row["other_ids"] = 1 - (ids[..., None] == operands[-1][..., None, :]).any(-1).float().mean().item()
     with torch.no_grad():
-        out = attend(*inputs)
-        want = (_ours_given_ids(case, *operands)[1](*operands[:3]) if row["attends_to"] == SELECTED
-                else m.dense_attention(*operands[:3]))
-        row["off"] = (to_rows(out) - want).abs().max().item()
+        outs = _outputs(attend(*inputs))
+        want = (m.msa_sparse_attention(*operands[:3], ids, block_size=case.block_size)
+                if row["attends_to"] == SELECTED else m.dense_attention(*operands[:3]))
+        row["off"] = (to_rows(outs[0]) - want).abs().max().item()
         if not row["off"] <= farthest(case, *operands[:3], row["attends_to"]):
             raise ValueError(f"its output is off ours by {row['off']:.2g}")
-        d_out = torch.randn_like(out)
+        d_outs = [torch.randn_like(out) for out in outs]
         row["forward_ms"] = elapsed_ms(lambda: attend(*inputs), case.device)
-    del out
+    del outs
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-    if not attend(*leaves).requires_grad:
+    if not _outputs(attend(*leaves))[0].requires_grad:
         raise RuntimeError("it has no gradient")
-    row["step_ms"] = elapsed_ms(lambda: torch.autograd.grad(attend(*leaves), leaves, d_out),
+    row["step_ms"] = elapsed_ms(lambda: torch.autograd.grad(_outputs(attend(*leaves)), leaves, d_outs),
                                 case.device)
 
 

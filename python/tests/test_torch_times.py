@@ -69,7 +69,7 @@ def test_who_is_here_is_timed_and_computes_the_same():
     case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
     rows = {row["name"]: row for row in rivals.measure(case, 100)}
     assert case.sizes()["dtype"] == "float32"
-    for name in ("msalab, with the selection", "msalab"):
+    for name in ("msalab, selection and KL loss", "msalab, with the selection", "msalab"):
         assert rows[name]["step_ms"] > 0 and "skipped" not in rows[name]
     for row in rows.values():
         assert row.get("off", 0) < 1e-5
@@ -140,6 +140,46 @@ def test_a_rival_without_a_gradient_has_the_time_of_its_forward_pass(monkeypatch
     counts, *others = called[0]
     assert counts == [[min(3, token // 16 + 1)] * 2 for token in range(192)]
     assert others == [[0, 192], [0, 192], 0.25, True]
+
+
+def test_flash_msa_is_read_in_its_layout_and_trained_with_its_loss(monkeypatch):
+    torch = pytest.importorskip("torch")
+    ours = pytest.importorskip("msalab.torch")
+    rivals = load("torch_rivals")
+    case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
+    grads = []
+
+    def select_blocks(index_q, index_k, scale, num_blocks, top_k_blocks):
+        """Ours with block 0 in place of the lowest one, in another order and with another padding."""
+        ids = ours.msa_index_select(*of_tokens(index_q), index_k[0, 0], top_k_blocks, block_size=16)
+        far = torch.arange(192)[:, None] // 16 > 4
+        ids[:, :, 0] = ids[:, :, 0].where(~far, 0)
+        return ids.where(ids >= 0, num_blocks).flip(-1).transpose(0, 1)[None]
+
+    def of_tokens(*tensors):
+        return [one[0].transpose(0, 1).contiguous() for one in tensors]
+
+    def stand_in(index_q, index_k, q, k, v, top_k, scale):
+        assert index_q.shape == (1, 2, 192, 16) and index_k.shape == (1, 1, 192, 16)
+        assert q.shape == (1, 4, 192, 16) and k.shape == v.shape == (1, 2, 192, 16)
+        assert top_k == 48 and scale == 0.25
+        found = select_blocks(index_q.detach(), index_k.detach(), scale, 12, 3)[0].transpose(0, 1)
+        ids = found.where(found < 12, 99).sort(dim=-1).values
+        ids = ids.where(ids < 12, -1).int().contiguous()
+        out = ours.msa_sparse_attention(*of_tokens(q, k, v), ids, block_size=16)
+        loss = index_k.sum() + index_q.sum()
+        if loss.requires_grad:
+            loss.register_hook(grads.append)
+        return out.reshape(1, 192, 64), loss
+
+    monkeypatch.setitem(sys.modules, "flash_msa", SimpleNamespace(flash_msa_func=stand_in))
+    monkeypatch.setitem(sys.modules, "flash_msa.msa_select_cutedsl",
+                        SimpleNamespace(select_blocks=select_blocks))
+    monkeypatch.setattr(rivals, "CONTENDERS", [one for one in rivals.CONTENDERS if "flash-msa" in one[0]])
+    (row,) = rivals.measure(case, 100)
+    assert "skipped" not in row, row
+    assert row["step_ms"] > 0 and row["off"] < 1e-5 and 0 < row["other_ids"] < 0.3
+    assert grads
 
 
 def test_what_takes_too_long_is_stopped():
