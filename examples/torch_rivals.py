@@ -7,7 +7,7 @@ Five attend to the blocks that MSA selects: ours, FlexAttention by a block mask,
 kernel of flash-linear-attention (fla), flash-msa, which selects itself, and the selection attention of cuDNN's
 NSA, which has no gradient. The others attend to all keys before a query: scaled_dot_product_attention, and
 FlashAttention 2, 3 and 4. Each output is compared with ours first; who computes something else gets no time.
-flash-msa's backward pass includes the gradient of the KL loss; ours has a row with that loss and one without it.
+flash-msa's backward pass includes the gradient of the KL loss, which ours has in one of three rows.
 FlashInfer is not among them: its wheel 0.7.2 has MSA for compute capability 10.0, 10.3 and 12.x alone, none for
 Hopper (9.0).
 """
@@ -169,7 +169,8 @@ def _flash_msa(case, q, k, v, index_q, index_k, ids):
     q, k, v, index_q, index_k = _heads_first(q, k, v, index_q, index_k[:, None])
     scale, blocks = case.head_dim ** -0.5, case.tokens // case.block_size
     own = select_blocks(index_q, index_k, scale=scale, num_blocks=blocks, top_k_blocks=case.top_k)
-    own = own[0].transpose(0, 1).int().sort(dim=-1).values
+    own = own[0].transpose(0, 1).int()
+    own = own.where((own >= 0) & (own < blocks), blocks).sort(dim=-1).values
     own = own.where(own < blocks, -1).contiguous()
 
     def attend(q, k, v, index_q, index_k):
@@ -266,7 +267,8 @@ def _time(case, prepare, operands, row):
     inputs, attend, to_rows, *own = prepare(case, *operands)
     ids = own[0] if own else operands[-1]
     if own:
-        row["other_ids"] = 1 - (ids[..., None] == operands[-1][..., None, :]).any(-1).float().mean().item()
+        ours = (ids[..., None] == operands[-1][..., None, :]).any(-1)
+        row["other_ids"] = 1 - ours[ids >= 0].float().mean().item()
     with torch.no_grad():
         outs = _outputs(attend(*inputs))
         want = (m.msa_sparse_attention(*operands[:3], ids, block_size=case.block_size)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Exponentials in base 2, by the hardware's instruction.
+// Exponentials and logarithms in base 2, by the hardware's instructions.
 #pragma once
 
 namespace msa::cuda {
@@ -13,9 +13,8 @@ __device__ inline float exp2_fast(float x) {
     return y;
 }
 
-constexpr float kLeastNormal = 0x1p-126F;
-
-/// The base-2 logarithm, off by about 2^-22; -infinity below the normal range.
+/// The base-2 logarithm, off by at most 2^-22 between 1/2 and 2, elsewhere by about 2^-22 of
+/// itself; -infinity from 0 up to the normal range.
 __device__ inline float log2_fast(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

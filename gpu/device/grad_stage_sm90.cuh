@@ -26,6 +26,9 @@ struct GradShape {
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
     static constexpr int kMainRegisters = kSmall ? 200 : kMain == 1 ? 240 : 224;
+    static constexpr int kProducerRegisters = 56;
+    static_assert(kMain * kMainRegisters + kProducerRegisters <=
+                  launch_registers(kThreads, kBlocksPerProcessor));
 };
 
 template <int Dim, int BlockSize>

@@ -20,17 +20,17 @@ __device__ void for_each_item(Memory& shared, Body body) {
     }
 }
 
-/// Calls body(the tile's queries, the round's number in the tile) for each round of an item's
-/// tiles; `round` counts them all.
+/// Calls body(the tile's queries, the lap's number in the tile) for each lap of an item's tiles;
+/// `lap` counts them all.
 template <int HeadBits, typename Body>
-__device__ void for_each_tile(const KlBlocks& a, const KlItem& item, uint32_t& round, Body body) {
+__device__ void for_each_lap(const KlBlocks& a, const KlItem& item, uint32_t& lap, Body body) {
     const auto uses = static_cast<int>(item.end - item.begin);
     KlQueries next(a, item, 0);
     for (int first = 0; first < uses; first += kKlRows) {
         const KlQueries now = next;
         next = KlQueries(a, item, first + kKlRows);
-        const int rounds = kl_rounds<HeadBits>(min(kKlRows, uses - first));
-        for (int n = 0; n < rounds; ++n, ++round) body(now, n);
+        const int laps = kl_laps<HeadBits>(min(kKlRows, uses - first));
+        for (int n = 0; n < laps; ++n, ++lap) body(now, n);
     }
 }
 
@@ -52,7 +52,7 @@ __device__ void gather_queries(const KlTunedArgs& args,
         const int number = a.order[taken];
         return KlWork{a.items[number], number};
     };
-    uint32_t round = 0;
+    uint32_t lap = 0;
     KlWork work = take();
     for (uint32_t taken = 0;; ++taken) {
         const int stage = stage_of<kItemStages>(taken);
@@ -64,7 +64,7 @@ __device__ void gather_queries(const KlTunedArgs& args,
         const KlItem item = work.item;
         if (work.uses() == 0) return;
         work = take();
-        for_each_tile<HeadBits>(a, item, round, [&](const KlQueries& now, int n) {
+        for_each_lap<HeadBits>(a, item, lap, [&](const KlQueries& now, int n) {
 #pragma unroll
             for (int step = 0; step < kKlStages; ++step) {
                 int query[kQueries];
@@ -72,7 +72,7 @@ __device__ void gather_queries(const KlTunedArgs& args,
                 for (int c = 0; c < kQueries; ++c)
                     query[c] = now.of(kl_use<HeadBits>(kKlStages * n + step, c));
                 Barrier& full = shared.full[step];
-                shared.empty[step].wait(round % 2 ^ 1);
+                shared.empty[step].wait(lap % 2 ^ 1);
                 if (!elect_one()) continue;
                 full.expect(bytes);
 #pragma unroll
@@ -92,9 +92,9 @@ __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bloc
     const KlBlocks& a = args.blocks;
     const int lane = lane_id(), heads = a.heads / a.groups;
     const auto none = static_cast<int>(args.queries * a.heads);
-    uint32_t round = 0;
+    uint32_t lap = 0;
     for_each_item(shared, [&](const KlItem& item, uint32_t) {
-        for_each_tile<HeadBits>(a, item, round, [&](const KlQueries& now, int n) {
+        for_each_lap<HeadBits>(a, item, lap, [&](const KlQueries& now, int n) {
 #pragma unroll
             for (int step = 0; step < kKlStages; ++step) {
                 const float* from[2];
@@ -107,7 +107,7 @@ __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bloc
                         args.lse +
                         (head < heads ? query * a.heads + item.group * heads + head : none);
                 }
-                shared.empty[step].wait(round % 2 ^ 1);
+                shared.empty[step].wait(lap % 2 ^ 1);
                 copy_float(shared.lse[step] + lane, from[0]);
                 copy_float(shared.lse[step] + lane + kWarp, from[1]);
                 arrive_after_copies(shared.full[step]);
@@ -116,8 +116,8 @@ __device__ void gather_lse(const KlTunedArgs& args, KlMemory<Dim, IndexDim, Bloc
     });
 }
 
-/// The producer warp that loads index_k, and index_q of a tile. Its rows are too short for copies
-/// by TMA.
+/// The producer warp that loads index_k by TMA, and a tile's rows of index_q by cp.async: TMA takes
+/// as long for each of them as for a query's heads.
 template <int Dim, int IndexDim, int BlockSize>
 __device__ void gather_index(const KlTunedArgs& args, KlMemory<Dim, IndexDim, BlockSize>& shared) {
     using S = KlShape<Dim, IndexDim, BlockSize>;

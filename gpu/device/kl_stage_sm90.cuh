@@ -4,8 +4,8 @@
 //
 // A tile is 64 uses of a block. The teacher's products take 64 columns (query, head) per step. A
 // query takes G columns, rounded up to a power of two, at least 4: 2^HeadBits of them. Columns
-// without a head get probability 0. Four steps are a round, and the step's place in it is its stage
-// of the ring buffer.
+// without a head get probability 0. Four steps are a lap, once around the ring buffer: the step's
+// place in the lap is its stage.
 #pragma once
 
 #include "gpu/device/kl_uses.cuh"
@@ -18,7 +18,7 @@ namespace msa::cuda::sm90 {
 constexpr int kKlRows = 64;                         // uses of a tile, columns of a step
 constexpr int kKlRowsBox = kKlRows * kSwizzle;      // bytes
 constexpr int kKlProducers = 4;                     // warps
-constexpr int kKlStages = 4;                        // of q and lse: steps of a round
+constexpr int kKlStages = 4;                        // of q and lse: steps of a lap
 constexpr int kKlSums = kKlRows * 64 / kWarpgroup;  // sums per thread of a 64 x 64 product
 
 template <int Dim, int IndexDim, int BlockSize>
@@ -31,6 +31,9 @@ struct KlShape {
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
     static constexpr int kMainRegisters = kSmall ? 200 : kMain == 1 ? 240 : 224;
+    static constexpr int kProducerRegisters = 56;
+    static_assert(kMain * kMainRegisters + kProducerRegisters <=
+                  launch_registers(kThreads, kBlocksPerProcessor));
 };
 
 /// An item and its number among those of the launch. No uses: there are no more items.
@@ -55,7 +58,7 @@ struct KlMemory {
     char index_k[S::kIndexBoxes][S::kKeyBox];
     char high[S::kMain][kKlRowsBox], low[S::kMain][kKlRowsBox];  // t - p, [uses][64 keys]
     float targets[S::kMain][kKlSums][kWarpgroup];                // p kKlUnit, each thread's own
-    float kl[4 * S::kMain][kKlRows];                             // of a warp's keys
+    float kl[4 * S::kMain][kKlRows];  // of a warp's keys, in bits, times kKlUnit
     float lse[kKlStages][kKlRows];
     KlUses uses[S::kTileStages];
     KlWork items[kItemStages];
@@ -83,11 +86,11 @@ struct KlMemory {
     }
 };
 
-/// Rounds of a tile with `uses` uses.
+/// Laps of a tile with `uses` uses.
 template <int HeadBits>
-__device__ int kl_rounds(int uses) {
-    constexpr int kRoundUses = kKlStages * kKlRows >> HeadBits;
-    return (uses + kRoundUses - 1) / kRoundUses;
+__device__ int kl_laps(int uses) {
+    constexpr int kLapUses = kKlStages * kKlRows >> HeadBits;
+    return (uses + kLapUses - 1) / kLapUses;
 }
 /// The use of the tile at place `c` of a step. With this order, sums over heads (join_heads) leave
 /// each thread the uses of its own columns of the index scores.

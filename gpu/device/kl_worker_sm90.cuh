@@ -3,6 +3,8 @@
 // gpu/device/wgmma.cuh, have keys as rows and uses, or (use, head), as columns.
 #pragma once
 
+#include <limits>
+
 #include "gpu/device/exp2.cuh"
 #include "gpu/device/kl_stage_sm90.cuh"
 #include "gpu/device/mma_tile.cuh"
@@ -74,15 +76,15 @@ struct KlWorker {
         (lane / 16 * 8 + lane % 8) * kSwizzle + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16);
     RowOperand<ScoreShape<Dim, T>> keys;
     float d_keys[IndexDim / 2];
-    uint32_t round = 0, tile = 0, item = 0;  // so far
+    uint32_t lap = 0, tile = 0, item = 0;  // so far
 
     __device__ KlWorker(const KlTunedArgs& a, Memory& memory, int p)
         : args(a), shared(memory), part(p) {}
 
-    /// Starts the scores of the columns of a step of the round.
+    /// Starts the scores of the columns of a step of the lap.
     template <int Step>
     __device__ __forceinline__ void start_step(Sums& s) {
-        shared.full[Step].wait(round % 2);
+        shared.full[Step].wait(lap % 2);
         wgmma_fence();
 #pragma unroll
         for (int d = 0; d < Dim / 16; ++d)
@@ -105,7 +107,7 @@ struct KlWorker {
         const int stage = stage_of<S::kTileStages>(tile);
         shared.keys_full.wait(parity_of<1>(item));
         shared.tile_full[stage].wait(parity_of<S::kTileStages>(tile));
-        fence_shared();  // index_q was not written by TMA
+        fence_shared();  // cp.async wrote index_q: makes it visible to the products
         const uint32_t q = index_q_rows + stage * (S::kIndexBoxes * kKlRowsBox >> 4);
         wgmma_fence();
 #pragma unroll
@@ -118,7 +120,7 @@ struct KlWorker {
     /// Computes the probabilities of a step's columns. Stores their means over the heads, times
     /// kKlUnit, to the thread's own places in shared memory. `Behind` later products may still run.
     template <int Step, int Behind>
-    __device__ __forceinline__ void teach(Sums& s, const Lse& lse, int first_step) {
+    __device__ __forceinline__ void teach(Sums& s, const Lse& lse, int lap_of_tile) {
         wgmma_wait<Behind>();
         settle(s);
         __syncwarp();
@@ -136,11 +138,11 @@ struct KlWorker {
             float mean[16 >> HeadBits];
             join_heads<HeadBits>(s, side, mean);
             if constexpr (HeadBits == 4) {
-                const int at = (first_step + Step) / 2 * 4 + 2 * side + Step % 2;
+                const int at = (kKlStages * lap_of_tile + Step) / 2 * 4 + 2 * side + Step % 2;
                 shared.targets[part][at][thread] = mean[0] * share;
             } else {
                 constexpr int kColumns = 8 >> HeadBits;  // of 8 uses
-                const int at = 4 * kColumns * (first_step + Step) + 2 * side;
+                const int at = 4 * kColumns * (kKlStages * lap_of_tile + Step) + 2 * side;
 #pragma unroll
                 for (int n = 0; n < 2 * kColumns; ++n)
                     shared.targets[part][at + n / 2 * 4 + n % 2][thread] = mean[n] * share;
@@ -149,11 +151,11 @@ struct KlWorker {
     }
 
     /// Index scores become t - p, times kKlUnit, 0 where a key is not seen and NaN where its score
-    /// is not finite.
+    /// is not finite. Stores the KL of the warp's keys.
     __device__ __forceinline__ void compare(Sums& s, const KlUses& uses) {
         const int key = 64 * part + row;
         bool finite = true;
-        float kl[16];  // in bits
+        float kl[16];  // in bits, times kKlUnit
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int use = 8 * j + 2 * quad;
@@ -169,7 +171,7 @@ struct KlWorker {
                 const bool sees = key + 8 * (n / 2) < (n % 2 == 0 ? seen.x : seen.y);
                 finite = finite && is_finite;
                 const float term = p * (log2_fast(p) - log_t);
-                kl[2 * j + n % 2] += sees && !(p < kLeastNormal) ? term : 0.0F;
+                kl[2 * j + n % 2] += sees && !(p < std::numeric_limits<float>::min()) ? term : 0.0F;
                 s[e] = !sees ? 0.0F : is_finite ? exp2_fast(log_t) - p : NAN;
             }
         }
@@ -179,8 +181,7 @@ struct KlWorker {
         meet<8>(kl, 16, eight);
         meet<4>(eight, 8, four);
         meet<2>(four, 4, two);
-        *reinterpret_cast<float2*>(shared.kl[4 * part + warp] + 32 * (lane / 16) +
-                                   16 * (lane / 8 % 2) + 8 * (lane / 4 % 2) + 2 * quad) =
+        *reinterpret_cast<float2*>(shared.kl[4 * part + warp] + 2 * lane) =
             make_float2(two[0], two[1]);
     }
 };

@@ -29,10 +29,7 @@ struct TileRows {
     static constexpr int kBlocksPerSm = Consumers == 1 ? 2 : 1;
     static constexpr int kConsumerRegisters = Consumers == 1 ? 232 : Consumers == 2 ? 240 : 112;
     static constexpr int kProducerRegisters = 24;
-    /// Registers that the launch gives to one thread of every warpgroup, added up. If the
-    /// warpgroups ask for more in all, setmaxnreg.inc waits forever.
-    static constexpr int kRegisters =
-        kRegistersOfSm / (kThreads * kBlocksPerSm) / 8 * 8 * (Consumers + 1);
+    static constexpr int kRegisters = launch_registers(kThreads, kBlocksPerSm);
     static_assert(Consumers * kConsumerRegisters + kProducerRegisters <= kRegisters);
 };
 using PrefillRows = TileRows<2, 2>;  // 256

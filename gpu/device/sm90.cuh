@@ -17,6 +17,12 @@ constexpr int kWarpgroup = 128;
 constexpr int kMostSharedBytes = 227 << 10;  // of a thread block
 constexpr int kRegistersOfSm = 1 << 16;
 
+/// Registers that a launch gives to one thread of every warpgroup, added up. If the warpgroups ask
+/// for more in all, setmaxnreg.inc waits forever.
+constexpr int launch_registers(int threads, int blocks_of_sm) {
+    return kRegistersOfSm / (threads * blocks_of_sm) / 8 * 8 * (threads / kWarpgroup);
+}
+
 __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -64,7 +70,7 @@ __device__ inline void fence_shared() {
 }
 
 /// Whether this lane is the one that the warp, all of whose lanes are here, elects. The compiler
-/// knows that there is one: bulk copies behind it need no loop over lanes.
+/// knows that it is only one: bulk copies behind it need no loop over lanes.
 __device__ inline bool elect_one() {
     uint32_t elected;
     asm volatile(

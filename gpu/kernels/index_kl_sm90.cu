@@ -21,8 +21,9 @@
 // memory, and index_k is loaded again afterwards. For such a key that is seen, D' is NaN already.
 //
 // Cycles per tile and SM with both dims 128, G 16 and 128 keys: 8192 for S', 512 for T', 2048 for
-// the products of D', and 8704 for exponentials, which overlap only with S'. Shared memory: 4096
-// for Q, 2048 for TMA's writes, 2048 for the products of D'. Predicted: 13.5 thousand cycles.
+// the products of D', and 9216 for exponentials and logarithms, of which 8192 overlap with S'.
+// Shared memory: 4096 for Q, 2048 for TMA's writes, 2048 for the products of D'. Predicted: 13.5
+// thousand cycles.
 #include <algorithm>
 #include <numbers>
 
@@ -181,30 +182,30 @@ __device__ __forceinline__ void multiply_differences(Worker& w, typename Worker:
 }
 
 /// One tile: a product is in flight behind a step's exponentials, the index scores behind the last
-/// one's. No product is in flight from one round of the loop to the next: ptxas would let none run
-/// beside other instructions then (its C7514).
+/// one's. No product is in flight from one lap to the next: ptxas would let none run beside other
+/// instructions then (its C7514).
 template <typename Worker>
 __device__ __forceinline__ void pass_tile(Worker& w, int count, const SequenceBlock& block) {
     using S = typename Worker::S;
-    const int last = kKlStages * (kl_rounds<Worker::kHeadBits>(count) - 1);
+    const int last = kl_laps<Worker::kHeadBits>(count) - 1;
     typename Worker::Sums even, odd;
     typename Worker::Lse lse;
 #pragma unroll 1
-    for (int step = 0;; step += kKlStages) {
+    for (int lap = 0;; ++lap) {
         w.template start_step<0>(even);
         w.template read_lse<0>(lse);
         w.template start_step<1>(odd);
-        w.template teach<0, 1>(even, lse, step);
+        w.template teach<0, 1>(even, lse, lap);
         w.template read_lse<1>(lse);
         w.template start_step<2>(even);
-        w.template teach<1, 1>(odd, lse, step);
+        w.template teach<1, 1>(odd, lse, lap);
         w.template read_lse<2>(lse);
         w.template start_step<3>(odd);
-        w.template teach<2, 1>(even, lse, step);
+        w.template teach<2, 1>(even, lse, lap);
         w.template read_lse<3>(lse);
-        ++w.round;
-        if (step == last) break;
-        w.template teach<3, 0>(odd, lse, step);
+        ++w.lap;
+        if (lap == last) break;
+        w.template teach<3, 0>(odd, lse, lap);
     }
     w.start_index_scores(even);
     w.template teach<3, 1>(odd, lse, last);
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(KlShape<Dim, IndexDim, BlockSize>::kThreads,
         setmaxnreg_inc<S::kMainRegisters>();
         work<T, HeadBits>(args, shared, warpgroup);
     } else {
-        setmaxnreg_dec<56>();
+        setmaxnreg_dec<S::kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather_queries<HeadBits>(args, shared);
         if (warp == 1) gather_lse<HeadBits>(args, shared);

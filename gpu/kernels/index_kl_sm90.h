@@ -4,10 +4,11 @@
 //
 // Products for each (query, group) and key of its support: q . k of G heads, index_q . index_k, and
 // t - p, as a sum of two values, times index_k and times index_q. With both dims 128 and G = 16
-// these are 4096 + 256 + 2 x 256 + 2 x 256 = 5376 FLOPs, of which 4864 count as useful, and 17
-// exponentials. At N 128K, k 16 of 128 keys (full support at 32K in brackets), one H100:
+// these are 4096 + 256 + 2 x 256 + 2 x 256 = 5376 FLOPs, of which 4864 count as useful, 17
+// exponentials and a logarithm. At N 128K, k 16 of 128 keys (full support at 32K in brackets), one
+// H100:
 //   products        5.7 TFLOP (11.6), at the matrix product's 785 TFLOP/s        7.3 ms (14.8)
-//   exponentials    18e9 (37e9), 16 a clock and SM at 1.7 GHz                    5.1 ms (10.2)
+//   exponentials    19e9 (39e9), 16 a clock and SM at 1.7 GHz                    5.4 ms (10.9)
 //   slots, d_keys   written and read, 11 GB (19), 3 TB/s                         3.7 ms (6.4)
 //   gathers         q and index_q, 36 GB (72), most of it from L2, at 5.5 TB/s   6.5 ms (13)
 // Tensor cores bound it, gathers nearly so. Predicted: 12.5 ms (24), where products and

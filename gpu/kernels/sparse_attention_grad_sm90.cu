@@ -115,8 +115,9 @@ private:
         if (leader_) shared_.empty[stage].arrive();
     }
 
-    /// P' in s_ and dP' in ds_, both 0 where a row does not see the key. Reads delta. What is in
-    /// shared memory is read before the products start, behind which it would come late.
+    /// P' in s_ and dP' in ds_, both 0 where a row does not see the key. Reads delta. lse and
+    /// least_seen are read before the products start, delta before the last one ends: behind them
+    /// they would come late.
     __device__ void form_scores(int stage, uint32_t q, uint32_t d_out, Rows& delta) {
         Rows lse_of;
         read_rows(shared_.lse[stage], lse_of);
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
         Consumer<T, Dim, BlockSize>(args, shared, warpgroup).work();
         add_full_slots<T, Dim, 0>(args);
     } else {
-        setmaxnreg_dec<56>();
+        setmaxnreg_dec<S::kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
         if (warp == 0) gather(args, shared);
         if (warp == 1) gather_rows(args, shared);

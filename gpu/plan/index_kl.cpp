@@ -78,6 +78,7 @@ public:
         slots_ = selected_ ? ids.extent(2) : std::clamp<int64_t>(p.blocks(), 1, fitting);
         queries_ = std::max<int64_t>(1, kSlotBytes / (p.kv_heads * slots_ * slot_bytes));
         if (selected_) queries_ = std::min(queries_, most_queries);
+        all_.whole = queries_ >= p.queries();
         starts_ = call.scratch<int32_t, 1>({all_.lists() + 1});
         items_ = call.scratch<char, 1>({most_items() * int64_t{sizeof(KlItem)}});
         all_.slots = narrow(slots_);
@@ -107,7 +108,6 @@ public:
             for (int64_t round = 0; round < rounds; ++round) {
                 KlBlocks a = all_;
                 a.piece = {begin, std::min(begin + queries_, p.queries())};
-                a.whole = a.piece.end - a.piece.begin == p.queries();
                 a.first_block = narrow(round * slots_);
                 check(launch_kl_items(a, call_.stream()), "index_kl, items");
                 body(a, round == 0);

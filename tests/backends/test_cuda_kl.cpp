@@ -234,6 +234,7 @@ TEST_P(CudaKlCases, WhatIsNotSeenHasNoInfluence) {
         EXPECT_GT(finite, 0);
         EXPECT_LT(finite, got.d_index_q.size());
         alike(got.d_index_k, plain.d_index_k);
+        alike(got.kl, plain.kl);
     }
 }
 
