@@ -4,8 +4,8 @@
 
 usage: pack_records.py RECORDS.tar RECORDS_DIR
 
-RECORDS_DIR/ARM.tar.xz has seed-S/summary.json and seed-S/curves.csv of every run of an arm, or
-seed-S/diverged.json; runs.csv gets a line for each run but trunks. A run that is there already stays.
+RECORDS_DIR/runs.tar.xz has ARM/seed-S/summary.json and ARM/seed-S/curves.csv of every run, or
+ARM/seed-S/diverged.json; runs.csv gets a line for each run but trunks. A run that is there already stays.
 """
 
 import csv
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def runs_of(archive):
-    """seed-S/FILE -> bytes."""
+    """ARM/seed-S/FILE -> bytes."""
     if not archive.exists():
         return {}
     with tarfile.open(archive) as tar:
@@ -27,7 +27,7 @@ def write_runs(archive, runs):
     """The same runs give the same bytes. Files of one kind are neighbours, which packs best."""
     partial = archive.with_name(archive.name + ".partial")
     with tarfile.open(partial, "w:xz", preset=9) as tar:
-        for name in sorted(runs, key=lambda name: name.split("/")[::-1]):
+        for name in sorted(runs, key=lambda name: (name.split("/")[-1], name)):
             member = tarfile.TarInfo(name)
             member.size = len(runs[name])
             tar.addfile(member, io.BytesIO(runs[name]))
@@ -36,22 +36,20 @@ def write_runs(archive, runs):
 
 def main():
     recorded, folder = map(Path, sys.argv[1:])
-    arms, lines = {}, []
+    new, lines = {}, []
     with tarfile.open(recorded) as tar:
         for member in tar:
             data = tar.extractfile(member).read()
             if member.name.count("/") == 2:
-                arm, name = member.name.split("/", 1)
-                arms.setdefault(arm, {})[name] = data
+                new[member.name] = data
             else:
                 lines += list(csv.reader(io.StringIO(data.decode())))[1:]
-    for arm, new in arms.items():
-        archive = folder / f"{arm}.tar.xz"
-        write_runs(archive, new | runs_of(archive))
+    archive = folder / "runs.tar.xz"
+    write_runs(archive, new | runs_of(archive))
     with open(folder / "runs.csv", "a", newline="", encoding="utf-8") as table:
         csv.writer(table, lineterminator="\n").writerows(
             line for line in lines if not line[0].startswith("trunk/"))
-    print(f"{sum(map(len, arms.values()))} files of {len(arms)} arms, {len(lines)} lines")
+    print(f"{len(new)} files, {len(lines)} lines")
 
 
 if __name__ == "__main__":

@@ -80,12 +80,12 @@ class Run:
 
 
 def recorded(records):
-    """The names of the runs in a folder of ARM.tar.xz."""
-    names = set()
-    for archive in records.glob("*.tar.xz"):
-        with tarfile.open(archive) as tar:
-            names |= {f"{archive.name.split('.')[0]}/{name.split('/')[0]}" for name in tar.getnames()}
-    return names
+    """The names of the runs in the folder's runs.tar.xz."""
+    archive = records / "runs.tar.xz"
+    if not archive.exists():
+        return set()
+    with tarfile.open(archive) as tar:
+        return {name.rsplit("/", 1)[0] for name in tar.getnames()}
 
 
 def read_runs(options):

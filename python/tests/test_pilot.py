@@ -244,27 +244,32 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     assert not (made / "out").exists()
 
 
-def test_an_arm_may_be_packed(made, capsys):
-    want, archive = read_records(made)["msa"], made / "msa.tar.xz"
+def test_arms_may_be_packed(made, capsys):
+    want, archive = read_records(made)["msa"], made / "runs.tar.xz"
     with tarfile.open(archive, "w:xz") as tar:
         for folder in sorted((made / "msa").iterdir()):
-            tar.add(folder / "summary.json", f"{folder.name}/summary.json")
-            tar.add(folder / "curves.csv", f"{folder.name}/curves.csv")
-    with pytest.raises(ResultsError, match="msa.tar.xz: there is a folder msa as well"):
+            tar.add(folder / "summary.json", f"msa/{folder.name}/summary.json")
+            tar.add(folder / "curves.csv", f"msa/{folder.name}/curves.csv")
+    with pytest.raises(ResultsError, match="runs.tar.xz: there is a folder msa as well"):
         read_records(made)
     shutil.rmtree(made / "msa")
+    assert list(read_records(made)) == ["full", "msa", "window"]
     got = read_records(made)["msa"]
     assert {seed: run.values for seed, run in got.items()} == \
         {seed: run.values for seed, run in want.items()}
-    assert got[2].path == archive / "seed-2"
+    assert got[2].path == archive / "msa/seed-2"
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-20])
     assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
     assert f"{archive}: is damaged: " in capsys.readouterr().err
     with tarfile.open(archive, "w:xz") as tar:
-        tar.add(made / "full/seed-1/curves.csv", "seed-1/curves.csv")
+        tar.add(made / "full/seed-1/curves.csv", "msa/seed-1/curves.csv")
     assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
-    assert f"{archive}/seed-1/summary.json" in capsys.readouterr().err
+    assert f"{archive}/msa/seed-1/summary.json" in capsys.readouterr().err
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(made / "full/seed-1/curves.csv", "seed-1/curves.csv")
+    with pytest.raises(ResultsError, match="has seed-1/curves.csv, must have files of ARM/seed-S"):
+        read_records(made)
 
 
 def test_missing_files_and_folders_are_refused(made, capsys):

@@ -68,19 +68,20 @@ def test_a_trunk_is_run_again_for_an_arm_that_is_missing_alone(sweep, tmp_path):
     pack = [sys.executable, SCRIPT.with_name("pack_records.py"), tmp_path / "records.tar", records]
     subprocess.run(pack, check=True, capture_output=True)
     assert sweep("second") == []
-    msa = records / "msa.tar.xz"
-    with tarfile.open(msa) as tar:
-        first = {name: tar.extractfile(name).read() for name in tar.getnames() if "seed-1" in name}
-    with tarfile.open(msa, "w:xz") as tar:
-        for name, data in first.items():
+    archive = records / "runs.tar.xz"
+    with tarfile.open(archive) as tar:
+        left = {name: tar.extractfile(name).read() for name in tar.getnames()
+                if not name.startswith("msa/seed-2")}
+    with tarfile.open(archive, "w:xz") as tar:
+        for name, data in left.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     assert sweep("third") == ["trunk/seed-2", "msa/seed-2"]
     subprocess.run(pack, check=True, capture_output=True)
-    with tarfile.open(msa) as tar:
-        assert sorted(tar.getnames()) == [f"seed-{seed}/{name}" for seed in (1, 2)
-                                          for name in ("curves.csv", "summary.json")]
+    with tarfile.open(archive) as tar:
+        assert tar.getnames() == [f"{arm}/seed-{seed}/{name}" for name in ("curves.csv", "summary.json")
+                                  for arm in ("full", "msa") for seed in (1, 2)]
 
 
 def test_runs_at_once_share_the_host(sweep, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The runs of `msa-pretrain --sweep`: a folder ARM/seed-S for each, with the summary.json and
-curves.csv of the run, or diverged.json alone; or a file ARM.tar.xz with these folders seed-S."""
+curves.csv of the run, or diverged.json alone; or a file runs.tar.xz with these folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from .cost import read_json
 from .results import ResultsError, blamed
 
-PACKED = re.compile(r"seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
+PACKED = re.compile(r"[\w-]+/seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
           "questions", "hops", "eval_sequences", "eval_exercises")  # what two arms must share
@@ -121,35 +121,36 @@ def _read_arm(folder: Path) -> dict[int, Run]:
     return runs
 
 
-def _read_packed_arm(archive: Path) -> dict[int, Run]:
+def _read_packed(archive: Path) -> Records:
     with tempfile.TemporaryDirectory() as unpacked:
         with blamed(archive, "is damaged"), tarfile.open(
                 fileobj=io.BytesIO(lzma.decompress(archive.read_bytes()))) as tar:
             for member in tar:
                 if not PACKED.fullmatch(member.name):
-                    raise ResultsError(f"{archive}: has {member.name}, must have files of seed-S")
+                    raise ResultsError(f"{archive}: has {member.name}, must have files of ARM/seed-S")
                 path = Path(unpacked, member.name)
-                path.parent.mkdir(exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(tar.extractfile(member).read())
         try:
-            return {seed: replace(run, path=archive / run.path.name)
-                    for seed, run in _read_arm(Path(unpacked)).items()}
+            return {arm.name: {seed: replace(run, path=archive / arm.name / run.path.name)
+                               for seed, run in _read_arm(arm).items()}
+                    for arm in sorted(Path(unpacked).iterdir())}
         except ResultsError as error:
             raise ResultsError(str(error).replace(unpacked, str(archive))) from None
 
 
 def read_records(folder) -> Records:
-    """Every ARM/seed-S and ARM.tar.xz in `folder`; ResultsError naming the file that breaks a rule."""
+    """Every ARM/seed-S in `folder` and in its runs.tar.xz; ResultsError naming the file that breaks a
+    rule."""
     folder = Path(folder)
-    records: Records = {}
-    for path in sorted(folder.glob("*")):
-        arm = path.name.removesuffix(".tar.xz")
-        runs = (_read_arm(path) if path.is_dir() else
-                _read_packed_arm(path) if arm != path.name else {})
-        if runs and arm in records:
-            raise ResultsError(f"{path}: there is a folder {arm} as well")
-        if runs:
-            records[arm] = runs
+    archive = folder / "runs.tar.xz"
+    records = {path.name: runs for path in sorted(folder.glob("*")) if path.is_dir()
+               if (runs := _read_arm(path))}
+    packed = _read_packed(archive) if archive.exists() else {}
+    for arm in packed:
+        if arm in records:
+            raise ResultsError(f"{archive}: there is a folder {arm} as well")
+    records = dict(sorted((records | packed).items()))
     if not records:
         raise ResultsError(f"{folder}: has no folder ARM/seed-S")
     runs = [run for seeds in records.values() for run in seeds.values() if not run.diverged]
