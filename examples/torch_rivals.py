@@ -268,7 +268,7 @@ def _time(case, prepare, operands, row):
     ids = own[0] if own else operands[-1]
     if own:
         ours = (ids[..., None] == operands[-1][..., None, :]).any(-1)
-        row["other_ids"] = 1 - ours[ids >= 0].float().mean().item()
+        row["other_ids"] = (~ours & (ids >= 0)).sum().item() / (ids >= 0).sum().item()
     with torch.no_grad():
         outs = _outputs(attend(*inputs))
         want = (m.msa_sparse_attention(*operands[:3], ids, block_size=case.block_size)

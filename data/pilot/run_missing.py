@@ -258,8 +258,7 @@ def main():
     held_out = sorted(map(str, (options.corpus / "held_out").glob("*.txt")))
     if not texts or not held_out:
         sys.exit(f"run_missing: {options.corpus} has no train/*.txt and held_out/*.txt")
-    for path in held_out:
-        texts += ["--held-out-text", path]
+    texts += ["--held-out-text", *held_out]
     runs = read_runs(options)
     queue = Queue(runs, options)
     print(f"{len(queue.runs)} of {len(runs)} runs are missing", flush=True)

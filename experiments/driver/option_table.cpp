@@ -217,7 +217,7 @@ OptionRow& OptionTable::paths(const std::string& flag, const std::string& form,
                                   names.push_back(last_name(file));
                               return names;
                           }});
-    row.repeatable = true;
+    row.repeatable = row.several = true;
     return row;
 }
 
@@ -310,8 +310,9 @@ bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
         } else if (row.repeatable) {
             const std::string shown =
                 row.shown_default.empty() ? "" : msa::concat(" (=", row.shown_default, ")");
-            description.add_options()(flag, po::value(&given.back())->value_name(row.form + shown),
-                                      row.help.c_str());
+            auto* values = po::value(&given.back())->value_name(row.form + shown);
+            if (row.several) values->multitoken();
+            description.add_options()(flag, values, row.help.c_str());
         } else {
             auto* value = po::value<std::string>()->value_name(row.form)->notifier(
                 [&to = given.back(), shown = row.shown_default](const std::string& text) {

@@ -135,7 +135,7 @@ void add_text(OptionTable& table, PretrainOptions& o) {
     table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out",
                between(0, 1));
     table.paths(
-        "held-out-text", "FILE", o.held_out_files,
+        "held-out-text", "FILE...", o.held_out_files,
         "text to hold out, instead of a share (repeatable); its documents are not trained on");
     table.choice("short-documents", "WHAT", o.reading.short_documents, {"leave-out", "pack"},
                  "documents that are no longer than the context: leave-out, or pack several into "

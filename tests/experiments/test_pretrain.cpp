@@ -315,10 +315,10 @@ TEST_F(Pretrain, HeldOutFilesAreToldApart) {
     text_file("a.txt");
     std::ofstream(path("b.txt")) << std::string(200, 'q');
     std::ofstream(path("c.txt")) << std::string(150, 'z') << '\0' << std::string(70, 'y');
-    ASSERT_EQ(run("out", {"--held-out-text", path("b.txt"), "--held-out-text", path("c.txt"),
-                          "--eval-sequences", "40"})
-                  .code,
-              0);
+    ASSERT_EQ(
+        run("out", {"--held-out-text", path("b.txt"), path("c.txt"), "--eval-sequences", "40"})
+            .code,
+        0);
     const json all = summary("out")["evaluation"], files = all["by_file"];
     ASSERT_EQ(files.size(), 2U);
     EXPECT_EQ(files[0]["file"], "b");
