@@ -235,6 +235,8 @@ const std::vector<Row> kRows{
     {"six_wide_groups_of_8", kWideGroups, {48, 6, 128, 64, 128}, {0, 30, 90}, {0, 30, 290}, k(2)},
     {"seven_wide_groups_of_16", kWideGroups, {112, 7, 128, 128, 128}, {0, 60}, {0, 400}, k(2)},
     {"twelve_wide_groups_of_8", kWideGroups, {96, 12, 128, 128, 64}, {0, 50}, {0, 250}, k(3)},
+    {"48_groups_k32", kWideGroups, {96, 48, 128, 128, 64}, {0, 9, 60}, {0, 2100, 4700}, k(32)},
+    {"64_groups_k32", kWideGroups, {64, 64, 128, 64, 128}, {0, 50}, {0, 4500}, k(32)},
     // Of attention.
     {"tail_block", kGradient, {32, 2, 128, 64, 128}, {0, 1000}, {0, 1000}, k(4)},
     {"packed", kGradient, {32, 2, 128, 64, 128}, kQueries, kKeys, k(4)},
