@@ -88,7 +88,7 @@ def main() -> int:
     print(", ".join(f"{calls} calls by {kernel}" for kernel, calls in answered.items()))
     print(f"seed {options.seed}, {time.monotonic() - began:.0f} s")
     if options.out:
-        record = {"format": "msa-exact-ids", "format_version": 1, "version": msalab.__version__,
+        record = {"format": "msa-exact-ids", "format_version": 1, "torch": torch.__version__,
                   "device": torch.cuda.get_device_name(), "seed": options.seed, "groups": GROUPS,
                   "sizes": [dict(zip(("keys", "queries", "channels", "block_size", "top_k"), size))
                             for size in SIZES], "calls": answered, "kinds": counts, **total}

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ostream>
 
 #include "core/number/half.h"
 #include "tests/backends/cuda_grad_test.h"
@@ -15,13 +16,14 @@ namespace msa::test {
 namespace {
 
 constexpr int64_t kHeads = 64, kDim = 128, kBehind = (int64_t{1} << 31) / (kHeads * kDim) + 77,
-                  kQueries = 300, kKeys = 700;
+                  kQueries = 100, kKeys = 700;
 constexpr SelectionRule kRule{.top_k = 4};
 
 struct LongCase {
     std::string name;
     int64_t kv_heads, queries, keys;  // of the sequence in front
 };
+std::ostream& operator<<(std::ostream& out, const LongCase& c) { return out << c.name; }
 
 class CudaLong : public testing::TestWithParam<LongCase> {
 protected:
@@ -117,7 +119,7 @@ TEST_P(CudaLong, SelectionAndAttention) {
     EXPECT_TRUE(selection_follows(p, kRule, reference().index_scores(p, operands_), ids,
                                   half_bounds(p, operands_).scores));
     const Attention want = reference().sparse_attention(p, operands_, ids);
-    for (LoopOrder order : orders_of(*runner_, whole_, kRule.top_k))
+    for (LoopOrder order : {LoopOrder::automatic, LoopOrder::tile_union, LoopOrder::kv_outer})
         EXPECT_TRUE(matches(attend(order), want, half_bounds(p, operands_))) << to_string(order);
 }
 
