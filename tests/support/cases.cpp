@@ -174,8 +174,7 @@ const std::vector<Row> kRows{
      k(2),
      {.sinks = true, .window = 70, .softcap = 10.0}},
     // Groups enough to fill a chip, or else automatic takes the kernel for few queries. Of at most
-    // 4 k
-    // blocks, 8 k with 64 channels, it takes unions alone, of more it has slots too.
+    // 4 k blocks, 8 k with 64 channels, it takes unions alone, of more it has slots too.
     {"square", kTuned, kPaper, {0, 1100}, {0, 1100}, k(2)},
     {"square_narrow", kTuned, kNarrow, {0, 700}, {0, 700}, k(5)},
     {"wide_groups", kTuned, {64, 2, 64, 64, 128}, {0, 300}, {0, 900}, k(3)},
@@ -235,12 +234,7 @@ const std::vector<Row> kRows{
     {"six_wide_groups_of_8", kWideGroups, {48, 6, 128, 64, 128}, {0, 30, 90}, {0, 30, 290}, k(2)},
     {"seven_wide_groups_of_16", kWideGroups, {112, 7, 128, 128, 128}, {0, 60}, {0, 400}, k(2)},
     {"twelve_wide_groups_of_8", kWideGroups, {96, 12, 128, 128, 64}, {0, 50}, {0, 250}, k(3)},
-    {"48_groups_k32",
-     kTuned | kGradient | kKl,
-     {96, 48, 64, 64, 64},
-     {0, 2, 14},
-     {0, 2100, 4230},
-     k(32)},
+    {"48_groups_k32", kWideGroups, {96, 48, 128, 128, 64}, {0, 2, 9}, {0, 2100, 4230}, k(32)},
     {"64_groups_k32", kTuned | kGradient | kKl, {64, 64, 128, 64, 64}, {0, 9}, {0, 2300}, k(32)},
     // Of attention.
     {"tail_block", kGradient, {32, 2, 128, 64, 128}, {0, 1000}, {0, 1000}, k(4)},
