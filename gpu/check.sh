@@ -75,7 +75,8 @@ no_device() {
             --gtest_filter='*CanStart*/cuda'
 }
 
-tests backends test_backends '*cuda*:*Cuda*:*Tuned*'
+tests backends test_backends '*cuda*:*Cuda*:*Tuned*-*CudaLong*'
+step past-2-31-elements 300 "$counted" "$bin/test_backends" --gtest_brief=1 --gtest_filter='*CudaLong*'
 tests goldens test_goldens '*cuda*'
 tests programs test_experiments '*FitBackend*:*Cuda*:*cuda*:*EveryBackend*'
 [[ -d $bin/stub_cudnn ]] && step stub-cudnn 60 "$counted" stub_cudnn

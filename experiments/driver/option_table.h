@@ -26,7 +26,7 @@ struct OptionRow {
     std::function<void()> check = [] {};  // after all values are taken
     std::string key{};                    // its name in the record; empty: not recorded
     bool is_switch = false, repeatable = false, positional = false;
-    bool several = false;  // values may follow one flag, as where a shell expands *.txt
+    bool several = false;  // values may follow one flag, as when a shell expands *.txt
 
     /// Marks an option that does not decide the results.
     OptionRow& unrecorded();

@@ -136,7 +136,8 @@ void add_text(OptionTable& table, PretrainOptions& o) {
                between(0, 1));
     table.paths(
         "held-out-text", "FILE...", o.held_out_files,
-        "text to hold out, instead of a share (repeatable); its documents are not trained on");
+        "text to hold out, instead of a share: all files up to the next option; its documents are "
+        "not trained on");
     table.choice("short-documents", "WHAT", o.reading.short_documents, {"leave-out", "pack"},
                  "documents that are no longer than the context: leave-out, or pack several into "
                  "a row");
@@ -297,7 +298,8 @@ OptionTable option_table(PretrainOptions& o) {
                "text to train on (positional, repeatable); a byte 0 separates documents")
         .without_flag()
         .as("files")
-        .required("no input: name a text file; --help shows how");
+        .required(
+            "no input: name a text file to train on, ahead of --held-out-text; --help shows how");
     table.path("out", "DIR", o.out, "directory for the results")
         .unrecorded()
         .required("no output: name a directory with --out");

@@ -23,7 +23,7 @@ def test_a_copy_changes_no_id(exact_ids):
     counts, answered = exact_ids.compare(1, 20261127, "cpu", SIZES, groups=2)
     assert sum(answered.values()) == len(SIZES) * len(exact_ids.KINDS)
     for count in counts.values():
-        assert count == {"rows": 82, "ids": 2 * (40 * 4 + 3), "others": 0}
+        assert count == {"rows": 82, "ids": 2 * (40 * 4 + 3), "others": 0}  # no row has fewer than k blocks
 
 
 def test_another_id_is_counted(exact_ids, monkeypatch):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tensors of more than 2^31 elements on the tuned kernels: a short sequence behind so many rows has
-// the results that it has alone.
+// Tensors of more than 2^31 elements on the tuned kernels: q and what is shaped like it, index_q,
+// or k and v. A short sequence behind so many rows has the results that it has alone.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,11 +18,13 @@ namespace {
 
 constexpr int64_t kHeads = 64, kDim = 128, kBehind = (int64_t{1} << 31) / (kHeads * kDim) + 77,
                   kQueries = 100, kKeys = 700;
+constexpr size_t kMemory = 40'000'000'000;  // at most 34 GB are in use
 constexpr SelectionRule kRule{.top_k = 4};
 
 struct LongCase {
     std::string name;
-    int64_t kv_heads, queries, keys;  // of the sequence in front
+    int64_t kv_heads;
+    int64_t queries, keys;  // of the sequence in front
 };
 std::ostream& operator<<(std::ostream& out, const LongCase& c) { return out << c.name; }
 
@@ -29,6 +32,9 @@ class CudaLong : public testing::TestWithParam<LongCase> {
 protected:
     void SetUp() override {
         MSA_SKIP_UNLESS_USABLE("cuda");
+        size_t free = 0, all = 0;
+        ASSERT_EQ(cudaMemGetInfo(&free, &all), cudaSuccess);
+        if (all < kMemory) GTEST_SKIP() << "the GPU has less than 40 GB";
         runner_.emplace(Subject{"cuda", Element::bf16, Element::bf16});
         alone_ = {GetParam().name, problem({0, kQueries}, {0, kKeys}), kRule};
         whole_ = problem({0, GetParam().queries, GetParam().queries + kQueries},
@@ -41,8 +47,6 @@ protected:
         v_ = behind(GetParam().keys, operands_.v);
         ids_ = make<int32_t>({whole_.queries(), whole_.kv_heads, kRule.top_k});
         index_lse_ = backend().make<float, 2>({whole_.queries(), whole_.kv_heads});
-        lse_ = backend().make<float, 2>({whole_.queries(), kHeads});
-        out_ = make<bf16>(q_.shape());
     }
     static Problem problem(std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
         Problem p = square_problem(0, kHeads, GetParam().kv_heads, kDim, kDim, 128);
@@ -54,7 +58,7 @@ protected:
     Tensor<T, 3> make(const Shape<3>& shape) {
         return backend().make<T, 3>(shape);
     }
-    /// On the device and in bf16, behind so many rows of zeros.
+    /// On the device and in bf16, behind `rows` rows of zeros.
     template <int Rank>
     Tensor<bf16, Rank> behind(int64_t rows, const Tensor<float, Rank>& wide) {
         std::vector<bf16> values(static_cast<size_t>(wide.size()));
@@ -86,13 +90,15 @@ protected:
         EXPECT_EQ(backend().answered_by().find("_any"), std::string::npos)
             << backend().answered_by();
     }
-    /// The ids and the lse of both branches, as the other operations take them.
+    /// The ids, and the lse of the Index Branch.
     Tensor<int32_t, 3> select() {
         backend().index_select(whole_, kRule, {index_q_, index_k_}, ids_, index_lse_);
         expect_tuned();
         return last<int32_t>(ids_, kQueries);
     }
     Attention attend(LoopOrder order = LoopOrder::automatic) {
+        out_ = make<bf16>(q_.shape());
+        lse_ = backend().make<float, 2>({whole_.queries(), kHeads});
         backend().sparse_attention(whole_, {q_, k_, v_}, ids_, {out_, lse_}, order);
         expect_tuned();
         return {last<float>(out_, kQueries), last<float>(lse_, kQueries)};

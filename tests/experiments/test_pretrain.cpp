@@ -315,18 +315,20 @@ TEST_F(Pretrain, HeldOutFilesAreToldApart) {
     text_file("a.txt");
     std::ofstream(path("b.txt")) << std::string(200, 'q');
     std::ofstream(path("c.txt")) << std::string(150, 'z') << '\0' << std::string(70, 'y');
-    ASSERT_EQ(
-        run("out", {"--held-out-text", path("b.txt"), path("c.txt"), "--eval-sequences", "40"})
-            .code,
-        0);
+    std::ofstream(path("d.txt")) << std::string(150, 'x');
+    ASSERT_EQ(run("out", {"--held-out-text", path("b.txt"), path("c.txt"), "--held-out-text",
+                          path("d.txt"), "--eval-sequences", "60"})
+                  .code,
+              0);
     const json all = summary("out")["evaluation"], files = all["by_file"];
-    ASSERT_EQ(files.size(), 2U);
+    ASSERT_EQ(files.size(), 3U);
     EXPECT_EQ(files[0]["file"], "b");
     EXPECT_EQ(files[1]["file"], "c");
+    EXPECT_EQ(files[2]["file"], "d");
     double bits = 0;
     int64_t bytes = 0;
     for (const json& file : files) {
-        EXPECT_GT(file["bytes"], 64 * 8);  // of 40 sequences about half each
+        EXPECT_GT(file["bytes"], 64 * 8);  // of 60 sequences about a third each
         bytes += file["bytes"].get<int64_t>();
         bits += file["bits_per_byte"].get<double>() * file["bytes"].get<double>();
     }

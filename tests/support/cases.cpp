@@ -179,6 +179,8 @@ const std::vector<Row> kRows{
     {"square_narrow", kTuned, kNarrow, {0, 700}, {0, 700}, k(5)},
     {"wide_groups", kTuned, {64, 2, 64, 64, 128}, {0, 300}, {0, 900}, k(3)},
     {"many_groups", kTuned, {40, 5, 64, 64, 64}, {0, 150}, {0, 1200}, k(2)},
+    {"many_groups_k32", kWideGroups, {96, 48, 128, 128, 64}, {0, 2, 9}, {0, 2100, 4230}, k(32)},
+    {"most_groups_k32", kTuned | kGradient | kKl, {64, 64, 128, 64, 64}, {0, 9}, {0, 2300}, k(32)},
     {"odd_groups", kTuned, {30, 10, 64, 64, 64}, {0, 90}, {0, 1200}, k(2)},
     {"few_wide", kTuned, {64, 1, 128, 128, 64}, {0, 3, 12}, {0, 700, 1100}, k(12)},
     {"few_narrow", kTuned, {16, 2, 64, 64, 128}, {0, 2, 20}, {0, 900, 5000}, k(32)},
@@ -234,8 +236,6 @@ const std::vector<Row> kRows{
     {"six_wide_groups_of_8", kWideGroups, {48, 6, 128, 64, 128}, {0, 30, 90}, {0, 30, 290}, k(2)},
     {"seven_wide_groups_of_16", kWideGroups, {112, 7, 128, 128, 128}, {0, 60}, {0, 400}, k(2)},
     {"twelve_wide_groups_of_8", kWideGroups, {96, 12, 128, 128, 64}, {0, 50}, {0, 250}, k(3)},
-    {"48_groups_k32", kWideGroups, {96, 48, 128, 128, 64}, {0, 2, 9}, {0, 2100, 4230}, k(32)},
-    {"64_groups_k32", kTuned | kGradient | kKl, {64, 64, 128, 64, 64}, {0, 9}, {0, 2300}, k(32)},
     // Of attention.
     {"tail_block", kGradient, {32, 2, 128, 64, 128}, {0, 1000}, {0, 1000}, k(4)},
     {"packed", kGradient, {32, 2, 128, 64, 128}, kQueries, kKeys, k(4)},
