@@ -26,6 +26,8 @@ def with_palette(png: bytes) -> bytes:
 
 
 def main() -> None:
+    if len(sys.argv) == 1:
+        sys.exit(__doc__)
     for path in sys.argv[1:]:
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
