@@ -26,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from torch_rivals import device_name, farthest
+from torch_rivals import device_name, farthest, other_ids
 
 import msalab.torch as m
 
@@ -165,13 +165,6 @@ def times_of(side, ids, device: str) -> dict:
     return times | {"layer_us": time_us(lambda: side.attend(side.select()), device)}
 
 
-def other_ids(ids, theirs) -> float:
-    """The share of our ids [n, Hkv, k] that theirs [Hkv, n, k], in any order, lack."""
-    theirs = theirs.transpose(0, 1)
-    found = (ids[..., :, None] == theirs[..., None, :]).any(-1) | (ids < 0)
-    return 1 - found.float().mean().item()
-
-
 def union_of(ids, case: Case) -> float:
     """Mean number of blocks that a tile of a group selects."""
     sizes = []
@@ -198,7 +191,7 @@ def measure(case: Case, selection: str, device: str) -> dict:
     try:
         theirs = Vllm(case, given, ops)
         found = theirs.select()
-        row["other_ids"] = other_ids(ids, found)
+        row["other_ids"] = other_ids(ids, found.transpose(0, 1))
         if not row["other_ids"] <= MOST_OTHER:
             raise ValueError(f"{row['other_ids']:.2%} of its ids are others")
         same = ids.transpose(0, 1).contiguous()

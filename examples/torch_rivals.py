@@ -257,6 +257,13 @@ def farthest(case, q, k, v, attends_to):
     return 2 * (weights + taken + gamma(keys + 2) + stored) * v.float().abs().max().item()
 
 
+def other_ids(ids, theirs) -> float:
+    """The share of ids [N, Hkv, k] that theirs, of the same shape and in any order, lack. -1 is no id."""
+    some = ids >= 0
+    found = (ids[..., :, None] == theirs[..., None, :]).any(-1)
+    return (some & ~found).sum().item() / some.sum().item()
+
+
 def _outputs(found):
     return found if isinstance(found, tuple) else (found,)
 
@@ -267,8 +274,7 @@ def _time(case, prepare, operands, row):
     inputs, attend, to_rows, *own = prepare(case, *operands)
     ids = own[0] if own else operands[-1]
     if own:
-        ours = (ids[..., None] == operands[-1][..., None, :]).any(-1)
-        row["other_ids"] = (~ours & (ids >= 0)).sum().item() / (ids >= 0).sum().item()
+        row["other_ids"] = other_ids(ids, operands[-1])
     with torch.no_grad():
         outs = _outputs(attend(*inputs))
         want = (m.msa_sparse_attention(*operands[:3], ids, block_size=case.block_size)

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kHeads = 64, kDim = 128, kBehind = (int64_t{1} << 31) / (kHeads * kDim) + 77,
                   kQueries = 100, kKeys = 700;
-constexpr size_t kMemory = 40'000'000'000;  // at most 34 GB are in use
+constexpr size_t kMemory = 40'000'000'000;  // tensors take up to 34 GB
 constexpr SelectionRule kRule{.top_k = 4};
 
 struct LongCase {
