@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -30,6 +30,7 @@ class IndexBranch:
     norm_q: Tensor | None
     norm_k: Tensor | None
     frequencies: Tensor
+    _joined: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def to(self, device) -> IndexBranch:
         tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
@@ -38,9 +39,9 @@ class IndexBranch:
 
     def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """index_q [..., Hkv, didx] and index_k [..., didx], float32, of the hidden states x [..., d_model]. turns:
-        nn.rotation of their positions by the frequencies, float32."""
-        weight, norm = self._joined
-        heads = linear(x.float(), weight).view(*x.shape[:-1], self.groups + 1, len(self.w_k))
+        nn.rotation of their positions by the frequencies, float32. On a GPU the projection is of the type of x."""
+        weight, norm = self.joined(x.dtype if x.is_cuda else torch.float32)
+        heads = linear(x.to(weight.dtype), weight).float().unflatten(-1, (self.groups + 1, -1))
         if norm is not None:
             heads = rms_norm(heads, heads.shape[-1:], eps=fitted.EPSILON) * norm
         heads = turn(heads, *turns)
@@ -51,11 +52,13 @@ class IndexBranch:
         """The frequencies on the host."""
         return tuple(self.frequencies.tolist())
 
-    @cached_property
-    def _joined(self):
-        """Weights and norms of the heads of queries, and then of the keys."""
-        norm = None if self.norm_q is None else torch.stack([self.norm_q] * self.groups + [self.norm_k])
-        return torch.cat([self.w_q, self.w_k]), norm
+    def joined(self, dtype):
+        """Weights of `dtype` and norms of the heads of queries, and then of the keys."""
+        found = self._joined.get(dtype)
+        if found is None:
+            norm = None if self.norm_q is None else torch.stack([self.norm_q] * self.groups + [self.norm_k])
+            found = self._joined[dtype] = torch.cat([self.w_q, self.w_k]).to(dtype), norm
+        return found
 
 
 def rule(path) -> Rule:

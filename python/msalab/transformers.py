@@ -14,6 +14,7 @@ output, and generate() with a static cache."""
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,13 +22,14 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import cache_utils
+from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from . import advice as advices
 from . import indexer as indexers
-from . import operations, selectors
+from . import kv_cache, operations, selectors
 from . import torch as m
 from .capture.other_kinds import other_kind
 from .nn import rotation
@@ -62,6 +64,8 @@ class Spans:
 
     def once(self, make: Callable, *key):
         """make(self, *key), once for all layers of a pass: each pass has a mask of its own."""
+        if torch.compiler.is_compiling():
+            return make(self, *key)
         at = make, key
         try:
             return self.made[at]
@@ -98,6 +102,16 @@ def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
            mask_function=causal_mask_function, attention_mask=None, local_size=None, device="cpu",
            **_) -> Spans:
     """The mask function of the implementation: never of size N x N."""
+    kept = getattr(kv_length, "cache", None)
+    if kept is not None:
+        kept.take_mask(attention_mask, q_length, _valid_tokens)
+        if kept.is_compileable:
+            return None  # the cache knows what the mask says
+        rows = tuple((begin, int(kv_length), max(begin - q_offset, 0), q_length) for begin in kept.rows.begins or
+                     [0] * batch_size)
+        return Spans(rows, q_length, int(kv_length), local_size)
+    if torch.compiler.is_compiling():
+        return _whole_spans(batch_size, q_length, kv_length, mask_function, attention_mask, local_size)
     q_offset = int(q_offset)  # of a static cache, a tensor
     if mask_function is not causal_mask_function:
         _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, local_size, device)
@@ -112,6 +126,13 @@ def _spans(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
         queries = [min(max(token - q_offset, 0), q_length) for token in (first, last)]
         clipped.append((*keys, *queries))
     return Spans(tuple(clipped), q_length, end - kv_offset, local_size)
+
+
+def _whole_spans(batch_size, q_length, kv_length, mask_function, attention_mask, window) -> Spans:
+    """For compilers, which do not see values: of rows without padding."""
+    _require(attention_mask is None, "under torch.compile attention_mask must be absent: rows have no padding there, but "
+             "with a cache of fixed capacity, whose mask is made before")
+    return Spans(((0, kv_length, 0, q_length),) * batch_size, q_length, kv_length, window)
 
 
 def _valid_tokens(row: Tensor, number: int):
@@ -158,7 +179,7 @@ class Held:
         to it? False where this cannot be told."""
         try:
             kept = cache.layers[number]
-            appends = (cache.update.__func__, kept.update.__func__) == (Cache.update, DynamicLayer.update)
+            appends = (cache.update.__func__, kept.update.__func__) == (cache_utils.Cache.update, DynamicLayer.update)
         except (AttributeError, LookupError, TypeError):
             return False
         return (appends and kept.keys is self.key() is not None
@@ -197,14 +218,32 @@ class Layer:
     held: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)  # cache -> Held
     hook: object = None
 
-    @torch.compiler.disable
+    def prepare(self, like):
+        """Has the weights of its Index Branch where a model of parameters like this one reads them."""
+        if self.branch.w_q.device != like.device:
+            self.branch = self.branch.to(like.device)
+        weights = self.branch.joined(like.dtype if like.is_cuda else torch.float32)
+        for tensor in (*weights, self.branch.frequencies):
+            if tensor is not None:
+                kv_cache.stays(tensor)
+
     def keep_input(self, _, args, kwargs):
-        if self.branch is None:
-            return
-        self.call = call = Call(kwargs.get("hidden_states", args[0] if args else None))
-        call.cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-        call.held = None if call.cache is None else self.held.get(call.cache)
+        x = kwargs.get("hidden_states", args[0] if args else None)
+        cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+        self.call = Call(x, cache)
+        if cache is not None and self.branch is not None and not isinstance(cache, Cache):
+            self.find_held()
+
+    @torch.compiler.disable
+    def find_held(self):
+        call = self.call
+        call.held = self.held.get(call.cache)
         call.is_as_left = call.held is not None and call.held.is_as_left(call.cache, self.number)
+
+    @property
+    def compiles(self) -> bool:
+        """Without a cache."""
+        return self.selector is None or self.branch is not None or self.source is not None
 
 
 @dataclass
@@ -213,9 +252,12 @@ class Plan:
 
     layers: dict  # module -> Layer
     sparse: list[int]  # layers that select
+    model: object
 
     def apply(self):
         """From now on, until another plan is."""
+        if hasattr(self.model, "_prepare_cache_for_generation"):
+            self.model._prepare_cache_for_generation = types.MethodType(_prepare_cache, self.model)
         for module, layer in self.layers.items():
             old = getattr(module, _ATTRIBUTE, None)
             if old is not None:
@@ -300,7 +342,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan
                 layer.source.shares = True
         if layer.selector == OWN:
             layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
-    return Plan(layers, sorted(choices))
+    return Plan(layers, sorted(choices), model)
 
 
 def _branches(choices: dict, indexer) -> dict:
@@ -369,7 +411,84 @@ def _layer_type(module):
     return types[module.layer_idx] if types else None
 
 
-@torch.compiler.disable
+class Cache(cache_utils.Cache):
+    """The cache of a model for which configure() was called: of layers that select by an Index Branch keys, values and
+    index keys in one place, to which tokens are added without a copy; of other layers what transformers has for them.
+    generate() makes one itself, with cache_implementation="static" one of fixed capacity, whose decoding it compiles.
+
+    max_cache_len: the most tokens of a row; None: as many as come. offloading: layers wait on the CPU for their turn."""
+
+    def __init__(self, model, max_cache_len: int | None = None, offloading: bool = False):
+        layers, config = layers_of(model), model.config.get_text_config(decoder=True)
+        reason = why_not_cached(layers, config, max_cache_len is not None)
+        _require(not reason, reason)
+        super().__init__(layers=(DynamicCache(config=config) if max_cache_len is None else
+                                 StaticCache(config=config, max_cache_len=max_cache_len)).layers, offloading=offloading)
+        self.configured = _Same(layers)
+        cached = [number for number, layer in sorted(layers.items()) if layer.selector == "index"]
+        unit = kv_cache.unit_of(layers[number].rule for number in cached)
+        self.rows = kv_cache.Rows(None if max_cache_len is None else -(-max_cache_len // unit) * unit, unit)
+        for number in cached:
+            self.layers[number] = kv_cache.CachedLayer(number, self.rows, number == cached[0])
+            if layers[number].branch is not None:
+                layers[number].prepare(next(model.parameters()))
+        self.first = self.layers[cached[0]]
+
+    def get_mask_sizes(self, query_length, layer_idx):
+        if self.is_sliding[layer_idx]:
+            return super().get_mask_sizes(query_length, layer_idx)
+        return self.first.get_mask_sizes(query_length)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if not isinstance(self.layers[layer_idx], kv_cache.CachedLayer):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return self.layers[layer_idx].update(key_states, value_states)  # attention offloads
+
+
+class _Same:
+    """What a copy of a cache has in common with it."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def layers_of(model) -> dict:
+    """Number -> Layer of a model for which configure() was called."""
+    found = {layer.number: layer for module in model.modules()
+             if (layer := getattr(module, _ATTRIBUTE, None)) is not None}
+    _require(found, "the model has not been told how to select: call msalab.transformers.configure(model, ...)")
+    return found
+
+
+def why_not_cached(layers: dict, config, fixed: bool) -> str:
+    """Why there is no Cache for a model of these layers; empty where there is."""
+    others = [number for number, layer in sorted(layers.items()) if layer.selector != "index"]
+    if len(others) == len(layers):
+        return "no layer selects by an Index Branch; the caches of transformers serve the others"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "layers share keys; use a DynamicCache"
+    if fixed and others:
+        return (f"layers {others} do not select by an Index Branch; a cache of fixed capacity is for models whose layers "
+                "all do")
+    return ""
+
+
+def _prepare_cache(model, generation_config, model_kwargs, *args, **kwargs):
+    """generate() asks the model for a cache: in place of transformers' own one of the same kind."""
+    type(model)._prepare_cache_for_generation(model, generation_config, model_kwargs, *args, **kwargs)
+    name = next((name for name in _CACHES if name in model_kwargs), None)
+    made, config = model_kwargs.get(name), model.config.get_text_config(decoder=True)
+    if (getattr(made, "_is_user_defined", False) or type(made) not in (DynamicCache, StaticCache)
+            or config._attn_implementation != NAME or len(made) == 0):
+        return
+    most = made.layers[0].max_cache_len if type(made) is StaticCache else None
+    if not why_not_cached(layers_of(model), config, most is not None):
+        model_kwargs[name] = Cache(model, most, made.offloading)
+
+
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None,
                s_aux=None, position_bias=None, block_indices=None, **options):
     """What an attention module of transformers calls: query [batch, Hq, Nq, dh], key and value
@@ -377,16 +496,67 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     layer = getattr(module, _ATTRIBUTE, None)
     _require(layer is not None, "the model has not been told how to select: call "
              "msalab.transformers.configure(model, ...)")
-    _require(isinstance(attention_mask, Spans), "the model or its caller makes a mask of its own "
-             f"({type(attention_mask).__name__}); attention_mask must be 2-dimensional, or absent")
     _require(not dropout, f"dropout of attention is {dropout}, must be 0")
     _require(position_bias is None, "a bias on the logits is not supported")
     _require(not options.get("output_attentions"), "weights of attention are not at hand: "
              "output_attentions must be False")
     call, layer.call = layer.call, None
-    element = torch.float32 if query.device.type == "cpu" else query.dtype
     given = {"softmax_scale": scaling, "softcap": softcap,
              "sinks": None if s_aux is None else s_aux.float().contiguous()}
+    cache = None if call is None else call.cache
+    if isinstance(cache, Cache) and isinstance(cache.layers[layer.number], kv_cache.CachedLayer):
+        return _attention_cached(layer, cache, call.x, query, key, value, **given), None
+    _require(isinstance(attention_mask, Spans), "the model or its caller makes a mask of its own "
+             f"({type(attention_mask).__name__}); attention_mask must be 2-dimensional, or absent")
+    attend = _attention_packed if cache is None and layer.compiles else _attention_unseen
+    return attend(layer, call, query, key, value, attention_mask, block_indices, given), None
+
+
+def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap, sinks):
+    """Of tokens whose keys go into the cache, and are read there."""
+    kept, rule, new = cache.layers[layer.number], layer.rule, query.shape[2]
+    _require(cache.configured.of.get(layer.number) is layer, "the cache is of another model or configuration")
+    _require(not (torch.is_grad_enabled() and query.requires_grad), "a cache has no gradient: call the model under "
+             "torch.no_grad()")
+    rows = kept.rows
+    if cache.offloading:
+        kept.prefetch()
+    q, k, v = (heads.transpose(1, 2).to(kept.kept) for heads in (query, key, value))
+    index_q = index_k = None
+    if layer.branch is not None:
+        seen = rows.seen if rows.fixed else kept.seen
+        if rows.fixed and not kept.leads:
+            seen = seen - new
+        positions = torch.arange(new, device=x.device) + seen - rows.begins_there[:, None]
+        index_q, index_k = layer.branch(x, rotation(positions.clamp(min=0), layer.branch.frequencies, torch.float32))
+        index_q, index_k = index_q.to(kept.kept), index_k.to(kept.kept)
+    lengths, known = kept.step(index_k, new)
+    where = (rows.table, lengths)
+    kv_cache.append(k, v, index_k, kept.keys, kept.values, kept.index_keys, *where, known)
+    if layer.branch is not None:
+        ids = kv_cache.select(index_q, index_k, kept.index_keys, *where, rule.top_k, rule.forced_first,
+                              rule.forced_local, rule.block_size, known)
+        layer.ids = (ids, new) if layer.shares else None
+    else:
+        ids = _taken_ids(layer, new)
+    out = kv_cache.attend(q, k, v, kept.keys, kept.values, ids, sinks, *where, rule.block_size, softmax_scale, softcap,
+                          known)
+    if cache.offloading:
+        kept.offload()
+    if layer.observe is not None:
+        layer.observe(layer.number, ids.flatten(0, 1))
+    return out.to(query.dtype)
+
+
+@torch.compiler.disable
+def _attention_unseen(*arguments):
+    """By what compilers do not see."""
+    return _attention_packed(*arguments)
+
+
+def _attention_packed(layer, call, query, key, value, attention_mask, block_indices, given):
+    """Of tokens beside all their keys."""
+    element = torch.float32 if query.device.type == "cpu" else query.dtype
     spans = attention_mask.rows
     q, k, v = (_packed(heads.transpose(1, 2), attention_mask, of, element)
                for heads, of in ((query, 2), (key, 0), (value, 0)))
@@ -412,7 +582,7 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
                                  **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
-    return _unpacked(out.to(query.dtype), query, attention_mask, cu_q), None
+    return _unpacked(out.to(query.dtype), query, attention_mask, cu_q)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:
@@ -496,7 +666,7 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     if call.cache is not None:
         layer.held[call.cache] = Held(index_k, marks, begins, weakref.ref(key), _version(key))
     rule = layer.rule
-    return operations.index_select(
+    return m.index_select(
         _packed(index_q, mask, 2, element), _packed(index_k, mask, 0, element), rule.top_k,
         block_size=rule.block_size, force_begin_blocks=rule.forced_first,
         force_end_blocks=rule.forced_local, **lengths)
