@@ -175,6 +175,8 @@ class Rows:
     lengths: Tensor | None = None  # tokens of the rows, int32, likewise;
     held: int = 0  # of which these are for rows of so many tokens
     known: list | None = None  # of a cache of fixed capacity: the lengths of the pass under way, where the host has them
+    at: int | None = None  # of a cache of fixed capacity: what `seen` is, where the host knows it
+    begun: bool = False  # has every row a token that is no padding?
     table: Tensor | None = None  # [rows, 1]
 
     @property
@@ -307,15 +309,23 @@ class CachedLayer(cache_utils.CacheLayerMixin):
             known = [max(self.seen - begin, 0) for begin in rows.begins]
             return lengths, None if len(rows.begins) * new <= FEW and lengths.is_cuda else known
         if self.leads:
-            if not torch.compiler.is_compiling():
-                rows.known = None
-                if new * rows.count > FEW or rows.lengths.device.type == "cpu":
-                    seen = int(rows.seen) + new
-                    self.require_room(seen)
-                    rows.known = [max(seen - begin, 0) for begin in rows.begins]
+            rows.known = self._known(new)
             rows.seen += new
             rows.lengths += new
-        return rows.lengths, None if torch.compiler.is_compiling() else rows.known
+        return rows.lengths, rows.known
+
+    def _known(self, new: int) -> list | None:
+        """Of a cache of fixed capacity, if the host is to know them, the lengths of the rows with `new` tokens more, for
+        which there must be room."""
+        rows = self.rows
+        if torch.compiler.is_compiling() or rows.seen.is_cuda and torch.cuda.is_current_stream_capturing():
+            rows.at = None
+            return None
+        many = new * rows.count > FEW or not rows.seen.is_cuda
+        seen = (int(rows.seen) if many or rows.at is None else rows.at) + new
+        self.require_room(seen)
+        rows.at = seen
+        return [max(seen - begin, 0) for begin in rows.begins] if many else None
 
     def require_room(self, seen: int):
         most = self.get_max_length()
@@ -323,12 +333,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int):
         seen = self.get_seq_length()
-        if self.rows.fixed:
-            length = self.get_max_length()
-            if not torch.compiler.is_compiling():
-                self.require_room(int(seen) + query_length)
-        else:
-            length = seen + query_length
+        length = self.get_max_length() if self.rows.fixed else seen + query_length
         return (length if torch.compiler.is_compiling() else KeyLength.of(length, self)), 0
 
     def get_seq_length(self):
@@ -343,9 +348,9 @@ class CachedLayer(cache_utils.CacheLayerMixin):
 
     def take_mask(self, mask: Tensor | None, new: int, valid_tokens):
         """Of a pass of `new` tokens: where its rows begin. mask [rows, seen + new]: which tokens are no padding."""
-        seen = int(self.get_seq_length())
-        if mask is None or new == 1 and seen and max(self.rows.begins, default=0) < seen:
+        if mask is None or new == 1 and self.rows.begun:
             return
+        seen = int(self.get_seq_length())
         begins = []
         for number, row in enumerate(mask[:, :seen + new].cpu()):
             first, last = valid_tokens(row, number)
@@ -357,6 +362,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
                 require(old == now or old >= seen <= now, f"row {number} of attention_mask begins with token {now}, in "
                         f"the cache with {old}")
         self.rows.begin_at(begins)
+        self.rows.begun = max(begins) < seen + new
 
     def reset(self):
         for name in self._all():
@@ -365,7 +371,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         if self.leads and self.rows.count:
             self.rows.begin_at([0] * self.rows.count)
             self.rows.lengths.zero_()
-            self.rows.held = 0
+            self.rows.held, self.rows.at, self.rows.begun = 0, None, False
             if self.rows.fixed:
                 self.rows.seen.zero_()
 
@@ -380,6 +386,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         elif self.leads and self.rows.count:
             self.rows.seen += leaving
             self.rows.lengths += leaving
+            self.rows.at = None
 
     def _choose(self, choose):
         for name in self._all():

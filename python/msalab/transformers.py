@@ -654,7 +654,7 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     x, held = call.x, call.held
     tokens, new, spans = mask.keys, x.shape[1], mask.rows
     begins = tuple(span[0] for span in spans)
-    index_q, index_k = layer.branch(x, mask.once(_turns, layer.branch.rope, new, x.device))
+    index_q, index_k = layer.branch(x, _turns_of(layer.branch, mask, new, x.device))
     index_k = index_k.to(element)
     as_left = call.is_as_left and begins == held.begins
     marks = None if call.cache is None else torch.cat(
@@ -677,10 +677,20 @@ def _begins(mask: Spans, device) -> Tensor:
     return torch.tensor([[span[0]] for span in mask.rows], device=device)
 
 
-def _turns(mask: Spans, rope: tuple, new: int, device):
+def _turns_of(branch, mask: Spans, new: int, device) -> tuple:
     """Of the `new` last tokens of the rows, as nn.turn takes them."""
+    if torch.compiler.is_compiling():
+        return _turns(mask, branch.frequencies, new, device)
+    return mask.once(_known_turns, branch.rope, new, device)
+
+
+def _known_turns(mask: Spans, rope: tuple, new: int, device):
+    return _turns(mask, _frequencies(rope, device), new, device)
+
+
+def _turns(mask: Spans, frequencies: Tensor, new: int, device):
     positions = torch.arange(mask.keys - new, mask.keys, device=device) - mask.once(_begins, device)
-    return rotation(positions.clamp(min=0), _frequencies(rope, device), torch.float32)
+    return rotation(positions.clamp(min=0), frequencies, torch.float32)
 
 
 @functools.cache

@@ -581,7 +581,7 @@ def test_decoding_marks_new_tokens_alone_and_changes_nothing(tmp_path, monkeypat
         marked.clear()
         chosen = []
         indexed(model, tmp_path, observe=lambda layer, ids: chosen.append(ids))
-        found = model.generate(prompts, **options)
+        found = model.generate(prompts, **{CACHE: transformers.DynamicCache(config=model.config)}, **options)
         return [found.sequences, *found.logits, *chosen]
 
     monkeypatch.setattr(mt, "_marks", count)
@@ -655,6 +655,7 @@ def test_refuses_caches_that_the_index_does_not_know(tmp_path):
     indexed(model, tmp_path)
     with pytest.raises(msalab.InputError, match="layer 0: the cache is not as this layer left it"):
         after(model, own, ids[:, :1])
+    configured(model, selector="mean-key")
     with pytest.raises(msalab.InputError, match="static cache"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
 

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: MIT
+"""msalab.transformers.Cache: with all blocks selected generate() finds the model's own tokens, with fewer those of a pass
+without a cache; whatever is done to a cache, compiled and not; what it cannot do is refused by name. Needs PyTorch,
+transformers and the compiled module. On a GPU, where there is one, in bfloat16 and CUDA graphs."""
+
+import copy
+import threading
+import weakref
+from functools import cache as once
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: "
+                                                          "requirements-capture.txt")
+pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
+
+from make_indexer import make_indexer  # noqa: E402
+from test_transformers import CACHE, cache_of  # noqa: E402
+
+import msalab  # noqa: E402
+import msalab.transformers as mt  # noqa: E402
+from msalab import kv_cache  # noqa: E402
+
+mt.register()
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+BLOCK, WIDTH = (64, 64) if GPU else (16, 16)  # tokens of a block; channels of a head
+GROUPS, LAYERS, VOCABULARY = 2, 3, 97
+PROMPT, NEW = 7 * BLOCK - 9, 2 * BLOCK  # the answer grows past a block and a page
+MODE = {"mode": "reduce-overhead"} if GPU else {"backend": "aot_eager"}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8 * WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS,
+         "num_attention_heads": 8, "num_key_value_heads": GROUPS, "head_dim": WIDTH, "initializer_range": 0.1,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64 * BLOCK}
+EVERY = 64  # blocks: all of them
+GREEDY = {"max_new_tokens": NEW, "eos_token_id": None, "do_sample": False}
+needs_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+
+
+def model_of(seed=5, **changes):
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes)).to(DEVICE, DTYPE).eval()
+
+
+@pytest.fixture
+def indexer(tmp_path):
+    return make_indexer(tmp_path / "results.h5", range(LAYERS), groups=GROUPS, dim=WIDTH, model_dim=SIZES["hidden_size"])
+
+
+def configured(indexer, top_k=3, model=None, **options):
+    model = model_of() if model is None else model
+    mt.configure(model, indexer=indexer, block_size=BLOCK, top_k=top_k, **options)
+    model.set_attn_implementation(mt.NAME)
+    return model
+
+
+def tokens_of(count=PROMPT, rows=1, seed=7):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (rows, count), generator=draw).to(DEVICE)
+
+
+@torch.no_grad()
+def logits_of(model, ids, **options):
+    """Without a cache."""
+    return model(ids, use_cache=False, **options).logits.float()
+
+
+@torch.no_grad()
+def after(model, cache, ids, call=None):
+    """Logits of the tokens ids [rows, n] behind what the cache holds."""
+    return (model if call is None else call)(ids, **{CACHE: cache}, use_cache=True).logits.float()
+
+
+def positions_of(mask):
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def room(logits):
+    """What rounding may change of logits: another order of sums, and on a GPU ids that are nearly as good."""
+    return (0.15 if GPU else 1e-4) * logits.std()
+
+
+def assert_close(found, own):
+    assert found.shape == own.shape
+    assert (found - own).abs().max() <= room(own), ((found - own).abs().max() / own.std()).item()
+
+
+def assert_best(model, tokens, mask=None, prompt=PROMPT):
+    """Each new token is the best one behind those before it, of a pass without a cache."""
+    options = {}
+    if mask is not None:
+        mask = torch.cat([mask, mask.new_ones((len(mask), tokens.shape[1] - prompt))], 1)
+        options = {"attention_mask": mask, "position_ids": positions_of(mask)}
+    logits = logits_of(model, tokens, **options)[:, prompt - 1:-1]
+    chosen = logits.gather(2, tokens[:, prompt:, None])[..., 0]
+    assert (logits.max(-1).values - chosen <= room(logits)).all()
+    if not GPU:
+        assert torch.equal(logits.argmax(-1), tokens[:, prompt:])
+
+
+def cached(model, ids, **options):
+    cache = mt.Cache(model, **options)
+    after(model, cache, ids)
+    return cache
+
+
+CACHES = {"growing": {}, "static": {"cache_implementation": "static"}}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_with_all_blocks_the_tokens_are_the_models_own(indexer, kind):
+    model, ids = model_of(), tokens_of(rows=2)
+    own = model.generate(ids, **GREEDY)
+    configured(indexer, EVERY, model)
+    found = model.generate(ids, **GREEDY, **CACHES[kind], return_dict_in_generate=True)
+    cache = found.past_key_values
+    assert type(cache) is mt.Cache and cache.is_compileable == (kind == "static")
+    if GPU:
+        model.set_attn_implementation("sdpa")
+        assert_best(model, found.sequences)
+    else:
+        assert torch.equal(found.sequences, own)
+    model.set_attn_implementation(mt.NAME)
+    assert torch.equal(configured(indexer, 1, model).generate(ids, **GREEDY), own) is False
+
+
+WAYS = {"greedy": {}, "sampling": {"do_sample": True, "top_k": 2}, "chunked prefill": {"prefill_chunk_size": BLOCK - 3},
+        "prompt lookup": {"prompt_lookup_num_tokens": 3}, "offloaded": {"cache_implementation": "offloaded"}}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("way", WAYS)
+def test_generates_what_no_cache_generates(indexer, way, kind):
+    how = WAYS[way] | CACHES[kind]
+    if way == "prompt lookup" and kind == "static":
+        pytest.skip("transformers refuses it")
+    if way == "offloaded":
+        if not GPU:
+            pytest.skip("layers are on the CPU")
+        how = {"cache_implementation": "offloaded" if kind == "growing" else "offloaded_static"}
+    model, ids = configured(indexer), tokens_of()
+    torch.manual_seed(3)
+    found = model.generate(ids, **GREEDY | how)
+    if way == "sampling" and not GPU:
+        torch.manual_seed(3)
+        assert torch.equal(model.generate(ids, use_cache=False, **GREEDY | WAYS[way]), found)
+    elif way != "sampling":
+        assert_best(model, found)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_beams_are_those_of_no_cache(indexer, kind):
+    model, ids = configured(indexer), tokens_of(rows=2)
+    options = GREEDY | {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(ids, **options, **CACHES[kind])
+    own = model.generate(ids, use_cache=False, **options)
+    if GPU:
+        assert (found.sequences_scores - own.sequences_scores).abs().max() < 0.1
+    else:
+        assert torch.equal(found.sequences, own.sequences)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("chunk", [None, 11])
+def test_rows_of_unlike_lengths(indexer, kind, chunk):
+    model, ids = configured(indexer), tokens_of(rows=3)
+    mask = torch.ones_like(ids)
+    mask[0, :29], mask[2, :BLOCK + 1] = 0, 0
+    found = model.generate(ids, attention_mask=mask, prefill_chunk_size=chunk, **GREEDY, **CACHES[kind])
+    assert_best(model, found, mask)
+    alone = model.generate(ids[:1, 29:], **GREEDY)[:, -NEW:]
+    assert GPU or torch.equal(alone, found[:1, -NEW:])
+
+
+def test_assisted_decoding_between_two_models(indexer):
+    model, assistant, ids = configured(indexer), configured(indexer, model=model_of(6)), tokens_of()
+    found = model.generate(ids, assistant_model=assistant, **GREEDY)
+    assert_best(model, found)
+    assert_best(assistant, assistant.generate(ids, **GREEDY))
+
+
+@pytest.mark.parametrize("how", ["growing", "static", "compiled"])
+def test_logits_are_those_of_no_cache(indexer, how):
+    """A prompt, a chunk, and single tokens past a page."""
+    model, ids, chunk, most = configured(indexer), tokens_of(PROMPT, rows=2), 5, 24
+    own = logits_of(model, ids)
+    cache = mt.Cache(model, max_cache_len=None if how == "growing" else PROMPT)
+    call = torch.compile(model, fullgraph=True, dynamic=False, **MODE) if how == "compiled" else None
+    first = PROMPT - chunk - most
+    steps = [after(model, cache, ids[:, :first]), after(model, cache, ids[:, first:first + chunk])]
+    for at in range(first + chunk, PROMPT):
+        steps.append(after(model, cache, ids[:, at:at + 1], call).clone())
+    assert_close(torch.cat(steps, 1), own)
+    assert int(cache.get_seq_length()) == PROMPT
+    configured(indexer, 2, model)
+    assert (logits_of(model, ids) - own).abs().max() > 2 * room(own)
+
+
+@pytest.mark.parametrize("fullgraph", [True])
+def test_prefill_compiles_without_a_break(indexer, fullgraph):
+    model, ids = configured(indexer), tokens_of(rows=2)
+    own = logits_of(model, ids)
+    model.forward = torch.compile(model.forward, fullgraph=fullgraph, backend="inductor" if GPU else "aot_eager")
+    assert_close(logits_of(model, ids), own)
+
+
+def test_training_compiles_without_a_break(indexer):
+    model, ids = configured(indexer), tokens_of(rows=2)
+
+    def gradient(call):
+        model.zero_grad()
+        call(ids, use_cache=False).logits.float().square().mean().backward()
+        return model.model.layers[0].self_attn.v_proj.weight.grad.float().clone()
+    own = gradient(model)
+    found = gradient(torch.compile(model, fullgraph=True, backend="inductor" if GPU else "aot_eager"))
+    assert (found - own).norm() <= (0.1 if GPU else 1e-4) * own.norm()
+
+
+@pytest.mark.parametrize("fixed", [None, 2 * PROMPT])
+@pytest.mark.parametrize("change", ["reorder_cache", "batch_select_indices", "batch_repeat_interleave", "copy"])
+def test_rows_of_a_cache_follow(indexer, change, fixed):
+    model, ids, next_ids = configured(indexer), tokens_of(rows=3), tokens_of(4, rows=3, seed=1)
+    mask = torch.ones_like(ids)
+    mask[1, :BLOCK + 3] = 0
+    cache = mt.Cache(model, max_cache_len=fixed)
+    with torch.no_grad():
+        model(ids, attention_mask=mask, position_ids=positions_of(mask), **{CACHE: cache})
+    rows = [0, 1, 2]
+    if change == "copy":
+        old, cache = cache, copy.deepcopy(cache)
+        after(model, old, tokens_of(4, rows=3, seed=2))
+    elif change == "reorder_cache":
+        rows = [2, 0, 1]
+        cache.reorder_cache(torch.tensor(rows, device=DEVICE))
+    elif change == "batch_select_indices":
+        rows = [1, 1]
+        cache.batch_select_indices(torch.tensor(rows, device=DEVICE))
+    else:
+        rows = [0, 0, 1, 1, 2, 2]
+        cache.batch_repeat_interleave(2)
+    tokens = torch.cat([ids, next_ids], 1)[rows]
+    seen = torch.cat([mask, torch.ones_like(next_ids)], 1)[rows]
+    with torch.no_grad():
+        found = model(tokens[:, PROMPT:], attention_mask=seen, position_ids=positions_of(seen)[:, PROMPT:],
+                      **{CACHE: cache}).logits.float()
+    assert_close(found, logits_of(model, tokens, attention_mask=seen, position_ids=positions_of(seen))[:, PROMPT:])
+
+
+@pytest.mark.parametrize("fixed", [None, 2 * PROMPT])
+def test_a_cache_is_cropped_emptied_and_resumed(indexer, fixed):
+    model, ids = configured(indexer), tokens_of()
+    own, cache = logits_of(model, ids), mt.Cache(model, max_cache_len=fixed)
+    after(model, cache, tokens_of(PROMPT, seed=1))
+    cache.reset()
+    after(model, cache, ids[:, :-40])
+    after(model, cache, tokens_of(17, seed=2))
+    cache.crop(-17)
+    assert int(cache.get_seq_length()) == PROMPT - 40
+    assert_close(after(model, cache, ids[:, -40:]), own[:, -40:])
+    found = model.generate(torch.cat([ids, tokens_of(5, seed=3)], 1), **{CACHE: cache}, **GREEDY)
+    assert_best(model, found, prompt=PROMPT + 5)
+
+
+def test_a_prefix_is_used_twice(indexer):
+    model, ids = configured(indexer), tokens_of()
+    prefix = cached(model, ids)
+    for seed in (1, 2):
+        tokens = torch.cat([ids, tokens_of(9, seed=seed)], 1)
+        found = model.generate(tokens, **{CACHE: copy.deepcopy(prefix)}, **GREEDY)
+        assert_best(model, found, prompt=PROMPT + 9)
+
+
+def test_layers_that_share_an_index_branch_and_dense_ones(tmp_path):
+    shared = make_indexer(tmp_path / "shared.h5", (0,), groups=GROUPS, dim=WIDTH, model_dim=SIZES["hidden_size"],
+                          shared_by={0: (1,)})
+    for dense in ((), (2,)):
+        file = shared if dense else make_indexer(
+            tmp_path / "all.h5", (0, 2), groups=GROUPS, dim=WIDTH, model_dim=SIZES["hidden_size"], shared_by={0: (1,)})
+        model, seen = configured(file, dense_layers=dense), {}
+        mt.configure(model, indexer=file, block_size=BLOCK, top_k=3, dense_layers=dense,
+                     observe=lambda layer, ids: seen.__setitem__(layer, ids))
+        found = model.generate(tokens_of(), **GREEDY, return_dict_in_generate=True)
+        assert type(found.past_key_values) is mt.Cache and torch.equal(seen[0], seen[1])
+        assert_best(model, found.sequences)
+
+
+def test_a_stale_index_key_is_seen(indexer):
+    """What these tests are worth: an index key that is not the token's, and one key of K."""
+    model, ids = configured(indexer), tokens_of()
+    own = logits_of(model, ids)[:, -8:]
+    for wrong in ("index_keys", "keys"):
+        cache = cached(model, ids[:, :-8])
+        pool = getattr(cache.layers[0], wrong)
+        pool[:, BLOCK:4 * BLOCK] = pool[:, :3 * BLOCK].clone()
+        with pytest.raises(AssertionError):
+            assert_close(after(model, cache, ids[:, -8:]), own)
+
+
+def test_what_a_cache_cannot_do_is_refused(indexer):
+    model, ids = configured(indexer), tokens_of()
+
+    def refused(text, work):
+        with pytest.raises(msalab.InputError, match=text):
+            work()
+    unit = kv_cache.unit_of([model.model.layers[0].self_attn._msalab.rule])
+    full = cached(model, tokens_of(2 * unit - 1), max_cache_len=2 * unit)
+    keys = full.layers[0].keys.clone()
+    refused(f"has room for {2 * unit} tokens of a row, and would hold {2 * unit + 1}", lambda: after(model, full, ids[:, :2]))
+    assert torch.equal(keys, full.layers[0].keys) and int(full.get_seq_length()) == 2 * unit - 1
+    other = configured(indexer, model=model_of(6))
+    refused("of another model or configuration", lambda: after(other, cached(model, ids), ids[:, :1]))
+    narrow = configured(indexer, model=model_of(num_hidden_layers=LAYERS))
+    cache = cached(narrow, ids)
+    configured(indexer, 2, narrow)
+    refused("of another model or configuration", lambda: after(narrow, cache, ids[:, :1]))
+    refused("holds 1 rows, the input has 2", lambda: after(model, cached(model, ids), tokens_of(2, rows=2)))
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    refused("padding on the right", lambda: model(ids, attention_mask=mask, **{CACHE: mt.Cache(model)}))
+    refused("asked to remove 9999 tokens", lambda: cached(model, ids).crop(-9999))
+    refused("under torch.no_grad", lambda: model(ids, **{CACHE: mt.Cache(model)}))
+    refused("has not been told", lambda: mt.Cache(model_of()))
+    mt.configure(model, "mean-key", block_size=BLOCK, top_k=3)
+    refused("no layer selects by an Index Branch", lambda: mt.Cache(model))
+    if GPU:
+        model = configured(indexer)
+        cache = cached(model, ids)
+        refused("the cache lies on cuda:0, the keys are on cpu", lambda: after(model.cpu(), cache, ids[:, :1].cpu()))
+
+
+def test_dynamic_caches_go_on_working(indexer):
+    model, ids = configured(indexer), tokens_of()
+    cache = transformers.DynamicCache(config=model.config)
+    found = model.generate(ids, **{CACHE: cache}, **GREEDY)
+    assert type(cache) is transformers.DynamicCache and cache.get_seq_length() == found.shape[1] - 1
+    assert_best(model, found)
+
+
+def test_a_second_thread_gets_the_same_tokens(indexer):
+    model, other = configured(indexer), configured(indexer, model=model_of(6))
+    ids, found, own = tokens_of(), {}, {}
+    for name, one in (("first", model), ("second", other)):
+        own[name] = one.generate(ids, **GREEDY)
+
+    def work(name, one):
+        found[name] = one.generate(ids, **GREEDY)
+    threads = [threading.Thread(target=work, args=each) for each in (("first", model), ("second", other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+def test_a_copy_of_a_model_makes_caches_of_its_own(indexer):
+    model, ids = configured(indexer), tokens_of()
+    own = model.generate(ids, **GREEDY)
+    twin = copy.deepcopy(model)
+    gone = weakref.ref(model)
+    del model
+    assert torch.equal(twin.generate(ids, **GREEDY), own)
+    assert gone() is None or gone() is not twin
+
+
+@once
+def _bytes_of_dense():
+    model = model_of()
+    model.set_attn_implementation("sdpa")
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in model.generate(
+        tokens_of(), **GREEDY, return_dict_in_generate=True).past_key_values.layers)
+
+
+def test_memory_is_that_of_dense_keys_and_of_index_keys(indexer):
+    model = configured(indexer)
+    cache = model.generate(tokens_of(), **GREEDY, return_dict_in_generate=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    index = sum(layer.index_keys.nbytes for layer in cache.layers)
+    slack = 1 + 1 / kv_cache.GROWTH
+    page = kv_cache.unit_of([]) * cache.layers[0].keys[0, 0].nbytes * 2 * LAYERS
+    assert held <= slack * _bytes_of_dense() + page
+    assert index * 2 * GROUPS == held
+
+
+@needs_gpu
+def test_a_graph_is_right_for_300_lengths(indexer):
+    model, ids = configured(indexer), tokens_of(PROMPT + 300)
+    own, cache = logits_of(model, ids), mt.Cache(model, max_cache_len=PROMPT + 300)
+    after(model, cache, ids[:, :PROMPT])
+    call = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
+    steps = [after(model, cache, ids[:, at:at + 1], call).clone() for at in range(PROMPT, PROMPT + 300)]
+    assert_close(torch.cat(steps, 1), own[:, PROMPT:])
