@@ -170,10 +170,8 @@ def filled(model, cache, context: int, batch: int):
         if isinstance(layer, transformers.cache_utils.StaticLayer):
             layer.keys[:, :, :context].normal_()
             layer.values[:, :, :context].normal_()
-            if isinstance(layer.cumulative_length, torch.Tensor):
+            if isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
                 layer.cumulative_length.fill_(context)
-            else:
-                layer.cumulative_length = context
         else:
             layer.keys, layer.values = (torch.randn((*shape[:2], context, shape[3]), dtype=torch.bfloat16, device=DEVICE)
                                         for _ in range(2))
