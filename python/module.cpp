@@ -279,6 +279,7 @@ void define_backend(nb::module_& m) {
             [](Runner& r, const Problem& p, const Operand& rows, const Operand& pool,
                const Maybe& page_table, const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
+                    Views::require_writable("pool", pool);
                     b.append(p, views.in<3>("rows", rows),
                              views.keys<3>("pool", pool, page_table, seqused_k));
                 });

@@ -2,6 +2,7 @@
 #include "python/operand.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -194,6 +195,12 @@ void describe(nb::handle source, Operand& to) noexcept try {
     PyErr_Clear();
 }
 
+/// numpy.ma's: in its memory stand values that its mask hides.
+bool is_masked(nb::handle source) {
+    return std::string_view(Py_TYPE(source.ptr())->tp_name) != "numpy.ndarray" &&
+           nb::hasattr(source, "_mask");
+}
+
 }  // namespace
 
 void use_torch(nb::handle torch) {
@@ -220,8 +227,16 @@ void read_operand(nb::handle source, Operand& to) try {
     nb::object plain = nb::borrow(source);
     for (const char* method : {"detach", "resolve_neg"})  // of a tensor: without its history
         if (nb::hasattr(plain, method)) plain = plain.attr(method)();
+    if (is_masked(source)) {
+        to.readable = false;
+        to.type = "a masked array, whose mask no operation reads";
+        return;
+    }
     nb::ndarray<nb::ro> array;
-    if (nb::try_cast(plain, array)) {
+    nb::ndarray<> writable;
+    if (nb::try_cast(plain, writable)) array = nb::ndarray<nb::ro>(writable.handle());
+    to.writable = writable.is_valid();
+    if (to.writable || nb::try_cast(plain, array)) {
         describe_dense({.data = const_cast<void*>(array.data()),
                         .device = {array.device_type(), array.device_id()},
                         .ndim = static_cast<int32_t>(array.ndim()),

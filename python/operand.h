@@ -28,6 +28,7 @@ struct Operand {
     std::optional<Element> element;                     // absent: no operation takes it
     std::string type;       // then its name, "int64", or what it is that is no array
     bool readable = true;   // a dense array of plain numbers
+    bool writable = true;   // numpy's may be read-only
     int device = kOnHost;   // ordinal of CUDA's
     nanobind::object copy;  // of a tensor whose memory holds its values negated; else it itself
     nanobind::ndarray<nanobind::ro> owner;

@@ -78,6 +78,7 @@ public:
         const Shape<Rank> shape = shape_of<Rank>(name, array);
         require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
                 ", must be ", kName<Value>);
+        if constexpr (!std::is_const_v<T>) require_writable(name, array);
         return {static_cast<T*>(data_of(array)), shape, space()};
     }
     template <typename T, int Rank>
@@ -133,6 +134,10 @@ public:
                 maybe<const float, 2>("blocks of coarse keys", blocks)};
     }
 
+    static void require_writable(const char* name, const Operand& array) {
+        require(array.writable, name, " is read-only, must be writable");
+    }
+
 private:
     Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
     static std::string type_of(const Operand& array) {
@@ -175,6 +180,7 @@ private:
                                      const Shape<Rank>& shape) const {
         require(array.element.has_value(), name, " is ", type_of(array),
                 ", which no operation takes");
+        if constexpr (!std::is_const_v<Void>) require_writable(name, array);
         return {data_of(array), shape, *array.element, space()};
     }
 

@@ -38,6 +38,10 @@ def backends() -> dict[str, str]:
     return _msalab.backends()
 
 
+def _too_large(shape, dtype) -> OutOfMemoryError:
+    return OutOfMemoryError(f"an array of {' x '.join(map(str, shape))} {dtype} cannot be had")
+
+
 class _Host:
     """Arrays of numpy, and backends of the CPU."""
 
@@ -46,7 +50,10 @@ class _Host:
     @staticmethod
     def empty(beside, shape, dtype):
         """A new array where `beside` lies, of the named dtype."""
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:  # the second: more than there are addresses
+            raise _too_large(shape, dtype) from error
 
     @staticmethod
     def empty_like(array, dtype=None):
@@ -71,12 +78,21 @@ class _Host:
     @staticmethod
     def stored_like(array, like):
         """The array, contiguous and of the dtype of `like`."""
-        return np.ascontiguousarray(array, like.dtype)
+        if isinstance(array, np.ma.MaskedArray):
+            raise InputError("rows is a masked array, whose mask no operation reads")
+        try:
+            return np.ascontiguousarray(array, like.dtype)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"rows cannot be stored as {like.dtype}: {error}") from None
 
     @staticmethod
     def as_bytes(array):
         """The same memory."""
-        return array.view(np.int8)
+        try:
+            return array.view(np.int8)
+        except (TypeError, ValueError):
+            raise InputError(f"an array of {array.dtype}, strides {list(array.strides)}, is no pool: it must be of "
+                             "numbers and contiguous on its last axis") from None
 
     @classmethod
     def backend(cls, like, name):
@@ -113,8 +129,12 @@ class _Tensors(_Host):
             atexit.register(self.on_gpu.clear)  # while PyTorch can still take memory back
 
     def empty(self, beside, shape, dtype):
-        # A Size is read more slowly than numbers.
-        return self.torch.empty(*shape, dtype=self.dtypes[dtype], device=beside.device)
+        try:  # a Size is read more slowly than numbers
+            return self.torch.empty(*shape, dtype=self.dtypes[dtype], device=beside.device)
+        except RuntimeError as error:  # of the CPU's memory; a GPU's has an error of its own
+            if isinstance(error, self.torch.OutOfMemoryError):
+                raise
+            raise _too_large(shape, dtype) from error
 
     def empty_like(self, tensor, dtype=None):
         if dtype is not None:
@@ -359,10 +379,11 @@ def _lengths(given, cu_seqlens_q, cu_seqlens_k, pages, keys):
     axes = getattr(keys, "shape", ())
     if len(axes) < 2 or axes[1] < 1:
         raise InputError(f"keys in pages have shape {list(axes)}, must be [pages, page_size, ...]")
+    most = _count("max_seqlen_k", most)
     if validate:
         check_pages(keys, table, seqused_k, max_seqlen_k=most)
     on_device = most is not None and getattr(seqused_k, "is_cuda", False)
-    used = ((_integer("max_seqlen_k", most),) * len(seqused_k) if on_device
+    used = ((most,) * len(seqused_k) if on_device
             else _known_lengths(seqused_k, most))
     queries = (range(len(used) + 1) if cu_seqlens_q is None
                else integers("cu_seqlens_q", cu_seqlens_q))
@@ -397,7 +418,8 @@ def check_pages(pool, page_table, seqused_k, *, max_seqlen_k=None):
     if kind.is_captured(page_table):
         raise InputError("validate waits for the values of page_table and seqused_k, which a CUDA graph "
                          "cannot; call check_pages before the graph is replayed")
-    _msalab.check_table(kind.on_host(page_table, "int32"), _known_lengths(seqused_k, max_seqlen_k),
+    used = _known_lengths(seqused_k, _count("max_seqlen_k", max_seqlen_k))
+    _msalab.check_table(kind.on_host(page_table, "int32"), used,
                         pool.shape[1], pool.shape[0])
 
 
@@ -731,15 +753,16 @@ def append(pool, rows, page_table, seqused_k, *, max_seqlen_k=None, validate=Fal
     kind = _kind(pool)
     pages = _Pages(page_table, seqused_k, max_seqlen_k, validate)
     lay, _, _, _, table, used = _lengths(None, cu_seqlens_q, None, pages, pool)
+    at = kind.as_bytes(pool)
     rows = kind.stored_like(rows, pool)
     if len(rows) != lay.queries:
         raise InputError(f"rows has {len(rows)} rows, must have one for each query = {lay.queries}")
     if rows.shape[1:] != pool.shape[2:]:
         raise InputError(f"rows has shape {list(rows.shape)}, must be {[len(rows), *pool.shape[2:]]}")
     if len(rows.shape) == 2:  # index keys: one head
-        rows, pool = rows[:, None], pool[:, :, None]
+        rows, at = rows[:, None], at[:, :, None]
     call = kind.operation(pool, "auto", "append")
-    call(_problem_of_tokens(lay), kind.as_bytes(rows), kind.as_bytes(pool), table, used)
+    call(_problem_of_tokens(lay), kind.as_bytes(rows), at, table, used)
 
 
 @lru_cache(maxsize=_KEPT)

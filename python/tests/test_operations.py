@@ -383,3 +383,71 @@ def test_the_authors_names_are_those_of_the_same_functions():
     for ours, theirs in table:
         assert getattr(msalab, ours) is getattr(msalab, theirs)
         assert ours in msalab.__all__ and theirs in msalab.__all__
+
+
+READ_ONLY = ("flag", "bytes", "memmap")
+
+
+def read_only(kind, shape, dtype, tmp_path):
+    """Zeros that nobody may change."""
+    if kind == "bytes":
+        return np.frombuffer(bytes(int(np.prod(shape)) * 4), dtype).reshape(shape)
+    if kind == "memmap":
+        path = tmp_path / "zeros"
+        np.zeros(shape, dtype).tofile(path)
+        return np.memmap(path, dtype, "r", shape=shape)
+    array = np.zeros(shape, dtype)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("kind", READ_ONLY)
+def test_what_is_read_only_is_no_output(data, kind, tmp_path):
+    of = {name: data[name] for name in ("q", "k", "v")}
+    ids = msalab.index_select(data["index_q"], data["index_k"], K, block_size=BK, **PACKED)
+
+    def refused(name, shape, dtype, call):
+        array = read_only(kind, shape, dtype, tmp_path)
+        with pytest.raises(msalab.InputError, match=f"^{name} is read-only, must be writable$"):
+            call(array)
+        assert not array.any()
+
+    refused("topk_idxs", ids.shape, np.int32, lambda array: msalab.index_select(
+        data["index_q"], data["index_k"], K, block_size=BK, out=array, **PACKED))
+    sparse = {**of, "topk_idxs": ids, "block_size": BK, **PACKED}
+    refused("out", data["q"].shape, np.float32, lambda array: msalab.sparse_attention(**sparse, out=array))
+    refused("lse", data["q"].shape[:2], np.float32, lambda array: msalab.sparse_attention(**sparse, lse=array))
+    refused("pool", (2, 8, DIDX), np.float32, lambda array: msalab.append(
+        array, np.ones((1, DIDX), np.float32), np.zeros((1, 2), np.int32), [1]))
+    # As an input it is as good as any other.
+    for name in of:
+        of[name] = data[name].copy()
+        of[name].flags.writeable = False
+    same = msalab.sparse_attention(**{**sparse, **of})
+    assert (same == msalab.sparse_attention(**sparse)).all()
+
+
+def test_a_mask_of_numpy_is_not_lost(data):
+    masked = np.ma.masked_array(data["index_q"], np.zeros(data["index_q"].shape, bool))
+    with pytest.raises(msalab.InputError, match="^index_q is a masked array, whose mask no operation reads"):
+        msalab.index_select(masked, data["index_k"], K, block_size=BK, **PACKED)
+    with pytest.raises(msalab.InputError, match="^rows is a masked array"):
+        msalab.append(np.zeros((2, 8, DIDX), np.float32), masked[:1, 0], np.zeros((1, 2), np.int32), [1])
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"pool": np.zeros((2, 8, DIDX), object)}, "is no pool: it must be of numbers"),
+    ({"pool": np.zeros((2, 8, 2 * DIDX), np.float32)[..., ::2]}, "is no pool: .* contiguous on its last axis"),
+    ({"rows": np.full((1, DIDX), "a")}, "rows cannot be stored as float32"),
+    ({"max_seqlen_k": "70"}, "max_seqlen_k is '70', must be an integer")])
+def test_append_refuses_by_name(change, words):
+    given = {"pool": np.zeros((2, 8, DIDX), np.float32), "rows": np.ones((1, DIDX), np.float32),
+             "page_table": np.zeros((1, 2), np.int32), "seqused_k": [1]} | change
+    with pytest.raises(msalab.InputError, match=words):
+        msalab.append(**given)
+
+
+@pytest.mark.parametrize("topk", [1 << 45, 1 << 62])
+def test_more_blocks_than_memory(data, topk):
+    with pytest.raises(msalab.OutOfMemoryError, match=f"29 x 2 x {topk} int32 cannot be had"):
+        msalab.index_select(data["index_q"], data["index_k"], topk, block_size=BK, **PACKED)
