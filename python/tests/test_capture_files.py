@@ -33,7 +33,7 @@ def random_layer(tokens: int, seed=0, dtype=np.float16, query_heads=4, kv_heads=
                   v=values(kv_heads, head_dim), x=values(model_dim), softmax_scale=0.25)
     if index_dim:
         layer.index_q, layer.index_k = values(kv_heads, index_dim), values(index_dim)
-        layer.weights = {"w_index_k": values(model_dim)[:index_dim]}
+        layer.weights = {"w_index_k": rng.standard_normal((index_dim, model_dim), np.float32).astype(dtype)}
     return layer
 
 

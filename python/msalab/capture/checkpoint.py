@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 from safetensors.numpy import save
 
+from .. import hdf5
 from .layer import CaptureError, require
 from .partial_file import PartialFile
 
@@ -67,6 +68,7 @@ def _files(path) -> dict[str, bytes]:
             require(isinstance(found, h5py.Dataset) and found.shape == shape,
                     f"{path}: /weights/{name} has shape {getattr(found, 'shape', 'none')}, must have "
                     f"{shape}")
+            hdf5.checked(found, file, f"{path}: /weights/{name}", CaptureError)
             weights[name] = np.asarray(found[()], np.float32)
     own = {name if name.startswith("lm_head") else f"model.{name}": values
            for name, values in weights.items() if INDEXER not in name}

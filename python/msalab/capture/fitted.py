@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from .. import hdf5
 from .layer import CaptureError, require
 
 EPSILON = 1e-6  # of the RMS norms (core/indexer/index_branch.h)
@@ -58,7 +59,7 @@ def read(path) -> dict[int, Fitted]:
         with h5py.File(path, "r") as file:
             require("fit" in file and len(file["fit"]), f"{path}: has no fitted weights (/fit); those "
                     "of msa-fit-indexer are in the results.h5 beside its indexer.h5")
-            return {int(layer): _read_layer(f"{path}: /fit/{layer}", group)
+            return {int(layer): _read_layer(f"{path}: /fit/{layer}", group, file)
                     for layer, group in sorted(file["fit"].items(), key=lambda one: int(one[0]))}
     except CaptureError:
         raise
@@ -84,14 +85,14 @@ def _checked(place: str, values, *shape, dtype=np.float32) -> np.ndarray:
     return found
 
 
-def _read_layer(place: str, fit) -> Fitted:
-    group = fit["weights"]
+def _read_layer(place: str, fit, file: h5py.File) -> Fitted:
+    group = hdf5.checked(fit["weights"], file, f"{place}/weights", CaptureError)
     shared_by = tuple(map(int, fit["layers"][1:])) if "layers" in fit else ()
     for name, what in (("w_index_w", "an indexer of --architecture dsa"),
                        ("w_gate_k", "a gate of --architecture seerattention"),
                        ("w_qsa_k", "an indexer of --architecture qsa")):
         require(name not in group, f"{place}/weights has {name}: {what}, must be of msa")
-    form = {name: group.attrs[name] for name in ("groups", "index_dim", "model_dim", "rms_norm",
+    form = {name: hdf5.attribute(group.attrs[name]) for name in ("groups", "index_dim", "model_dim", "rms_norm",
                                                  "rotary_dim", "rope_theta")}
     groups, dim, model_dim = (int(form[name]) for name in ("groups", "index_dim", "model_dim"))
     rotary, theta = int(form["rotary_dim"]), float(form["rope_theta"])
@@ -99,7 +100,8 @@ def _read_layer(place: str, fit) -> Fitted:
             f"{place}: rotary_dim is {rotary}, must be even and from 0 to {dim}")
 
     def values(name, *shape, dtype=np.float32):
-        return _checked(f"{place}/weights/{name}", group[name][()], *shape, dtype=dtype)
+        what = f"{place}/weights/{name}"
+        return _checked(what, hdf5.checked(group[name], file, what, CaptureError)[()], *shape, dtype=dtype)
 
     frequencies = plain_frequencies(rotary, theta)
     if "rope_frequencies" in group:
@@ -197,8 +199,11 @@ def rule(path) -> dict[str, int]:
             found = {name: int(form[of_m3]) for name, of_m3 in OF_M3.items()}
             return found | {"forced_first": int(form.get("forced_first", 0))}
         with h5py.File(path, "r") as file:
-            options = json.loads(file["run"].attrs["options"])
+            run = hdf5.checked(file["run"], file, f"{path}: /run", CaptureError)
+            options = json.loads(run.attrs["options"])
             return {name: int(options[name]) for name in (*OF_M3, "forced_first")}
+    except CaptureError:
+        raise
     except OSError as error:
         raise CaptureError(f"{path}: cannot be read: {error}") from error
     except Exception as error:  # the libraries raise errors of many types on damaged files

@@ -81,6 +81,16 @@ def require(condition, message: str):
         raise CaptureError(message)
 
 
+def native(values: np.ndarray) -> np.ndarray:
+    """The same numbers in this processor's order of bytes."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def as_bfloat16(words: np.ndarray) -> np.ndarray:
+    """The numbers of which these are the 16 bits, in any order of bytes."""
+    return native(words).view(bfloat16)
+
+
 def is_storable(text: str) -> bool:
     """HDF5 holds Unicode without NUL."""
     try:
@@ -93,8 +103,7 @@ def check(layer: Layer, place: str, lengths=None):
     """Refuses what msa-activations cannot hold; `place` begins the messages ("layer 3"). lengths: of the
     sequences in it; None: one."""
     for name, array in layer.arrays().items():
-        require(array.dtype in ELEMENTS,
-                f"{place}: {name} is {array.dtype}, must be float16, bfloat16 or float32")
+        check_element(array, f"{place}: {name}")
         rank = 2 if name in ("x", "index_k", "qsa_k") else 3
         require(array.ndim == rank, f"{place}: {name} has shape {array.shape}, must have {rank} "
                 f"axes: token{', head' if rank == 3 else ''}, channel")
@@ -138,6 +147,29 @@ def check(layer: Layer, place: str, lengths=None):
     check_attributes(layer, place)
     for name, array in layer.arrays().items():
         check_finite(array, f"{place}: {name}")
+    check_weights(layer, place)
+
+
+def check_element(array: np.ndarray, what: str):
+    require(not isinstance(array, np.ma.MaskedArray), f"{what} is a masked array, and msa-activations has no "
+            "place for a mask")
+    require(array.dtype in ELEMENTS, f"{what} is {array.dtype}, must be float16, bfloat16 or float32")
+
+
+def check_weights(layer: Layer, place: str):
+    """Of the index projections, whose shapes are known; others must be numbers."""
+    channels, outputs = None if layer.x is None else layer.x.shape[1], {}
+    if layer.index_q is not None:
+        (_, groups, dim) = layer.index_q.shape
+        outputs = {"w_index_q": groups * dim, "w_index_k": dim}
+    for name, array in layer.weights.items():
+        what = f"{place}: weights/{name}"
+        check_element(array, what)
+        rows = outputs.get(name)
+        wanted = (rows, channels or (array.shape[1] if array.ndim == 2 else "channels of x"))
+        require(rows is None or array.shape == wanted, f"{what} has shape {list(array.shape)}, must have "
+                f"{list(wanted)}")
+        check_finite(array, what)
 
 
 def check_attributes(layer: Layer, place: str):

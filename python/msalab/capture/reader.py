@@ -10,8 +10,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from .layer import (ATTRIBUTES, ELEMENTS, FIELDS, CaptureError, Layer, bfloat16, check,
-                    check_finite, is_storable, require)
+from .. import hdf5
+from .layer import (ATTRIBUTES, FIELDS, CaptureError, Layer, as_bfloat16, check, is_storable, native,
+                    require)
 from .writer import FORMAT, VERSION
 
 
@@ -53,7 +54,8 @@ class ActivationsReader:
                 f"{self.cu_seqlens[-1]} tokens")
         names = self._names("layers")
         for name in names:
-            require(name.isdecimal(), f"{self.path}: /layers/{name} is no layer number")
+            require(name.isdecimal() and name == str(int(name)),
+                    f"{self.path}: /layers/{name} is no layer number")
         self.layers = sorted(map(int, names))
 
     def __enter__(self):
@@ -82,10 +84,6 @@ class ActivationsReader:
         check(layer, place, list(np.diff(self.cu_seqlens)))
         require(len(layer.q) == self.cu_seqlens[-1], f"{place}: q has {len(layer.q)} tokens, "
                 f"/cu_seqlens ends at {self.cu_seqlens[-1]}")
-        for name, weights in layer.weights.items():
-            require(weights.dtype in ELEMENTS, f"{place}/weights/{name} is {weights.dtype}, must "
-                    "be float16, bfloat16 or float32")
-            check_finite(weights, f"{place}/weights/{name}")
         return layer
 
     def rope_type(self) -> str:
@@ -108,16 +106,16 @@ class ActivationsReader:
         except Exception as error:
             raise CaptureError(f"{self.path}: {fault}: {error}") from error
 
+    def _object(self, name: str):
+        return hdf5.checked(self._file[name], self._file, f"{self.path}: /{name.strip('/')}", CaptureError)
+
     def _attributes(self, name: str) -> dict:
         with self._reading(f"/{name.strip('/')} has unreadable attributes"):
-            attributes = self._file[name].attrs
-            # Texts of fixed length, as the C++ programs write them, come as bytes.
-            return {key: value.decode() if isinstance(value, bytes) else value
-                    for key, value in attributes.items()}
+            return {key: hdf5.attribute(value) for key, value in self._object(name).attrs.items()}
 
     def _names(self, name: str) -> list[str]:
         with self._reading(f"/{name} is no readable group"):
-            return list(self._file[name].keys())
+            return list(self._object(name).keys())
 
     def _has(self, name: str) -> bool:
         with self._reading(f"/{name} is unreadable"):
@@ -125,13 +123,18 @@ class ActivationsReader:
 
     def _values(self, name: str) -> np.ndarray:
         with self._reading(f"/{name} is no readable dataset"):
-            dataset = self._file[name]
+            dataset = self._object(name)
             require(isinstance(dataset, h5py.Dataset), f"{self.path}: /{name} is no dataset")
             held = LARGEST_RATIO * Path(self.path).stat().st_size
             require(dataset.nbytes <= held, f"{self.path}: /{name} has shape {dataset.shape}, more "
                     "values than a file of its size can hold")
-            values = dataset[:]
-            return values.view(bfloat16) if "logical_dtype" in dataset.attrs else values
+            logical = hdf5.attribute(dataset.attrs.get("logical_dtype"))
+            if logical is None:
+                return native(dataset[:])
+            require(logical == "bfloat16" and dataset.dtype.kind == "u" and dataset.dtype.itemsize == 2,
+                    f"{self.path}: /{name} is {dataset.dtype} with logical_dtype {logical}, must be uint16 with "
+                    "bfloat16")
+            return as_bfloat16(dataset[:])
 
 
 def check_cu_seqlens(values: np.ndarray, place: str):
@@ -151,7 +154,7 @@ def set_attributes(layer: Layer, values, place: str):
         try:
             require(kind is not str or isinstance(value, str), f"{place}: {name} is {value}, "
                     "must be a text")
-            setattr(layer, name, np.asarray(value, np.float32) if kind is np.ndarray
+            setattr(layer, name, np.atleast_1d(np.asarray(value, np.float32)) if kind is np.ndarray
                     else kind(value))
             if kind is int and getattr(layer, name) != float(value):
                 raise ValueError

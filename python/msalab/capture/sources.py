@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  gives numpy the name "bfloat16", which safetenso
 import numpy as np
 from safetensors import safe_open
 
-from .layer import CaptureError, bfloat16, require
+from .layer import CaptureError, as_bfloat16, native, require
 
 
 class Source:
@@ -61,8 +61,8 @@ class Source:
             values = self._get(name)
         except Exception as error:  # damaged, or larger than the memory
             raise CaptureError(f"{self.place(name)}: cannot be read: {error}") from error
+        require(isinstance(values, np.ndarray), f"{self.place(name)}: is no array of numpy's")
+        values = native(values)
         if values.dtype == np.float64:
             return values.astype(np.float32)
-        if values.dtype == np.uint16 or values.dtype == np.dtype("V2"):
-            return values.view(bfloat16)
-        return values
+        return as_bfloat16(values) if values.dtype in (np.uint16, np.dtype("V2")) else values

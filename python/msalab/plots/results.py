@@ -17,6 +17,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from .. import hdf5
+
 FORMAT, VERSION = "msa-results", "3"
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
@@ -169,7 +171,7 @@ class ResultsFile:
         with blamed(self.path, f"/{name} cannot be read"):
             if name not in self._file:
                 raise ResultsError(f"{self.path}: /{name} is missing")
-            found = self._file[name]
+            found = hdf5.checked(self._file[name], self._file, f"{self.path}: /{name}", ResultsError)
         if not isinstance(found, kind):
             raise ResultsError(f"{self.path}: /{name} must be a {kind.__name__.lower()}")
         return found
@@ -206,7 +208,7 @@ class ResultsFile:
             attributes = self._at(name, (h5py.Group, h5py.Dataset)).attrs
             if attribute not in attributes:
                 raise ResultsError(f"{self.path}: /{name} lacks attribute {attribute}")
-            value = attributes[attribute]
+            value = hdf5.attribute(attributes[attribute])
         if kind is str:
             return _text(value)
         if np.ndim(value) or np.asarray(value).dtype.kind not in "iuf" or (
@@ -222,7 +224,7 @@ class ResultsFile:
     def run(self) -> dict[str, str]:
         """The attributes of /run as text, and what run.json beside the file says of the run."""
         with blamed(self.path, "/run has unreadable attributes"):
-            stored = {name: _text(value) for name, value in self._at("run").attrs.items()}
+            stored = {name: _text(hdf5.attribute(value)) for name, value in self._at("run").attrs.items()}
         return {**self._beside(stored.get("program")), **stored}
 
     def _beside(self, program) -> dict[str, str]:
@@ -253,7 +255,7 @@ class ResultsFile:
     def layers(self) -> list[int]:
         names = self._names(self.group)
         for name in names:
-            if not name.isdecimal():
+            if not name.isdecimal() or name != str(int(name)):
                 raise ResultsError(f"{self.path}: /{self.group}/{name} is no layer number")
         return sorted(map(int, names))
 
