@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -275,7 +276,7 @@ def test_options_without_effect_are_refused(tmp_path, refuse):
      ["/layers/0: q holds 1 values that are NaN or Inf", "token 5, head 1, channel 2 is nan"]),
     (lambda file: file["layers/0/x"].__setitem__((5, 2), np.inf), ["/layers/0: x holds 1 values"]),
     (lambda file: file["layers/0/weights/w_index_k"].__setitem__((3, 2), np.nan),
-     ["/layers/0/weights/w_index_k holds 1 values", "token 3"]),
+     ["/layers/0: weights/w_index_k holds 1 values", "token 3"]),
     (lambda file: file.__delitem__("layers/0/v"), ["/layers/0: object v is missing"]),
     (lambda file: file["layers/0"].attrs.__delitem__("q_state"),
      ["/layers/0: attribute q_state is missing"]),
@@ -299,7 +300,7 @@ def test_sizes_that_a_file_cannot_hold_are_refused(tmp_path, refuse):
     with h5py.File(tmp_path / "a.h5", "a") as file:
         del file["layers/0/q"]
         file.create_dataset("layers/0/q", (10 ** 9, 4, 16), "f4", chunks=(1024, 1, 16))
-    refuse(["/layers/0/q has shape (1000000000, 4, 16), more values than a file of its size"],
+    refuse(["/layers/0/q was never written"],
            "--out", tmp_path / "a.safetensors", source="a.h5")
     np.save(tmp_path / "b.npy", np.zeros((4, 2, 16), np.float32))
     data = (tmp_path / "b.npy").read_bytes()
@@ -398,3 +399,71 @@ def test_conversion_needs_no_pytorch(tmp_path):
     for name in ("indexer.safetensors", "again.safetensors"):
         subprocess.run([sys.executable, "-c", program, "convert", source, "--out", tmp_path / name],
                        check=True, env={**os.environ, "PYTHONPATH": folder})
+
+
+ROWS = {f"layers.{number}.{name}": np.random.default_rng(number).standard_normal((6, 2, 16)).astype(np.float32)
+        for number in (0, 1) for name in "qkv"}
+
+
+@pytest.mark.parametrize("config, attributes", [
+    ({"attention_multiplier": 0.0078125}, ({"softmax_scale": 0.0078125},) * 2),
+    ({"text_config": {"attention_multiplier": 0.5}}, ({"softmax_scale": 0.5},) * 2),
+    ({"query_pre_attn_scalar": 64, "attn_logit_softcapping": 50.0, "sliding_window": 4,
+      "layer_types": ["sliding_attention", "full_attention"]},
+     ({"softmax_scale": 0.125, "softcap": 50.0, "sliding_window": 4}, {"softmax_scale": 0.125, "softcap": 50.0})),
+    ({"model_type": "gemma4_text"}, ({"softmax_scale": 1.0},) * 2),
+    ({"attn_logit_softcapping": None}, ({"softmax_scale": 0.25},) * 2)])
+def test_the_models_configuration_says_scale_cap_and_windows(tmp_path, capsys, config, attributes):
+    np.savez(tmp_path / "a.npz", **ROWS)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [tmp_path / "a.npz", "--state", "none", "--model-config", tmp_path / "config.json", "--overwrite", "--out",
+             tmp_path / "a.h5"]
+    assert convert(*words) == 0
+    said = capsys.readouterr().err
+    for layer, expected in zip(layers_of(tmp_path / "a.h5").values(), attributes):
+        assert {name: value for name, value in layer.attributes().items() if "state" not in name} == expected
+    named = attributes[0]["softmax_scale"] != 0.25
+    assert ("as the model's configuration says; --softmax-scale gives another one" in said) == named
+    assert convert(*words, "--softmax-scale", 0.75) == 0
+    assert {layer.softmax_scale for layer in layers_of(tmp_path / "a.h5").values()} == {0.75}
+
+
+def test_a_configuration_that_is_wrong_or_does_not_say_enough(tmp_path, capsys, refuse):
+    np.savez(tmp_path / "a.npz", **ROWS)
+    for config, words in (({"attention_multiplier": "0.5"}, "attention_multiplier '0.5', must be a positive number"),
+                          ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0, must be a positive number"),
+                          ({"layer_types": ["sliding_attention"]}, "sliding_window None, must be at least 1"),
+                          ({"text_config": [1]}, "the model's configuration cannot be read")):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        refuse([words], "--state", "none", "--model-config", tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps({"sliding_window": 4}))
+    assert convert(tmp_path / "a.npz", "--state", "none", "--model-config", tmp_path / "config.json", "--out",
+                   tmp_path / "a.h5") == 0
+    assert "has a sliding_window, and does not say which layers have it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_words_of_16_bits_in_any_order(tmp_path, order):
+    values = {name: rows.astype(bfloat16) for name, rows in ROWS.items()}
+    stored = {name: rows.view(np.uint16).astype(f"{order}u2") for name, rows in values.items()}
+    np.savez(tmp_path / "a.npz", **stored)
+    assert convert(tmp_path / "a.npz", "--state", "none", "--out", tmp_path / "a.h5") == 0
+    for number, layer in layers_of(tmp_path / "a.h5").items():
+        for name in "qkv":
+            np.testing.assert_array_equal(getattr(layer, name), values[f"layers.{number}.{name}"])
+
+
+def test_import_refuses_odd_members_lengths_and_names(tmp_path, refuse):
+    arrays = {name.replace(".", "__"): rows for name, rows in ROWS.items()}
+    refuse(["99999999999999999999 tokens together, must be at most 2147483647"], "--state", "none", "--lengths",
+           "99999999999999999999", **arrays)
+    refuse(["must hold {field} once, and {layer} at most once"], "--state", "none", "--names",
+           "{layer}.{field}.{field}", source="a.npz")
+    refuse(["layers.00.q and layers.0.q are both q of layer 0", "a.npz"], "--state", "none",
+           **{"layers__00__q": ROWS["layers.0.q"]}, **arrays)
+    np.savez(tmp_path / "b.npz", **ROWS)
+    with zipfile.ZipFile(tmp_path / "b.npz", "a") as file:
+        file.writestr("layers.2.q", "no array")
+        for name in "kv":
+            file.writestr(f"layers.2.{name}", "no array")
+    refuse(["b.npz: layers.2.q: is no array of numpy's"], "--state", "none", source="b.npz")

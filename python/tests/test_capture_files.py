@@ -286,3 +286,29 @@ def test_texts_of_fixed_length_are_read_as_the_programs_write_them(tmp_path):
     again = ActivationsReader(path)
     assert again.model_id == "fake"
     assert_same(again.layer(0), random_layer(8, 0))
+
+
+def test_layers_may_differ_in_their_heads():
+    with ActivationsReader(ROOT.parent / "tests/goldens/gemma4.h5") as file:
+        shapes = [(layer.q.shape, layer.k.shape, layer.sliding_window) for layer in map(file.layer, file.layers)]
+    assert shapes == [((48, 8, 16), (48, 2, 16), 16), ((48, 8, 32), (48, 4, 32), None)]
+
+
+def test_masked_arrays_are_refused(tmp_path):
+    layer = random_layer(8)
+    layer.v = np.ma.masked_array(layer.v, np.zeros(layer.v.shape, bool))
+    with pytest.raises(CaptureError, match="layer 0: v is a masked array"):
+        capture(Fake(lambda *_: layer), [range(8)], tmp_path / "a.h5")
+    with pytest.raises(CaptureError, match="sequence 0: token ids are a masked array"):
+        capture(Fake(), [np.ma.masked_array(range(8))], tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("weight, words", [
+    (np.zeros((16, 12), np.uint8), "weights/w_index_k is uint8, must be float16, bfloat16 or float32"),
+    (np.zeros((96, 1), np.float16), "weights/w_index_k has shape \\[96, 1\\], must have \\[16, 24\\]"),
+    (np.full((16, 24), np.nan, np.float16), "weights/w_index_k holds 384 values that are NaN")])
+def test_weights_of_other_shapes_and_types_are_refused(tmp_path, weight, words):
+    layer = random_layer(8, index_dim=16)
+    layer.weights["w_index_k"] = weight
+    with pytest.raises(CaptureError, match=f"layer 0: {words}"):
+        capture(Fake(lambda *_: layer), [range(8)], tmp_path / "a.h5")

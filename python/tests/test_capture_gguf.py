@@ -114,7 +114,7 @@ def test_a_gguf_file_is_captured_in_half_precision(tmp_path, tokens, capsys):
     assert own.q.dtype == bfloat16
     assert "in half precision" not in capsys.readouterr().err
     captured(tmp_path / "q8.gguf", tokens, tmp_path / "f32.h5")
-    assert "compressed; in half precision (--dtype bfloat16) half of it" in capsys.readouterr().err
+    assert " GB; in half precision (--dtype bfloat16) half of it" in capsys.readouterr().err
 
 
 def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):

@@ -601,7 +601,7 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().err
     assert "sequence 2/2, 61 tokens: layer 2 (1/1)" in said
-    assert "1 layer of 161 tokens: 0.00 GB before they are compressed\n" in said
+    assert "1 layer of 161 tokens: 0.00 GB\n" in said
     with ActivationsReader(tmp_path / "a.h5") as file:
         assert (file.layers, list(file.cu_seqlens)) == ([2], [0, 100, 161])
         layer = file.layer(2)
@@ -635,3 +635,88 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     arguments[1] = str(tmp_path / "absent")
     assert main([*arguments, "--overwrite"]) == 2
     assert "absent: no such folder or file" in capsys.readouterr().err
+
+
+def test_the_number_of_key_value_heads_may_differ_by_layer(tmp_path, sequences):
+    model = make_model("gemma4", families=SHARING, num_kv_shared_layers=0, global_head_dim=32,
+                       num_global_key_value_heads=4, attention_k_eq_v=True).eval()
+    capture(TransformersModel(model), sequences, tmp_path / "a.h5")
+    modules = {number: block.self_attn for number, block in enumerate(model.get_decoder().layers)}
+    outputs, _ = own_answers(model, modules, sequences)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        for number in file.layers:
+            layer = file.layer(number)
+            assert layer.k.shape[1:] == ((4, 32) if number % 2 else (2, 16))
+            assert np.abs(attention(layer, file.cu_seqlens) - outputs[number]).max() < 1e-4 * np.abs(outputs[number]).max()
+
+
+class Looped(transformers.LlamaModel):
+    """Its layers run twice."""
+
+    def forward(self, input_ids=None, **options):
+        found = super().forward(input_ids, **options)
+        return super().forward(inputs_embeds=found.last_hidden_state, **options)
+
+
+@pytest.mark.parametrize("layers", [None, [1, 2]])
+def test_layers_that_run_twice_are_refused_by_name(tmp_path, sequences, layers):
+    torch.manual_seed(SEED)
+    model = TransformersModel(Looped(transformers.LlamaConfig(**SIZES)).eval(), "looped")
+    with pytest.raises(CaptureError, match=f"layer {(layers or [0])[0]} of looped: its attention runs 2 times"):
+        capture(model, sequences, tmp_path / "a.h5", layers)
+    assert not list(tmp_path.iterdir())
+
+
+class Packed(nn.Linear):
+    """As a projection of four bits: its weight is not the one that it multiplies with."""
+
+    def __init__(self, of):
+        super().__init__(of.in_features, of.out_features, bias=of.bias is not None)
+        self.own, self.bias = of.weight.data, of.bias
+        self.weight = nn.Parameter(torch.zeros(of.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.own, self.bias)
+
+
+def test_projections_of_four_bits_are_captured_as_they_multiply(tmp_path, sequences):
+    found = []
+    for packed in (False, True):
+        model = make_model("minimax_m3").eval()
+        for module in model.modules():
+            if packed and hasattr(getattr(module, "indexer", None), "q_proj"):
+                module.indexer.q_proj, module.indexer.k_proj = map(Packed, (module.indexer.q_proj,
+                                                                            module.indexer.k_proj))
+        path = tmp_path / f"{packed}.h5"
+        capture(TransformersModel(model), sequences, path, [1, 3])
+        with ActivationsReader(path) as file:
+            found.append([file.layer(number).weights for number in (1, 3)])
+    for plain, quantised in zip(*found):
+        assert plain.keys() == quantised.keys() >= {"w_index_q", "w_index_k"}
+        for name in plain:
+            np.testing.assert_array_equal(plain[name], quantised[name])
+
+
+def test_texts_are_read_byte_by_byte_and_limits_are_checked(tmp_path, capsys):
+    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "model")
+    text = "One line,\r\nanother.\r"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    words = ["capture", str(tmp_path / "model"), "--bytes", "--text", str(tmp_path / "a.txt"), "--out",
+             str(tmp_path / "a.h5"), "--layers", "1"]
+    assert main([*words, "--max-tokens", "0"]) == 2
+    assert "--max-tokens is 0, must be at least 1" in capsys.readouterr().err
+    assert main(words) == 0
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert bytes(file.tokens.tolist()) == text.encode()
+
+
+def test_a_model_with_code_of_its_own_is_refused_without_advice_that_no_command_has(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(
+        {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}))
+    (tmp_path / "a.json").write_text("[1, 2]")
+    assert main(["capture", str(tmp_path / "model"), "--tokens", str(tmp_path / "a.json"), "--out",
+                 str(tmp_path / "a.h5")]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be loaded: it has code of its own (auto_map in its configuration), which no command runs" in said
+    assert "trust_remote_code" not in said

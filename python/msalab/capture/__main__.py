@@ -24,7 +24,7 @@ def read_sequences(options, tokenize) -> list:
                          json.loads(Path(path).read_text()), path)
 
     def read_text(path):
-        ids = tokenize(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+        ids = tokenize((sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()).decode())
         require(len(ids), f"{path}: no tokens come of its text")
         return ids
 
@@ -47,6 +47,8 @@ def run_capture(options):
 
     require(options.overwrite or not Path(options.out).exists(),
             f"{options.out}: exists; --overwrite replaces it")
+    require(options.max_tokens is None or options.max_tokens >= 1, f"--max-tokens is {options.max_tokens}, must be at "
+            "least 1")
 
     vocabulary = text.vocabulary_of(options, f"{text.OF_BYTES}, --tokens takes token ids")
     if options.bytes:
@@ -64,12 +66,16 @@ def run_capture(options):
         if model.lacking and options.layers is None:
             print(f"layers {model.lacking} have no Index Branch of their own in {options.indexer}: left out",
                   file=sys.stderr)
-    if min(longest, most or longest) > (positions or longest):
+    if min(longest, longest if most is None else most) > (positions or longest):
         print(f"a sequence has {longest} tokens, the model {positions} positions: what is beyond them is "
               f"{'cut off' if most is None else 'captured, since --max-tokens asks for it'}", file=sys.stderr)
         most = most or positions
     capture(model, sequences, options.out, options.layers, max_tokens=most, overwrite=options.overwrite,
-            note=lambda text: print(text, file=sys.stderr))
+            note=note_to_stderr)
+
+
+def note_to_stderr(text: str):
+    print(text, file=sys.stderr)
 
 
 # What only import, and only rotation, looks at.
@@ -139,7 +145,7 @@ def run_convert(options):
             names=options.names, layers=options.layers, layout=options.layout,
             lengths=options.lengths, state=options.state, softmax_scale=options.softmax_scale,
             rotary_dim=options.rotary_dim, rope_theta=options.rope_theta, interleaved=options.interleaved,
-            model_id=options.model_id, model_config=config), options.overwrite)
+            model_id=options.model_id, model_config=config), options.overwrite, note_to_stderr)
         return
     require(len(options.source) == 1, "one activations file is converted at a time")
     if is_fit(first):
@@ -201,12 +207,14 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--lengths", type=integers, metavar="100,80",
                          help="tokens of each sequence; default: the whole array, or cu_seqlens")
     command.add_argument("--state", choices=STATES, help="of q and k; must be given on import")
-    command.add_argument("--softmax-scale", type=float, help="default: 1/sqrt(head dim)")
+    command.add_argument("--softmax-scale", type=float,
+                         help="default: as --model-config says, else 1/sqrt(head dim)")
     command.add_argument("--rotary-dim", type=int,
                          help="channels that RoPE turns; default: all, or as --model-config says")
     command.add_argument("--rope-theta", type=float)
     command.add_argument("--model-id")
-    command.add_argument("--model-config", metavar="FILE", help="config.json of the model")
+    command.add_argument("--model-config", metavar="FILE",
+                         help="config.json of the model, which may say scale, soft cap and windows")
     command.add_argument("--apply-rope", action="store_true",
                          help="rotate queries and keys stored before RoPE")
     command.add_argument("--interleaved", action="store_true",

@@ -72,12 +72,12 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
 
 
 def _size_text(layer: Layer, tokens: int, layers: int) -> str:
-    """Of the file, before it is compressed, by its first layer."""
+    """Of the file, by its first layer."""
     arrays = layer.arrays().values()
     size = sum(array.nbytes for array in arrays) // len(layer.q) * tokens * layers
     wide = any(array.dtype == np.float32 for array in arrays)
-    return (f"{layers} layer{'s' * (layers > 1)} of {tokens} tokens: {size / 1e9:.2f} GB before they are "
-            "compressed" + ("; in half precision (--dtype bfloat16) half of it" if wide else ""))
+    return (f"{layers} layer{'s' * (layers > 1)} of {tokens} tokens: {size / 1e9:.2f} GB"
+            + ("; in half precision (--dtype bfloat16) half of it" if wide else ""))
 
 
 def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:
@@ -88,6 +88,8 @@ def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:
 
 def token_ids(tokens, place: str) -> np.ndarray:
     """int64 [S], S >= 1; `place` begins the message that refuses others."""
+    require(not isinstance(tokens, np.ma.MaskedArray), f"{place}: token ids are a masked array, and no token can be "
+            "hidden")
     ids = np.asarray(tokens)
     require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
             f"{place}: token ids must be a list of integers, not empty")

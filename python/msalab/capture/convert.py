@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 
 from .capture import token_ids
 from .layer import FIELDS, CaptureError, Layer, require
+from .model_config import ModelConfig, fill
 from .partial_file import PartialFile
 from .reader import ActivationsReader, check_cu_seqlens, set_attributes
 from .rope import apply_rope, frequencies, positions
@@ -23,6 +25,7 @@ from .writer import FORMAT, VERSION, ActivationsWriter
 
 NAMES = "layers.{layer}.{field}"
 LAYOUTS = ("bhsd", "bshd", "packed")
+MOST_TOKENS = np.iinfo(np.int32).max
 
 
 @dataclass
@@ -43,7 +46,8 @@ class ImportOptions:
     model_config: str | None = None
 
 
-def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -> None:
+def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False,
+                  note: Callable[[str], None] = lambda text: None) -> None:
     """Holds one layer in memory. CaptureError names the array and the rule."""
     source = Source(paths)
     known = source.metadata if source.metadata.get("format") == FORMAT else {}
@@ -51,6 +55,12 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
     lengths = options.lengths or _lengths(source, found, options.layout)
     require(min(lengths) >= 1, f"{source.paths[0]}: sequences of {lengths} tokens, must each have "
             "at least 1")
+    require(sum(lengths) <= MOST_TOKENS, f"{source.paths[0]}: sequences of {sum(lengths)} tokens together, must be at "
+            f"most {MOST_TOKENS}")
+    config = ModelConfig(options.model_config)
+    if config.has_windows_somewhere():
+        note("note: the model's configuration has a sliding_window, and does not say which layers have it "
+             "(layer_types): none is recorded")
     tokens = None
     if "tokens" in source.names():
         place = source.place("tokens")
@@ -64,7 +74,7 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False) -
             arrays = {field: pack(source.read(name), options.layout, lengths, source.place(name))
                       for field, name in names.items()}
             writer.write(number, 0, _layer(number, arrays, source, options,
-                                           _attributes(known, number, source)),
+                                           _attributes(known, number, source), config, note),
                          source.paths[0])
         writer.finish()
 
@@ -164,7 +174,8 @@ def pack(array: np.ndarray, layout: str, lengths, place: str) -> np.ndarray:
 def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, str]]:
     """Layer -> field -> name of its array."""
     single = "{layer}" not in options.names
-    require("{field}" in options.names, f"names '{options.names}' must hold {{field}}")
+    require(options.names.count("{field}") == 1 and options.names.count("{layer}") <= 1,
+            f"names '{options.names}' must hold {{field}} once, and {{layer}} at most once")
     require(not single or len(options.layers or [0]) == 1, f"names '{options.names}' hold no "
             "{layer}: one layer number says which it is")
     pattern = re.escape(options.names).replace(r"\{layer\}", r"(?P<layer>[0-9]{1,9})").replace(
@@ -174,7 +185,9 @@ def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, st
         if match := re.fullmatch(pattern, name):
             number = (options.layers or [0])[0] if single else int(match["layer"])
             if options.layers is None or number in options.layers:
-                found.setdefault(number, {})[match["field"]] = name
+                other = found.setdefault(number, {}).setdefault(match["field"], name)
+                require(other == name, f"{source.paths[0]}: {other} and {name} are both {match['field']} of layer "
+                        f"{number}")
     missing = sorted(set(options.layers or []) - found.keys())
     require(found and not missing, f"{source.paths[0]}: no array is named {options.names}"
             f"{f' for layer {missing}' if missing else ''}; there are: "
@@ -198,7 +211,8 @@ def _lengths(source: Source, found, layout: str) -> list[int]:
     return [shape[0]] if layout == "packed" else [shape[{"bhsd": 2, "bshd": 1}[layout]]] * shape[0]
 
 
-def _layer(number: int, arrays, source: Source, options: ImportOptions, attributes) -> Layer:
+def _layer(number: int, arrays, source: Source, options: ImportOptions, attributes, config: ModelConfig,
+           note) -> Layer:
     place = f"{source.paths[0]}: layer {number}"
     if arrays.get("index_k") is not None and arrays["index_k"].ndim == 3:
         require(arrays["index_k"].shape[1] == 1,
@@ -214,9 +228,11 @@ def _layer(number: int, arrays, source: Source, options: ImportOptions, attribut
     require("q_state" in attributes or "q_state" in given,
             f"{place}: --state must say whether q and k are stored after RoPE")
     set_attributes(layer, {**attributes, **given}, place)
+    if not attributes:  # of a file that this program exported they say it all
+        fill(layer, config, number, given, note)
     if layer.rotary_dim is None and "none" not in (layer.q_state, layer.k_state) and (
             options.rope_theta is not None or options.model_config):
-        layer.rotary_dim = _rotary_dim(options.model_config, arrays["q"].shape[-1])
+        layer.rotary_dim = config.rotary_dim(arrays["q"].shape[-1])
     prefix = NAMES.format(layer=number, field="weights.")
     layer.weights = {name.removeprefix(prefix): source.read(name) for name in source.names()
                      if attributes and name.startswith(prefix)}
@@ -231,16 +247,3 @@ def _attributes(metadata, number: int, source: Source) -> dict:
     except (ValueError, TypeError, RecursionError) as error:
         raise CaptureError(f"{source.paths[0]}: metadata layers.{number} is {text[:80]!r}, must be "
                            "a JSON object") from error
-
-
-def _rotary_dim(model_config: str | None, head_dim: int) -> int:
-    """Channels that RoPE turns: all, unless the model's configuration names fewer."""
-    try:
-        config = json.loads(model_config or "{}")
-        config = config.get("text_config") or config
-        rope = config.get("rope_parameters") or {}
-        share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
-        return int(config.get("rotary_dim") or head_dim * share)
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CaptureError(f"the model's configuration does not say rotary_dim ({error}); "
-                           "--rotary-dim gives it") from error

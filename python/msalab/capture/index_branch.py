@@ -75,10 +75,22 @@ class IndexBranch:
         for side in ("q", "k"):
             projection, norm = (getattr(self._indexer, f"{side}_{part}", None)
                                 for part in ("proj", "norm"))
-            weights[f"w_index_{side}"] = to_numpy(projection.weight)
+            weights[f"w_index_{side}"] = to_numpy(_weight(projection))
             if norm is not None:
                 weights[f"index_{side}_norm"] = to_numpy(_norm_factor(norm))
         return weights
+
+
+@torch.no_grad()
+def _weight(projection: torch.nn.Linear) -> torch.Tensor:
+    """[outputs, inputs]; of a quantised projection what it multiplies with, which it makes of unit vectors."""
+    weight, shape = projection.weight, (projection.out_features, projection.in_features)
+    if weight.is_floating_point() and weight.shape == shape and weight.dtype.itemsize > 1:
+        return weight
+    dtype = getattr(projection, "compute_dtype", None) or torch.get_default_dtype()
+    units = torch.eye(projection.in_features, dtype=dtype, device=weight.device)
+    found = projection(units)
+    return (found if projection.bias is None else found - projection.bias).T
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ that the model asked for: the model computes what it always computes, by eager, 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .gguf import place_of
+from .gguf import not_loaded, place_of
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
 from .other_kinds import has_latent, other_kind
@@ -52,6 +53,7 @@ class TransformersModel:
         # What a sequence can have of tokens, where the model says it.
         self.positions = positions_of(decoder)
         self._rotary = RotaryObserver(decoder)
+        self._passes = Counter()  # of a layer's attention in one of the model
         self._attention, self._turned = self._find_attention()
         self.layers = sorted(self._attention)
 
@@ -73,7 +75,7 @@ class TransformersModel:
                 place, dtype=own_dtype(dtype, how), device_map=device if device == "auto" else None,
                 attn_implementation=attention, revision=revision, output_loading_info=True, **how)
         except Exception as error:  # the library raises errors of many types
-            raise CaptureError(f"{model_id} cannot be loaded: {error}") from error
+            raise not_loaded(model_id, error) from error
         finally:
             transformers.logging.set_verbosity(verbosity)
         missing = sorted(found["missing_keys"])
@@ -85,8 +87,10 @@ class TransformersModel:
     def run(self, tokens, layers, record):
         expected = {number: self._attention[number] for number in layers}
         for number, module in expected.items():
-            what = other_kind(module)
+            what, passes = other_kind(module), self._passes[number]
             require(what is None, f"layer {number} of {self.model_id}: {what}")
+            require(passes == 1, f"layer {number} of {self.model_id}: its attention runs {passes} times in one pass of "
+                    f"the model, and msa-activations holds the queries and keys of one: {ADAPTER}")
         inputs, embeddings, branches, pieces = {}, {}, {}, {}
         with ExitStack() as stack:
 
@@ -145,6 +149,7 @@ class TransformersModel:
             require(number is not None and number >= 0, f"{type(module).__name__} has layer_idx "
                     f"{number}, which is no number of a layer: {ADAPTER}")
             if getattr(module, "is_causal", True):
+                self._passes[number] += 1
                 require(found.setdefault(number, module) is module,
                         f"layer {number} has two attention modules, {type(found[number]).__name__} "
                         f"and {type(module).__name__}: {ADAPTER}")
