@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .operations import InputError
 
+MOST = 2 ** 31 - 1  # tokens or blocks; numbers of blocks are int32
 
 @dataclass(frozen=True)
 class Rule:
@@ -19,8 +20,10 @@ class Rule:
         for name, least in (("block_size", 1), ("top_k", 1), ("forced_first", 0),
                             ("forced_local", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if type(value) is not int or value < least:
                 raise InputError(f"{name} is {value!r}, must be an integer of at least {least}")
+            if value > MOST:
+                raise InputError(f"{name} is {value}, must be at most {MOST}")
         forced = self.forced_first + self.forced_local
         if forced > self.top_k:
             raise InputError(f"forced_first + forced_local is {forced}, must be at most "

@@ -340,7 +340,7 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
     assert "as asked" not in said
     configs = summary_of(tmp_path / "out")["configs"][1:]
     assert [c["config"] for c in configs] == [
-        "index@48,first=1", "mean-key@48", "mean-key@48,first=1", "window@48,first=1", "oracle@48",
+        "index@48", "index@48,first=1", "mean-key@48", "mean-key@48,first=1", "window@48,first=1", "oracle@48",
         "oracle@48,first=1"]
     assert {(c["block_size"], c["top_k"], c["forced_local"]) for c in configs} == {(16, 3, 1)}
     assert main([*arguments, "--out", str(tmp_path / "other"), "--block-size", "32", "--top-k", "2",

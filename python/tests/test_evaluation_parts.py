@@ -20,8 +20,7 @@ from msalab.plots import evaluation as pictures
 from msalab.plots.__main__ import main as plot
 from msalab.plots.results import ResultsError
 
-FILLER = [np.frombuffer(b"Blocks of keys. " * 60, np.uint8).astype(np.int64),
-          np.frombuffer(b"Another document! " * 5, np.uint8).astype(np.int64)]
+FILLER = ["Blocks of keys. " * 60, "Another document! " * 5]
 
 
 class Words:
@@ -35,6 +34,9 @@ class Words:
     def encode(self, line):
         return [self.known.setdefault(word, len(self.known) + 2)
                 for word in line.replace("\n", " \n ").split(" ") if word]
+
+    def locate(self, line, ranges):
+        return self.encode(line), [tuple(len(self.encode(line[:at])) for at in one) for one in ranges]
 
 
 def exercise(task, depth=0.5, length=900, vocabulary=None, pairs=5, seed=3):
@@ -78,6 +80,14 @@ def test_depth_is_where_the_line_lies(depth):
     line = made.index(b"\0")
     planted = made.index(b"\n", line) + 1 - line
     assert abs(line - depth * (question - planted)) <= 0.5
+
+
+def test_exercises_of_wide_characters_have_as_many_bytes_as_fit(monkeypatch):
+    monkeypatch.setitem(globals(), "FILLER", ["äöü" * 100, "ß" * 30])
+    for length in (200, 201):
+        made = exercise("needle", length=length)
+        assert length - 1 <= len(made.ids) <= length and made.answers[-1][1] == len(made.ids)
+        bytes(made.ids.tolist()).decode()
 
 
 def test_exercises_refuse_a_length_without_room():

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     select.add_argument("--block-size", type=int, metavar="N",
                         help="tokens (default: 128; with --indexer what it was fitted for)")
     select.add_argument("--forced-first", type=integers, metavar="N,M",
-                        help="oldest blocks that are always kept (default: 0,1, both; of index what it "
+                        help="oldest blocks that are always kept (default: 0,1, both; of index also what it "
                              "was fitted for). A window keeps the first block in any case")
     select.add_argument("--forced-local", type=int, metavar="N",
                         help="newest ones, the query's own among them (default: 1; with --indexer what "

@@ -40,6 +40,10 @@ OF_WORDS = Style("\nThe code of {key} is {value}.\n", "\nThe code of {key} is th
                  "\nFollowed to its end, the code of {key} is", "\nThe secret word is", " {value}")
 
 
+CHARACTERS = {OF_BYTES: 1, OF_WORDS: 4}  # of a token, about
+TRIES = 32  # to fill an exercise exactly
+
+
 @dataclass(frozen=True)
 class Exercise:
     ids: np.ndarray  # int64 [length]
@@ -85,39 +89,73 @@ def _plan(task: str, style: Style, pairs: int, depth: float, rng):
 
 def make_exercise(task: str, vocabulary, documents, length: int, depth: float, pairs: int,
                   seed) -> Exercise:
-    """Exactly `length` tokens, a function of its arguments. documents: token ids of the filler."""
+    """At most `length` tokens, those of its whole text, and as many as the filler's characters allow: a
+    function of its arguments. documents: texts of the filler."""
     rng = np.random.default_rng(seed)
     style = OF_BYTES if vocabulary.separator == "\0" else OF_WORDS
     lines, questions = _plan(task, style, pairs, depth, rng)
-    planted = [(place, vocabulary.encode(line)) for place, line in sorted(lines)]
-    asked = [(vocabulary.encode(("\n" if number else "") + prompt), vocabulary.encode(answer))
-             for number, (prompt, answer) in enumerate(questions)]
-    needed = len(vocabulary.prefix) + sum(len(line) for _, line in planted) + sum(
-        len(prompt) + len(answer) for prompt, answer in asked)
-    require(needed <= length, f"an exercise of {task} takes {needed} tokens without any filler, a "
-            f"length is {length}")
-    filler = _filler(documents, length - needed, rng)
-    ids, filled = list(vocabulary.prefix), 0
-    for place, line in planted:
+    most = length - len(vocabulary.prefix)
+
+    def made(filler: str):
+        text, answers = _text(sorted(lines), questions, filler)
+        return vocabulary.locate(text, answers)
+
+    needed = len(made("")[0])
+    require(needed <= most, f"an exercise of {task} takes {needed + len(vocabulary.prefix)} tokens without any filler, "
+            f"a length is {length}")
+    ids, answers = _filled(made, _Filler(documents, rng), needed, most, CHARACTERS[style])
+    before = len(vocabulary.prefix)
+    return Exercise(np.asarray([*vocabulary.prefix, *ids], np.int64),
+                    [(begin + before, end + before) for begin, end in answers], depth)
+
+
+def _text(lines, questions, filler: str) -> tuple[str, list[tuple[int, int]]]:
+    """Lines planted in the filler with questions behind it, and where the answers are, in characters."""
+    text, filled, answers = "", 0, []
+    for place, line in lines:
         upto = round(place * len(filler))
-        ids += [*filler[filled:upto], *line]
+        text += filler[filled:upto] + line
         filled = upto
-    ids += filler[filled:]
-    answers = []
-    for prompt, answer in asked:
-        ids += prompt
-        answers.append((len(ids), len(ids) + len(answer)))
-        ids += answer
-    return Exercise(np.asarray(ids, np.int64), answers, depth)
+    text += filler[filled:]
+    for number, (prompt, answer) in enumerate(questions):
+        text += ("\n" if number else "") + prompt
+        answers.append((len(text), len(text) + len(answer)))
+        text += answer
+    return text, answers
 
 
-def _filler(documents, count: int, rng) -> list[int]:
+def _filled(made, filler: _Filler, needed: int, most: int, share: float):
+    """made(filler) with so much of the filler that its ids are `most`, or else of the tries the one with the
+    most that are not more. needed: of ids without filler. share: about so many characters are a token."""
+    best, count, size, tried = made(""), needed, 0, {0}
+    for _ in range(TRIES):
+        step = round((most - count) * share) or (1 if count < most else -1)
+        while size + step in tried and step:
+            step -= 1 if step > 0 else -1
+        if count == most or not step or size + step < 0:
+            break
+        size += step
+        tried.add(size)
+        found = made(filler.text(size))
+        count = len(found[0])
+        share = size / max(count - needed, 1)
+        if len(best[0]) < count <= most:
+            best = found
+    return best
+
+
+class _Filler:
     """Pieces of documents, each drawn by its length and cut at a random place."""
-    lengths = np.asarray([len(document) for document in documents], float)
-    filler: list[int] = []
-    while len(filler) < count:
-        document = documents[rng.choice(len(documents), p=lengths / lengths.sum())]
-        missing = count - len(filler)
-        begin = int(rng.integers(0, max(1, len(document) - missing + 1)))
-        filler += document[begin:begin + missing].tolist()
-    return filler
+
+    def __init__(self, documents, rng):
+        self._documents, self._rng, self._drawn = documents, rng, ""
+        lengths = np.asarray([len(document) for document in documents], float)
+        self._share = lengths / lengths.sum()
+
+    def text(self, size: int) -> str:
+        """Its first `size` characters."""
+        while len(self._drawn) < size:
+            document = self._documents[self._rng.choice(len(self._documents), p=self._share)]
+            begin = int(self._rng.integers(0, max(1, len(document) - (size - len(self._drawn)) + 1)))
+            self._drawn += document[begin:]
+        return self._drawn[:size]

@@ -15,16 +15,30 @@ from ..capture.layer import CaptureError, require
 from ..capture.partial_file import PartialFile
 
 MARK = b"msa-sha256 "
+SEAL = len(MARK) + 64 + 1  # bytes of the checksum with its mark
 AT_ONCE = 1 << 20
 NAMED = 6  # differences that a message names
 
 
-def sha256(path) -> str:
-    digest = hashlib.sha256()
+def sha256(path, size: int | None = None) -> str:
+    """Of its first `size` bytes; None: of all."""
+    digest, left = hashlib.sha256(), Path(path).stat().st_size if size is None else size
     with open(path, "rb") as file:
-        while part := file.read(AT_ONCE):
+        while part := file.read(min(AT_ONCE, left)):
             digest.update(part)
+            left -= len(part)
     return digest.hexdigest()
+
+
+def verify_checksum(path) -> None:
+    """CaptureError where the bytes do not match the checksum at the end of an HDF5 file; one that has none,
+    since HDF5 drops it when the file changes, is accepted as by the programs."""
+    size = Path(path).stat().st_size - SEAL
+    with open(path, "rb") as file:
+        file.seek(max(size, 0))
+        mark, _, found = file.read().rpartition(b" ")
+    require(size < 0 or mark + b" " != MARK or found == f"{sha256(path, size)}\n".encode(),
+            f"{path}: is damaged, its bytes do not match the checksum at its end; --overwrite begins anew")
 
 
 def write_h5(path, fill) -> None:

@@ -26,6 +26,12 @@ def ratio_interval(sums, counts, seed: int) -> dict:
     return {"mean": mean, "low": float(low), "high": float(high), "units": units}
 
 
+def opposite(one: dict) -> dict:
+    """Of the difference the other way round."""
+    low, high = one["low"], one["high"]
+    return one | {"mean": -one["mean"], "low": None if high is None else -high, "high": None if low is None else -low}
+
+
 def interval_text(one: dict, what: str, digits: int = 4) -> str:
     """"+0.0210 to +0.0330, 8 documents", or why there is none."""
     if None not in (one["low"], one["high"]):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..plots.evaluation import draw_all
 from .files import write_h5, write_json
-from .intervals import FEWEST, RESAMPLES, SHARE, ratio_interval
+from .intervals import FEWEST, RESAMPLES, SHARE, opposite, ratio_interval
 
 FORMAT, VERSION = "msalab-evaluation", 2
 DENSE = "dense"
@@ -34,6 +34,8 @@ DEFINITIONS = {
     "sensitivity": "bits per token: of one sparse layer, the excess with this layer alone sparse; of "
                    "one dense layer, what of the excess is gone with this layer dense, too",
     "first_block": "excess without and with the first block forced, and their paired difference",
+    "differences": "bits per token of one setting above another of the same budget, on the same tokens: the "
+                   "mean of the paired differences and its interval, as of excess",
     "exact_match": "share of the answers of which every token is the likeliest one, those before "
                    "it being right",
     "log_likelihood": "mean natural logarithm of the probability of an answer",
@@ -95,7 +97,7 @@ def _fill(file, record, plan, texts, tasks):
                 "variant,token", "nat", "likewise, with one layer dense or sparse")
         add("evaluate/text/sequence", np.repeat(np.arange(len(texts)), lengths), "token", "1",
             "sequence of each")
-        add("evaluate/text/position", np.concatenate([np.arange(count) for count in lengths]),
+        add("evaluate/text/position", np.concatenate([plan.get("first", 0) + np.arange(count) for count in lengths]),
             "token", "1", "position of the token that foretells it")
         add("evaluate/text/bytes", np.concatenate([one["bytes"] for one in texts]), "token",
             "byte", "UTF-8 bytes of each; NaN where they are not known")
@@ -127,7 +129,7 @@ def summarise(record, plan, texts, tasks) -> dict:
     if texts:
         resampled = "documents" if len(set(documents)) > 1 else "sequences"
         clusters = documents if resampled == "documents" else list(range(len(texts)))
-        over = _Means(clusters, texts, seed)
+        over = _Means(clusters, texts, seed, plan.get("first", 0))
         _describe_text(described, over)
         by_position = _by_position(names, over)
     return {"format": FORMAT, "format_version": VERSION, "model": plan["model"],
@@ -137,6 +139,7 @@ def summarise(record, plan, texts, tasks) -> dict:
             "tokens": int(sum(one["nats"].shape[1] for one in texts)),
             "documents": len(set(documents)), "resampled": resampled,
             "configs": described, "by_position": by_position,
+            "differences": _differences(described, over) if texts else [],
             "first_block": _first_block(described, over) if texts else [],
             "sensitivity": _sensitivity(plan, described, over) if texts else [],
             "retrieval_total": [row for task, length, found in tasks
@@ -151,16 +154,20 @@ def _clustered(values, clusters) -> np.ndarray:
 
 
 class _Means:
-    """Means of bits over the tokens of all sequences, and how sure they are."""
+    """Means of bits over the tokens of all sequences, and how sure they are. start: the first position that
+    foretells a token of the text; those before it are of what the tokenizer puts before one."""
 
-    def __init__(self, clusters, texts, seed):
-        self.clusters, self.texts, self.seed = clusters, texts, seed
+    def __init__(self, clusters, texts, seed, start):
+        self.clusters, self.texts, self.seed, self.start = clusters, texts, seed, start
+
+    def between(self, first: int, end: int | None) -> slice:
+        return slice(max(first - self.start, 0), None if end is None else max(end - self.start, 0))
 
     def excess(self, row, base=0, first=0, end=None, rows="nats") -> dict:
         """Of a config over another one, at the positions from first to end."""
         bits, counts = [], []
         for one in self.texts:
-            more = (one[rows][row].astype(float) - one["nats"][base])[first:end]
+            more = (one[rows][row].astype(float) - one["nats"][base])[self.between(first, end)]
             bits.append(more.sum() / math.log(2))
             counts.append(len(more))
         return ratio_interval(_clustered(bits, self.clusters), _clustered(counts, self.clusters),
@@ -168,7 +175,7 @@ class _Means:
 
     def bits(self, row, first=0, end=None) -> tuple[float, int]:
         """Sum, and of how many tokens."""
-        found = [one["nats"][row, first:end].astype(float) for one in self.texts]
+        found = [one["nats"][row, self.between(first, end)].astype(float) for one in self.texts]
         return sum(some.sum() for some in found) / math.log(2), sum(map(len, found))
 
 
@@ -189,7 +196,7 @@ def _describe_text(described, over):
 
 def _by_position(names, over) -> list[dict]:
     rows, first, end = [], 0, FIRST_BUCKET
-    longest = max(one["nats"].shape[1] for one in over.texts)
+    longest = over.start + max(one["nats"].shape[1] for one in over.texts)
     while first < longest:
         for row, name in enumerate(names):
             bits, tokens = over.bits(row, first, end)
@@ -199,6 +206,14 @@ def _by_position(names, over) -> list[dict]:
                 rows[-1]["excess"] = over.excess(row, first=first, end=end)
         first, end = end, 2 * end
     return rows
+
+
+def _differences(described, over) -> list[dict]:
+    """Of every two settings of one budget, the second one above the first."""
+    settings = [(row, config) for row, config in enumerate(described) if row]
+    return [{"budget": one["budget"], "config": other["config"], "above": one["config"],
+             "bits": over.excess(at, row)}
+            for row, one in settings for at, other in settings if row < at and one["budget"] == other["budget"]]
 
 
 def _first_block(described, over) -> list[dict]:
@@ -222,9 +237,7 @@ def _sensitivity(plan, described, over) -> list[dict]:
         alone = one["one"] == "sparse"
         bits = over.excess(number, 0 if alone else place[one["of"]], rows="variants")
         if not alone:  # less excess is what a dense layer gains
-            low, high = bits["low"], bits["high"]
-            bits |= {"mean": -bits["mean"], "low": None if high is None else -high,
-                     "high": None if low is None else -low}
+            bits = opposite(bits)
         rows.append({"config": one["of"], "one": one["one"], "layer": one["layer"], "bits": bits})
     return sorted(rows, key=lambda row: (place[row["config"]], -row["bits"]["mean"]))
 

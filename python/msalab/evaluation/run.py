@@ -14,8 +14,8 @@ from .. import indexer as indexers
 from .. import selectors
 from ..arguments import counted, note_if_dense
 from ..capture.fitted import file_of
-from ..capture.gguf import place_of
-from ..capture.layer import CaptureError, require
+from ..capture.gguf import not_loaded, place_of
+from ..capture.layer import require
 from ..operations import _msalab
 from ..progress import Progress
 from . import exercises, text
@@ -47,7 +47,7 @@ def settings_of(options, note) -> list[Setting]:
     for name in names:
         own = firsts
         if name == "index" and options.forced_first is None:
-            own = [fitted.forced_first]
+            own = sorted({*firsts, fitted.forced_first})
         for count in sorted(counts):
             for first in own:
                 if first + local <= count:
@@ -165,7 +165,7 @@ def load(options):
             device_map=options.device if options.device == "auto" else None,
             output_loading_info=True, **how)
     except Exception as error:  # the library raises errors of many types
-        raise CaptureError(f"{options.model} cannot be loaded: {error}") from error
+        raise not_loaded(options.model, error) from error
     finally:
         transformers.logging.set_verbosity(before)
     missing = sorted(found["missing_keys"])
@@ -246,6 +246,7 @@ def plan_of(options, model, settings, variants, layers, sequences) -> dict:
     return {"model": str(options.model), "device": device_name(model.get_input_embeddings().weight.device),
             "layers": layers,
             "texts": len(sequences),
+            "first": max((int(one.foretold[0]) - 1 for one in sequences), default=0),
             "settings": [_described(one) for one in settings],
             "variants": [{"config": one.setting.name, "of": one.of, "one": one.one,
                           "layer": one.layer} for one in variants]}
@@ -280,7 +281,6 @@ def run(options, note) -> dict | None:
     longest = max([*(options.lengths if options.tasks else []), *(len(sequence.ids) for sequence in sequences)])
     for budget in sorted({min(rule.tokens for rule in one.rules()) for one in settings}):
         note_if_dense(budget, longest, note)
-    filler = [vocabulary.with_bytes(document)[0] for document in documents] if options.tasks else []
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, variants, scorer.layers, sequences)
     watch = Watch(scorer, note)
@@ -289,7 +289,7 @@ def run(options, note) -> dict | None:
     for task in options.tasks:
         for length in options.lengths:
             for number in range(options.exercises):
-                made = _exercise(options, task, length, number, vocabulary, filler)
+                made = _exercise(options, task, length, number, vocabulary, documents)
                 units.append((made.ids, lambda e=made: _answer(scorer, e, len(settings))))
     makers = {name: watch.watched(name, len(ids), 1 + len(
         scorer.settings if name.startswith("text") else settings), make)
@@ -327,16 +327,16 @@ class Watch:
 
 
 def _text(scorer, sequence, settings: int) -> dict:
-    scores = scorer(sequence.ids)
+    scores = scorer(sequence.ids, sequence.foretold)
     rows = 1 + settings
     return {"nats": scores.nats[:rows], "right": scores.right[:rows],
             "layer_error": scores.layer_error[:settings], "variants": scores.nats[rows:],
             "bytes": sequence.bytes, "document": sequence.document}
 
 
-def _exercise(options, task, length, number, vocabulary, filler):
+def _exercise(options, task, length, number, vocabulary, documents):
     depth = (number + 0.5) / options.exercises
-    return exercises.make_exercise(task, vocabulary, filler, length, depth, options.pairs,
+    return exercises.make_exercise(task, vocabulary, documents, length, depth, options.pairs,
                                    [options.seed, exercises.TASKS.index(task), length, number])
 
 

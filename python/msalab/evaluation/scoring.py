@@ -91,8 +91,8 @@ class Scorer:
         tokens = torch.as_tensor(ids, device=self._device)[None]
         foretold = torch.as_tensor(np.arange(1, len(ids)) if foretold is None else foretold,
                                    device=self._device)
-        dense: list[torch.Tensor] = []
-        with self._behind_layers(lambda number, hidden: dense.append(hidden)):
+        dense: dict[int, torch.Tensor] = {}  # of a layer that runs several times, of the last time
+        with self._behind_layers(dense.__setitem__):
             found = [self._score(tokens, foretold)]
         self.tell("dense")
         plans = self.plans[:settings]

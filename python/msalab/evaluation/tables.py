@@ -2,7 +2,7 @@
 """What `msalab evaluate` prints of a summary."""
 
 from ..arguments import counted
-from .intervals import interval_text
+from .intervals import interval_text, opposite
 
 WORST = 8  # layers of a setting that a table names
 
@@ -28,6 +28,28 @@ def table(summary) -> str:
     lines.append("excess: bits a token above dense; beyond: of the tokens whose position is beyond the "
                  "budget alone")
     return "\n".join(lines)
+
+
+def differences_table(summary) -> str:
+    """Of each budget its settings beside the one that loses least of those that a running model can have."""
+    parts, width = [], _width(summary)
+    for budget in dict.fromkeys(row["budget"] for row in summary["differences"]):
+        here = [config for config in summary["configs"] if config.get("budget") == budget]
+        best = min((config for config in here if config["selector"] != "oracle"), default=None,
+                   key=lambda config: config["excess"]["mean"])
+        if best is None:
+            continue
+        lines = [f"{'budget ' + str(budget):<{width}}{'above':>9}  interval of 95 % of the paired difference from "
+                 f"{best['config']}"]
+        for row in summary["differences"]:
+            if best["config"] not in (row["config"], row["above"]) or row["budget"] != budget:
+                continue
+            other, bits = row["config"], row["bits"]
+            if other == best["config"]:
+                other, bits = row["above"], opposite(bits)
+            lines.append(f"{other:<{width}}{bits['mean']:>+9.4f}  {interval_text(bits, summary['resampled'])}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def _width(summary) -> int:
@@ -85,6 +107,6 @@ def retrieval_table(summary) -> str:
 
 
 def print_tables(summary) -> None:
-    parts = (table(summary), first_block_table(summary), sensitivity_table(summary),
+    parts = (table(summary), differences_table(summary), first_block_table(summary), sensitivity_table(summary),
              retrieval_table(summary))
     print("\n\n".join(part for part in parts if part))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..capture.gguf import place_of
+from ..capture.gguf import not_loaded, place_of
 from ..capture.layer import CaptureError, require
 
 OF_BYTES = "--bytes is for models of bytes"
 SEPARATOR = "\0"  # between documents; no text contains it
+PROBE = "text"  # by which it is seen what a tokenizer puts around one
 BYTES = 256
 MOST_OF_BYTES = 512  # tokens of a model of bytes: 256, special ones, and what fills up to a round number
 
@@ -32,6 +33,10 @@ class Bytes:
 
     encode_whole = encode
 
+    def locate(self, text: str, ranges) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and the tokens [begin, end) of each of these ranges of its characters."""
+        return self.encode(text), [tuple(len(text[:at].encode()) for at in one) for one in ranges]
+
     def with_bytes(self, text: str):
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         return ids, np.ones(len(ids))
@@ -41,7 +46,8 @@ class Bytes:
 
 
 class Tokenizer:
-    """A model's own. prefix: what it puts before every text. instead: said where there is none."""
+    """A model's own. prefix: the ids that it puts before every text; what it puts behind one is left out, since
+    here a text may go on. instead: said where there is no tokenizer."""
 
     separator = "\n"  # begins a planted line
 
@@ -52,11 +58,17 @@ class Tokenizer:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, **how)
         except Exception as error:  # the library raises errors of many types
-            raise CaptureError(f"{name}: has no tokenizer that can be loaded: {error}; "
-                               f"{instead}") from error
+            raise CaptureError(f"{not_loaded(name, error, 'has no tokenizer that can be loaded')}; {instead}"
+                               ) from error
         # Of a folder without one, some versions of the library load an empty tokenizer.
-        require(self.encode("text"), f"{name}: has no tokenizer that makes tokens of a text; {instead}")
-        self.prefix = list(self._tokenizer("")["input_ids"])[:1]
+        require(self.encode(PROBE), f"{name}: has no tokenizer that makes tokens of a text; {instead}")
+        self.prefix = self._before(PROBE)
+
+    def _before(self, text: str) -> list[int]:
+        """Of the ids of a text with special tokens those before its own."""
+        own, whole = self.encode(text), self.encode_whole(text)
+        at = [begin for begin in range(len(whole)) if whole[begin:begin + len(own)] == own]
+        return whole[:at[0]] if at else []
 
     def encode(self, text: str) -> list[int]:
         return self.encode_all([text])[0]
@@ -82,6 +94,22 @@ class Tokenizer:
         last = ends[[end for _, end in found["offset_mapping"]]] if found["input_ids"] else []
         return np.asarray(found["input_ids"], np.int64), np.diff(last, prepend=0).astype(float)
 
+    def locate(self, text: str, ranges) -> tuple[list[int], list[tuple[int, int]]]:
+        """As that of Bytes. A token belongs to a range that has one of its characters."""
+        if not self._tokenizer.is_fast:
+            ids = self.encode(text)
+            return ids, [tuple(self._same_ids(ids, text[:at]) for at in one) for one in ranges]
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        begins, ends = np.asarray(found["offset_mapping"]).reshape(-1, 2).T
+        return list(found["input_ids"]), [
+            (int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(begins, end, "left")))
+            for begin, end in ranges]
+
+    def _same_ids(self, ids: list[int], part: str) -> int:
+        """So many of the ids of a text are those of a part from its beginning, too."""
+        return next((at for at, (one, other) in enumerate(zip(ids, self.encode(part))) if one != other),
+                    min(len(ids), len(self.encode(part))))
+
     def save(self, folder):
         self._tokenizer.save_pretrained(folder)
 
@@ -101,7 +129,7 @@ def _bytes_of(name, revision) -> Bytes:
     try:
         config = AutoConfig.from_pretrained(place, revision=revision, **how).get_text_config()
     except Exception as error:  # the library raises errors of many types
-        raise CaptureError(f"{name} cannot be loaded: {error}") from error
+        raise not_loaded(name, error) from error
     size = getattr(config, "vocab_size", None)
     require(size is None or BYTES <= size <= MOST_OF_BYTES, f"{OF_BYTES}, and {name} has a vocabulary of {size} tokens: "
             f"must be from {BYTES} to {MOST_OF_BYTES}")
@@ -118,7 +146,12 @@ def _bytes_of(name, revision) -> Bytes:
 class Sequence:
     document: int
     ids: np.ndarray  # int64 [n]
-    bytes: np.ndarray  # float64 [n - 1]: of the text of each token that is foretold
+    bytes: np.ndarray  # float64: of each token that is foretold, all of the text but one without any before it
+
+    @property
+    def foretold(self) -> np.ndarray:
+        """Their places."""
+        return np.arange(len(self.ids) - len(self.bytes), len(self.ids))
 
 
 def read_documents(paths) -> list[str]:
@@ -126,7 +159,7 @@ def read_documents(paths) -> list[str]:
     documents = []
     for path in paths:
         try:
-            text = Path(path).read_text("utf-8")
+            text = Path(path).read_bytes().decode()
         except UnicodeDecodeError as error:
             raise CaptureError(f"{path}: is no UTF-8 text: {error}") from error
         found = [document for document in text.split(SEPARATOR) if document]

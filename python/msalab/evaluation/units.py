@@ -16,12 +16,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..capture.layer import require
-from .files import read_json, same_or_refused
-from .results import complete, unit_names
+from .. import hdf5
+from ..capture.layer import CaptureError, require
+from .files import read_json, same_or_refused, verify_checksum
+from .results import FORMAT, VERSION, complete, unit_names
 from .shard import Shard
 
 CHECK = ', "crc32": '  # of the line without it
+PARTS = {"configs", "differences", "first_block", "sensitivity", "retrieval_total", "resampled"}  # that are printed
 NAMED = 3  # missing units of a shard that a message names
 
 
@@ -53,7 +55,14 @@ def read_part(path: Path) -> tuple[dict, dict]:
         lines = [_content(path, number, line) for number, line in enumerate(file, 1)
                  if line.endswith(b"\n")]
     require(lines, f"{path}: has no line; remove it")
-    return lines[0], {unit["unit"]: _arrays(unit) for unit in lines[1:]}
+    run = lines[0]
+    try:
+        require(all(isinstance(run[name], dict) for name in ("record", "plan")) and isinstance(run["count"], int),
+                f"{path}: line 1 is no run of msalab evaluate; remove it")
+        return run, {unit["unit"]: _arrays(unit) for unit in lines[1:]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CaptureError(f"{path}: is not of msalab evaluate ({type(error).__name__}: {error}); remove it, and "
+                           "--resume makes its units anew") from error
 
 
 def collect(folders) -> tuple[list[dict], dict]:
@@ -87,7 +96,11 @@ def make_results(out: Path, runs, units, note) -> dict:
     if len(devices) > 1:
         note(f"note: the shards ran on several devices: {'; '.join(devices)}. Where these are of one "
              "kind, so are the last bits of their numbers")
-    return complete(out, runs[0]["record"], runs[0]["plan"], units.__getitem__)
+    try:
+        return complete(out, runs[0]["record"], runs[0]["plan"], units.__getitem__)
+    except (KeyError, TypeError) as error:
+        raise CaptureError(f"{out}: its units are not of this run ({type(error).__name__}: {error}); --overwrite begins "
+                           "anew") from error
 
 
 @contextmanager
@@ -115,14 +128,28 @@ def _is_complete(out: Path, record: dict, options) -> bool:
     if results.exists() and options.resume:
         if _is_under_way(out, record):
             return False
-        with h5py.File(results) as file:
-            found = {name: file["run"].attrs.get(name) for name in record}
+        verify_checksum(results)
+        try:
+            with h5py.File(results) as file:
+                run = hdf5.checked(file["run"], file, f"{results}: /run", CaptureError)
+                found = {name: run.attrs.get(name) for name in record}
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            raise CaptureError(f"{results}: is no result of msalab evaluate ({error}); --overwrite replaces it"
+                               ) from error
         require(found == {name: value if isinstance(value, (str, int)) else json.dumps(value)
                           for name, value in record.items()},
                 f"{results}: is of another run; --overwrite replaces it")
         return True
     require(options.overwrite or not results.exists(), f"{results}: exists; --overwrite replaces it")
     return False
+
+
+def _summary_of(path: Path) -> dict:
+    require(path.is_file(), f"{path}: no such file; --overwrite begins anew")
+    summary = read_json(path)
+    known = isinstance(summary, dict) and (summary.get("format"), summary.get("format_version")) == (FORMAT, VERSION)
+    require(known and PARTS <= summary.keys(), f"{path}: is not the summary of this run; --overwrite begins anew")
+    return summary
 
 
 def _has_units(path: Path) -> bool:
@@ -168,7 +195,7 @@ def _begin(path: Path, run: dict, options):
     """The file to write a part's units into, and the names of those that are done. CaptureError where
     it is not ours to write, or another part is of another run; then all files are as before."""
     in_the_way, done = _beside(path, run, options)
-    file = open(path, "ab")
+    file = open(path, "ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         has_units = _has_units(path)
@@ -181,8 +208,7 @@ def _begin(path: Path, run: dict, options):
             file.truncate(path.read_bytes().rfind(b"\n") + 1)  # of one who was killed
         else:
             file.truncate(0)
-            file.write(_line(run))
-        file.flush()
+            _append(file, path, run)
         for other in in_the_way:
             other.unlink()
         return file, done if options.resume else set()
@@ -194,6 +220,17 @@ def _begin(path: Path, run: dict, options):
         raise
 
 
+def _append(file, path: Path, content: dict):
+    """A line, on the device when this returns. CaptureError where it cannot be written."""
+    try:
+        rest = memoryview(_line(content))
+        while rest:
+            rest = rest[file.write(rest):]
+        os.fsync(file.fileno())
+    except OSError as error:  # which names no file
+        raise CaptureError(f"{path}: {error.strerror}; --resume goes on when there is room") from error
+
+
 def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None) -> dict | None:
     """Does a part's units, of which `makers` has all of the run by name, but those that are done. The
     summary, where these were the last ones; of a run that is complete, the first part has it.
@@ -203,7 +240,7 @@ def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None
     with _one_at_a_time(out):
         if _is_complete(out, run["record"], options):
             note(f"{out / 'results.h5'}: is complete")
-            return read_json(out / "summary.json") if part.index == 0 else None
+            return _summary_of(out / "summary.json") if part.index == 0 else None
         file, done = _begin(path, run, options)
     with file:
         mine = names[part.index::part.count]
@@ -215,10 +252,8 @@ def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None
             if name in done:
                 continue
             arrays = {key: np.asarray(values) for key, values in makers[name]().items()}
-            file.write(_line({"unit": name, "arrays": {
-                key: {"dtype": str(one.dtype), "values": one.tolist()} for key, one in arrays.items()}}))
-            file.flush()
-            os.fsync(file.fileno())
+            _append(file, path, {"unit": name, "arrays": {
+                key: {"dtype": str(one.dtype), "values": one.tolist()} for key, one in arrays.items()}})
     with _one_at_a_time(out):
         if not parts_in(out):  # another one was as late, and has made the results
             return None

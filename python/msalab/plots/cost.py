@@ -26,13 +26,13 @@ def read_json(path, *formats: str) -> dict:
     """A JSON file whose `format` is one of those given, in a version that is understood."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found not in formats:
         raise ResultsError(f'{path}: format is "{found}", must be "{" or ".join(formats)}"')
-    known, version = VERSIONS.get(found), content.get("format_version")
-    if known and version not in known:
+    known, version = VERSIONS.get(found, (1,)), content.get("format_version", 1)
+    if version not in known:
         raise ResultsError(f"{path}: format_version of {found} is {version}, must be "
                            f"{' or '.join(map(str, known))}")
     return content

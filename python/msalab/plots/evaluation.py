@@ -54,7 +54,14 @@ def _draw_with_interval(axes, x, excess, look, label):
     mean, low, high = (np.asarray([_value(one[name]) for one in excess])
                        for name in ("mean", "low", "high"))
     axes.plot(x, mean, label=label, **look)
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    _draw_interval(axes, x, mean, low, high, look["color"])
+
+
+def _draw_interval(axes, x, mean, low, high, color):
+    """A band between points, and a bar at each of them, which is all there is of a single one."""
+    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.errorbar(x, mean, [np.maximum(mean - low, 0), np.maximum(high - mean, 0)], linestyle="", color=color,
+                  linewidth=1, capsize=2)
 
 
 def _count_axis(axes, counts, label: str):
@@ -190,7 +197,7 @@ def retrieval(summary):
             budgets, share, low, high = map(np.asarray, zip(*points))
             look = _look(name, names)
             axes.plot(budgets, share, label=name, **look)
-            axes.fill_between(budgets, low, high, color=look["color"], alpha=0.1, linewidth=0)
+            _draw_interval(axes, budgets, share, low, high, look["color"])
         dense = found["dense"]
         axes.axhline(dense["exact_match"], color=style.DENSE, linewidth=1, label="dense")
         axes.set_title(f"{task}, {length} tokens, {dense['exercises']} exercises")

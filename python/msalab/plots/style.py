@@ -208,11 +208,18 @@ def save(figure: Figure, table, out_dir, name: str) -> list[Path]:
     """Writes name.png, name.svg and name.csv into out_dir; returns their paths."""
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
-    png, svg, numbers = (out_dir / f"{name}.{ending}" for ending in ("png", "svg", "csv"))
+    paths = [out_dir / f"{name}.{ending}" for ending in ("png", "svg", "csv")]
+    try:
+        _write(figure, table, *paths)
+    except OSError as error:  # of a full disk, which names no file
+        raise OSError(error.errno, error.strerror, error.filename or f"{out_dir / name}.*") from error
+    return paths
+
+
+def _write(figure: Figure, table, png: Path, svg: Path, numbers: Path):
     with matplotlib.rc_context(_RC):
         figure.savefig(png)
         figure.set_layout_engine("none")  # as it stands; laying out again costs as much as drawing
         figure.savefig(svg, metadata={"Date": None})
     svg.write_text(_with_titles(svg.read_text(encoding="utf-8")), encoding="utf-8")
     table.to_csv(numbers)
-    return [png, svg, numbers]
