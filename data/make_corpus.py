@@ -79,6 +79,8 @@ def run(command, **options):
 def read_recipe(path):
     try:
         recipe = json.loads(path.read_text())
+        if "like" in recipe:  # another one beside it, of which it says the rest
+            recipe = json.loads((path.parent / recipe.pop("like")).read_text()) | recipe
         shares = [package.get("share", 1) for package in recipe["packages"]]
         kinds = dict(recipe["kinds"])
         recipe["bytes"] + 0, recipe["least_bytes"] + 0, recipe["held_out"] + 0

@@ -37,7 +37,7 @@ def evaluation_of(path: Path) -> dict:
                 "layer_error": np.round(np.nanmean(text["layer_error"], 0), 5).tolist(),
                 "retrieval": {name: {"exercise": group["exercise"][()].tolist(),
                                      "right": ["".join(map(str, row)) for row in group["right"][()].astype(int)]}
-                              for name, group in sorted(file["evaluate/retrieval"].items())}}
+                              for name, group in sorted(file.get("evaluate/retrieval", {}).items())}}
 
 
 def pack(run: Path, path: Path):
@@ -51,8 +51,8 @@ def pack(run: Path, path: Path):
 
 
 class Record:
-    """summary: the run's; of a model with the attention that select() names: nats and tokens [document], right
-    {task@length: [exercise], the share of its answers}."""
+    """summary: the run's; of a model with the attention that select() names: nats and tokens [document], also of the
+    first positions alone, and right {task@length: [exercise], the share of its answers}."""
 
     def __init__(self, path: Path):
         with tarfile.open(path) as tar:
@@ -62,13 +62,17 @@ class Record:
 
     def select(self, config: str):
         row, read = self.configs.index(config), self._read
-        self.nats, self.tokens = (np.bincount(self._document, np.sum(values, 1))
-                                  for values in (read["nats"][row], read["tokens"]))
+        self._bins = np.array(read["nats"][row]), np.array(read["tokens"])
+        self.nats, self.tokens = self.first()
         self.right = {}
         for name, task in read["retrieval"].items():
             right = np.array(list(task["right"][row]), float)
             self.right[name] = np.bincount(task["exercise"], right) / np.bincount(task["exercise"])
         return self
+
+    def first(self, positions: int | None = None):
+        """nats and tokens of those that are foretold from so many first positions, default: of all."""
+        return tuple(np.bincount(self._document, values[:, :positions and positions // BIN].sum(1)) for values in self._bins)
 
 
 if __name__ == "__main__":

@@ -21,19 +21,23 @@ sys.path.insert(0, str(ROOT / "data/conversion"))
 import records  # noqa: E402
 
 
-def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0):
+def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0):
     """Of an arm whose tokens cost the share `more` more than with dense attention, by document from half of it to
-    one and a half. scale: what they cost with dense attention, as a share of the arm dense."""
+    one and a half, and behind each bin of as many tokens, `first` more in the first bin (default: the same). right:
+    of each length. scale: what they cost with dense attention, as a share of the arm dense."""
     rng = np.random.default_rng(7)  # the same text everywhere
-    nats = scale * rng.uniform(1, 3, (DOCUMENTS, TOKENS)).sum(1)
-    rows = [nats, nats * (1 + more * np.linspace(0.5, 1.5, DOCUMENTS))][:1 if config == "dense" else 2]
-    answers = "".join("1" if number < right else "0" for number in range(EXERCISES))
+    nats = scale * rng.uniform(1, 3, (DOCUMENTS, 2, TOKENS)).sum(2)
+    shares = np.array([more if first is None else first, more]) * np.linspace(0.5, 1.5, DOCUMENTS)[:, None]
+    rows = [nats, nats * (1 + shares)][:1 if config == "dense" else 2]
+    rights = right if isinstance(right, dict) else {2048: right}
+    answers = {length: "".join("1" if number < one else "0" for number in range(EXERCISES)) for length, one in rights.items()}
     evaluation = {
         "configs": ["dense", config][:len(rows)], "document": list(range(DOCUMENTS)),
-        "tokens": [[TOKENS]] * DOCUMENTS, "nats": [row[:, None].tolist() for row in rows], "layer_error": [],
-        "retrieval": {"needle@2048": {"exercise": list(range(EXERCISES)), "right": [answers] * len(rows)}}}
-    run = {"model": "m", "inputs": {"tokens": "t"}, "options": {"context": 64, "batch": 2, "steps": steps},
-           "tokens": steps * 128}
+        "tokens": [[TOKENS, TOKENS]] * DOCUMENTS, "nats": [row.tolist() for row in rows], "layer_error": [],
+        "retrieval": {f"needle@{length}": {"exercise": list(range(EXERCISES)), "right": [one] * len(rows)}
+                      for length, one in answers.items()}}
+    run = {"model": "m", "inputs": {"tokens": "t"}, "tokens": steps * 128,
+           "options": {"context": 64, "batch": 2, "steps": steps, "warmup": warmup}}
     pack(folder / f"{arm}-seed-{seed}.tar.xz",
          {"summary.json": json.dumps(run), "evaluation.json": json.dumps(evaluation)})
 
@@ -53,8 +57,8 @@ def said(program, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-def judged(folder):
-    return said("judge.py", folder)
+def judged(folder, *words):
+    return said("judge.py", folder, *words)
 
 
 def curve(loss):
@@ -134,6 +138,44 @@ def test_each_seed_alone_must_agree(tmp_path):
     assert "msa-512, seeds: 2: undecided" in out and "excess of each seed: +0.05" in out
 
 
+@pytest.mark.parametrize("first, more, lost, verdict", [
+    (0, 0.004, (0, 0, 0), "near-lossless"),
+    (0.0005, 0.004, (0, 0, 0), "near-lossless"),  # less than the control allows
+    (0.004, 0.004, (0, 0, 0), "undecided, because the arms differ where nothing is sparse"),
+    (-0.004, 0.004, (0, 0, 0), "undecided, because the arms differ where nothing is sparse"),
+    (0, 0.02, (0, 0, 0), "not near-lossless"),
+    (0, 0.004, (0, 0, 3), "undecided"),
+    (0, 0.004, (0, 0, 12), "not near-lossless"),  # 4 of 100 of all lengths, which alone could be 2
+])
+def test_each_length_and_the_first_positions_decide_where_updates_are_equal(tmp_path, first, more, lost, verdict):
+    for seed in (1, 2):
+        make_record(tmp_path, "dense", seed, "dense", 0, dict.fromkeys((2048, 4096, 8192), 90))
+        make_record(tmp_path, "msa-512", seed, "index@512", more, {length: 90 - few for length, few in
+                                                                   zip((2048, 4096, 8192), lost)}, first=first)
+    code, out, _ = judged(tmp_path, "--even")
+    assert code == 0 and f"msa-512, seeds: 2: {verdict}\n" in out
+    found = [float(value) for value in re.findall(r"(?:excess|sparse:|less that:) (\S+) %", out)][:3]
+    half = 100 * (first + more) / 2  # both bins cost about as much
+    np.testing.assert_allclose(found, [half, 100 * first, half - 100 * first], atol=0.02)
+    assert f"right answers at 8192 tokens {0 - lost[2]:+.1f} of 100" in out
+
+
+def test_arms_with_other_updates_are_not_even(tmp_path):
+    make_record(tmp_path, "dense", 1, "dense", 0, 90)
+    make_record(tmp_path, "msa-512", 1, "index@512", 0, 90, warmup=1)
+    assert judged(tmp_path)[0] == 0
+    code, _, errors = judged(tmp_path, "--even")
+    assert code == 1 and "different models, tokens, steps or texts" in errors
+
+
+def test_without_exercises_bits_alone_are_said(tmp_path):
+    make_record(tmp_path, "dense", 1, "dense", 0, 90)
+    make_record(tmp_path, "fitted", 1, "index@2048", 0.1, {}, steps=1)
+    code, out, errors = judged(tmp_path, "--even")
+    own = out.partition("not trained, index@2048:")[2]
+    assert (code, errors) == (0, "") and own.count("excess") == 2 and "answers" not in own
+
+
 def test_records_of_other_steps_are_not_compared(tmp_path):
     make_record(tmp_path, "dense", 1, "dense", 0, 90)
     make_record(tmp_path, "fitted", 1, "index@512", 0.1, 90, steps=1)
@@ -182,15 +224,22 @@ def test_a_record_has_the_sums_of_an_evaluation(tmp_path):
     np.testing.assert_array_equal(record.tokens, [lengths[0] + lengths[2], lengths[1]])
     np.testing.assert_allclose(record.nats, [nats[1][of == number].sum(dtype=float) for number in (0, 1)], rtol=1e-6)
     np.testing.assert_array_equal(record.right["recall@512"], [1, 0])
+    first = np.concatenate([np.arange(one) for one in lengths]) < records.BIN
+    np.testing.assert_array_equal(record.first(records.BIN)[1], [records.BIN + lengths[2], lengths[1]])
+    np.testing.assert_allclose(record.first(records.BIN)[0], [nats[1][(of == number) & first].sum(dtype=float)
+                                                              for number in (0, 1)], rtol=1e-6)
 
 
-def test_the_whole_chain_on_a_small_model(tmp_path):
+@pytest.mark.parametrize("form, parts", [("small", 1), ("even", 2)])
+def test_the_whole_chain_on_a_small_model(tmp_path, form, parts):
     """Inputs, runs, evaluations, records, the judge."""
     for name in ("torch", "transformers", "msalab._msalab"):
         pytest.importorskip(name, reason="needs PyTorch, transformers and the compiled module")
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(["bash", ROOT / "gpu/conversion.sh", "--smoke", tmp_path], text=True, capture_output=True,
                           env=os.environ | {"DEVICE": "cpu", "PATH": search, "PYTHONPATH": ":".join(sys.path),
-                                            "WORK": str(tmp_path / "work"), "OMP_NUM_THREADS": "1"})
+                                            "FORM": form, "PARTS": str(parts), "WORK": str(tmp_path / "work"),
+                                            "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "msa-512, seeds: 1: " in done.stdout and "right answers" in done.stdout
+    assert (tmp_path / "fitted-seed-1.safetensors").exists() == (form == "even")

@@ -20,10 +20,23 @@ def ratio_interval(sums, counts, seed: int) -> dict:
     mean = float(sums.sum() / counts.sum()) if units else None
     if units < FEWEST:
         return {"mean": mean, "low": None, "high": None, "units": units}
+    return {"mean": mean, **_quantiles(lambda drawn: sums[drawn].sum(1) / counts[drawn].sum(1), units, seed)}
+
+
+def difference_of_ratios(one, other, seed: int) -> dict:
+    """The same of sum(sums) / sum(counts) of `one` less that of `other`, both (sums, counts) over the same units."""
+    (sums, counts), (less, of) = ([np.asarray(values, float) for values in pair] for pair in (one, other))
+    mean, units = float(sums.sum() / counts.sum() - less.sum() / of.sum()), len(counts)
+    if units < FEWEST:
+        return {"mean": mean, "low": None, "high": None, "units": units}
+    return {"mean": mean, **_quantiles(lambda drawn: sums[drawn].sum(1) / counts[drawn].sum(1)
+                                       - less[drawn].sum(1) / of[drawn].sum(1), units, seed)}
+
+
+def _quantiles(of_drawn, units: int, seed: int) -> dict:
     drawn = np.random.default_rng(seed).integers(0, units, (RESAMPLES, units))
-    means = sums[drawn].sum(1) / counts[drawn].sum(1)
-    low, high = np.quantile(means, [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    return {"mean": mean, "low": float(low), "high": float(high), "units": units}
+    low, high = np.quantile(of_drawn(drawn), [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return {"low": float(low), "high": float(high), "units": units}
 
 
 def opposite(one: dict) -> dict:
