@@ -209,6 +209,18 @@ def test_kinds_follow_from_name_and_words(name, text, kind):
     assert module.kind_of(name, text * 20) == kind
 
 
+def test_a_recipe_may_say_what_it_changes_of_another(archive, tmp_path):
+    whole, short = tmp_path / "whole", archive.root / "more" / "short.json"
+    archive.make(whole, archive.recipe(PACKAGES, held_out=0.5))
+    archive.recipe(PACKAGES)
+    short.parent.mkdir()
+    short.write_text(json.dumps({"like": "../recipe.json", "held_out": 0.5}))
+    done = archive.make(tmp_path / "out", short)
+    assert done.returncode == 0 and files_of(tmp_path / "out") == files_of(whole)
+    short.write_text(json.dumps({"like": "none.json"}))
+    assert archive.make(tmp_path / "out", short).stderr.startswith(f"make_corpus: {short}: is no recipe: ")
+
+
 def test_what_is_complete_is_left_alone_and_what_changed_is_made_again(archive, tmp_path):
     out, recipe = tmp_path / "out", archive.recipe(PACKAGES)
     archive.make(out, recipe)

@@ -430,6 +430,7 @@ def test_logits_are_those_that_are_asked_for(folder, monkeypatch):
     assert rows == [1, 3] * 2
     assert np.abs(some.nats - whole.nats[:, [29, 30, 89]]).max() < 1e-5
     assert (some.right == whole.right[:, [29, 30, 89]]).all()
+    assert np.isnan(some.layer_error).all() and np.isfinite(whole.layer_error).all()  # nothing waits for what is not asked
     monkeypatch.setattr(scorer, "_keeps_logits", False)
     assert np.abs(scorer(ids).nats - whole.nats).max() < 1e-5
 
@@ -438,7 +439,7 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
     own, hidden = torch.ones(10, 4), torch.ones(10, 4)
     own[0] *= 1e6  # a massive activation
     hidden[0], hidden[1:] = own[0] * 1.2, 1.1
-    assert scoring.mean_error(hidden, own) == pytest.approx((0.2 + 9 * 0.1) / 10, rel=1e-5)
+    assert scoring.mean_error(hidden, own).item() == pytest.approx((0.2 + 9 * 0.1) / 10, rel=1e-5)
 
 
 @pytest.mark.parametrize("arguments, said", [

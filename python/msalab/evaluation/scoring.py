@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Scores:
 
     nats: np.ndarray  # float32 [C, P]: -log probability of each token
     right: np.ndarray  # bool [C, P]: it is the likeliest one
-    layer_error: np.ndarray  # float64 [C - 1, L]: mean over tokens of |h - h_dense| / |h_dense|
+    # float64 [C - 1, L]: mean over tokens of |h - h_dense| / |h_dense|; NaN where some tokens alone are foretold
+    layer_error: np.ndarray
 
 
 class Scorer:
@@ -88,15 +90,15 @@ class Scorer:
         if not 0 <= ids.min() <= ids.max() < self._vocabulary:
             raise InputError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary of the "
                              f"model is 0 to {self._vocabulary - 1}")
-        tokens = torch.as_tensor(ids, device=self._device)[None]
+        tokens, is_all = torch.as_tensor(ids, device=self._device)[None], foretold is None
         foretold = torch.as_tensor(np.arange(1, len(ids)) if foretold is None else foretold,
                                    device=self._device)
         dense: dict[int, torch.Tensor] = {}  # of a layer that runs several times, of the last time
-        with self._behind_layers(dense.__setitem__):
+        with self._behind_layers(is_all, dense.__setitem__):
             found = [self._score(tokens, foretold)]
         self.tell("dense")
         plans = self.plans[:settings]
-        errors = np.full((len(plans), len(self.layers)), np.nan)
+        errors = torch.full((len(plans), len(self.layers)), math.nan, dtype=torch.float64, device=self._device)
         self.model.set_attn_implementation(msa.NAME)
         try:
             for row, plan in enumerate(plans):
@@ -105,12 +107,12 @@ class Scorer:
                 def compare(number, hidden, row=row):
                     errors[row, number] = mean_error(hidden, dense[number])
 
-                with self._behind_layers(compare):
+                with self._behind_layers(is_all, compare):
                     found.append(self._score(tokens, foretold))
                 self.tell(self.settings[row].name)
         finally:
             self.model.set_attn_implementation(self._own)
-        return Scores(*(np.stack(values) for values in zip(*found)), errors)
+        return Scores(*(np.stack(values) for values in zip(*found)), errors.cpu().numpy())
 
     def _score(self, tokens, foretold):
         nats, right = [], []
@@ -141,10 +143,10 @@ class Scorer:
                                        logits_to_keep=told - 1).logits[0]
 
     @contextmanager
-    def _behind_layers(self, tell):
-        """tell(place, hidden states) behind each layer that runs."""
+    def _behind_layers(self, wanted: bool, tell):
+        """tell(place, hidden states) behind each layer that runs, where that is wanted."""
         with ExitStack() as stack:
-            for place, block in enumerate(self._blocks):
+            for place, block in enumerate(self._blocks if wanted else []):
                 def hook(_, __, output, place=place):
                     tell(place, (output[0] if isinstance(output, tuple) else output)[0])
 
@@ -152,10 +154,11 @@ class Scorer:
             yield
 
 
-def mean_error(hidden: torch.Tensor, own: torch.Tensor) -> float:
-    """Mean over the tokens [n, channels] of |h - h_own| / |h_own|. One token of huge norm, as the first
-    of many models, counts as any other; tokens that are 0 are left out."""
+def mean_error(hidden: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Mean over the tokens [n, channels] of |h - h_own| / |h_own|, which the host does not wait for. One token of huge
+    norm, as the first of many models, counts as any other; tokens that are 0 are left out."""
     own = own.float()
     norm = own.norm(dim=-1)
-    ratio = (hidden.float() - own).norm(dim=-1) / norm
-    return ratio[norm > 0].double().mean().item()
+    kept = norm > 0
+    ratio = torch.where(kept, (hidden.float() - own).norm(dim=-1) / norm, 0.0)
+    return ratio.sum(dtype=torch.float64) / kept.sum()
