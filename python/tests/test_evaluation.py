@@ -127,7 +127,7 @@ def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkey
     """A model that knows every answer gets all of them, one that knows all but a letter none."""
     wrong = []
 
-    def knows(self, ids, foretold, settings):
+    def knows(self, ids, foretold, settings, by_layer):
         count = settings + 1
         right = np.ones((count, len(foretold)), bool)
         nats = np.zeros(right.shape)
@@ -346,7 +346,7 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
     assert main([*arguments, "--out", str(tmp_path / "other"), "--block-size", "32", "--top-k", "2",
                  "--selector", "index"]) == 0
     assert "note: it selects with blocks of 32 tokens instead, as asked" in capsys.readouterr().err
-    assert summary_of(tmp_path / "other")["configs"][1]["config"] == "index@64,first=1"
+    assert [c["config"] for c in summary_of(tmp_path / "other")["configs"][1:]] == ["index@64", "index@64,first=1"]
     make_indexer(fit, range(2), groups=2, dim=16, model_dim=SIZES["hidden_size"])
     assert main([*arguments, "--out", str(tmp_path / "few"), "--selector", "index"]) == 2
     assert ("error: the indexer has no Index Branch of layers [2, 3]; it has those of [0, 1]: fit them, or name them in "

@@ -343,7 +343,7 @@ def _exercise(options, task, length, number, vocabulary, documents):
 def _answer(scorer, exercise, settings: int) -> dict:
     """By answer: right bool [C, A], log_likelihood float64 [C, A], depth [A]."""
     scores = scorer(exercise.ids, np.concatenate([np.arange(*answer) for answer in exercise.answers]),
-                    settings)
+                    settings, by_layer=False)
     begins = np.cumsum([0, *(end - begin for begin, end in exercise.answers[:-1])])
     return {"right": np.logical_and.reduceat(scores.right, begins, 1),
             "log_likelihood": -np.add.reduceat(scores.nats.astype(float), begins, 1),

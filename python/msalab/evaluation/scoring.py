@@ -51,7 +51,7 @@ class Scores:
 
     nats: np.ndarray  # float32 [C, P]: -log probability of each token
     right: np.ndarray  # bool [C, P]: it is the likeliest one
-    # float64 [C - 1, L]: mean over tokens of |h - h_dense| / |h_dense|; NaN where some tokens alone are foretold
+    # float64 [C - 1, L]: mean over tokens of |h - h_dense| / |h_dense|; NaN without by_layer
     layer_error: np.ndarray
 
 
@@ -84,17 +84,18 @@ class Scorer:
                        for one in settings]
 
     @torch.no_grad()
-    def __call__(self, ids: np.ndarray, foretold=None, settings: int | None = None) -> Scores:
+    def __call__(self, ids: np.ndarray, foretold=None, settings: int | None = None,
+                 by_layer: bool = True) -> Scores:
         """foretold: places of the tokens that are scored; default: of all but the first. settings: so
-        many of them, the first; default: all."""
+        many of them, the first; default: all. by_layer: compare the hidden states of the layers."""
         if not 0 <= ids.min() <= ids.max() < self._vocabulary:
             raise InputError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary of the "
                              f"model is 0 to {self._vocabulary - 1}")
-        tokens, is_all = torch.as_tensor(ids, device=self._device)[None], foretold is None
+        tokens = torch.as_tensor(ids, device=self._device)[None]
         foretold = torch.as_tensor(np.arange(1, len(ids)) if foretold is None else foretold,
                                    device=self._device)
         dense: dict[int, torch.Tensor] = {}  # of a layer that runs several times, of the last time
-        with self._behind_layers(is_all, dense.__setitem__):
+        with self._behind_layers(by_layer, dense.__setitem__):
             found = [self._score(tokens, foretold)]
         self.tell("dense")
         plans = self.plans[:settings]
@@ -107,7 +108,7 @@ class Scorer:
                 def compare(number, hidden, row=row):
                     errors[row, number] = mean_error(hidden, dense[number])
 
-                with self._behind_layers(is_all, compare):
+                with self._behind_layers(by_layer, compare):
                     found.append(self._score(tokens, foretold))
                 self.tell(self.settings[row].name)
         finally:
