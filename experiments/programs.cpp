@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/programs.h"
 
+#include "experiments/report/table.h"
+
 namespace msa::experiments {
 
 std::span<const Program> programs() {
     static constexpr Program kAll[] = {
-#define MSA_PROGRAM(space, name, question, ...) {name, space::run, {__VA_ARGS__}, question},
+#define MSA_PROGRAM(space, name, question, tables, ...) \
+    {name, space::run, {__VA_ARGS__}, question, tables},
 #include "experiments/programs.def"
 #undef MSA_PROGRAM
     };

@@ -16,6 +16,9 @@ class UnitWriter;
 
 namespace msa::experiments {
 
+namespace report {
+struct Shape;
+}
 struct Completed;
 using Arguments = std::span<const std::string>;
 
@@ -25,10 +28,12 @@ struct Named {
     const char* question;
 };
 
-#define MSA_PROGRAM(space, name, question, ...)                                            \
+#define MSA_PROGRAM(space, name, question, tables_of, ...)                                 \
     namespace space {                                                                      \
     inline constexpr Named kProgram{name, question};                                       \
     int run(Arguments args, std::ostream& out, std::ostream& err);                         \
+    /** The tables of its answer, without rows. */                                         \
+    std::vector<report::Shape> tables();                                                   \
     /** Writes and prints what follows results.h5. Returns what comes nearest to the run's \
         target if that is missed, else nothing. */                                         \
     std::string complete(const Completed&);                                                \
@@ -54,6 +59,7 @@ struct Program {
     int (*run)(Arguments args, std::ostream& out, std::ostream& err);
     Merge merge;
     const char* question;
+    std::vector<report::Shape> (*tables)();  // none: the answer is no report yet
 };
 
 /// All programs, in the order of the table.

@@ -21,7 +21,7 @@ import numpy as np
 
 from msalab.evaluation.intervals import FEWEST, interval_text, ratio_interval
 from msalab.plots import style
-from msalab.plots.table import Table
+from msalab.table import Table
 
 STRETCH = 20  # steps of a row of the table and of a point of the picture
 PROBED = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "entropy_dense", "entropy_sparse")

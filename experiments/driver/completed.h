@@ -11,6 +11,10 @@
 
 namespace msa::experiments {
 
+namespace report {
+struct Report;
+}
+
 /// A run whose results.h5 is complete.
 struct Completed {
     const io::ResultsReader& results;
@@ -38,6 +42,11 @@ std::string write_findings(const Completed& run, const std::string& name, const 
     write_page(run, name, page.str(), summary(findings, run.results.run()));
     return nearest_text(findings);
 }
+
+/// Writes a program's answer: the page to the file `name`, each table to tables/NAME.csv and, as
+/// the last file, summary.json. Prints the page or summary.json. Returns the verdict if the target
+/// is missed, else nothing.
+std::string write_report(const Completed&, const std::string& name, const report::Report&);
 
 /// Writes a small file through `path`.partial. SystemError naming file and reason; InputError if
 /// another process is writing it.

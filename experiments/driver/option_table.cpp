@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/utf8.h"
 #include "experiments/driver/table.h"
@@ -241,7 +242,11 @@ OptionRow& OptionTable::counts(const std::string& flag, const std::string& form,
     std::string shown;
     for (int64_t number : to) shown += (shown.empty() ? "" : ",") + std::to_string(number);
     return add({flag, form, help, shown,
-                [=, &to](const std::string& value) { to = integer_list(flag, value); },
+                [=, &to](const std::string& value) {
+                    to = integer_list(flag, value);
+                    require(std::set<int64_t>(to.begin(), to.end()).size() == to.size(), "--", flag,
+                            " is '", value, "', it names one twice");
+                },
                 [&to] { return Json(to); }},
                bounds);
 }

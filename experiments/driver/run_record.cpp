@@ -136,10 +136,10 @@ ordered_json begin_summary(const std::string& format, const io::RunRecord& recor
     return summary;
 }
 
-void print_captures(const io::RunRecord& record, std::ostream& out) {
-    if (record.captures.empty()) return;
+std::string captures_text(const io::RunRecord& record) {
+    if (record.captures.empty()) return "";
     const ordered_json captures = ordered_json::parse(record.captures);
-    if (captures.size() < 2) return;
+    if (captures.size() < 2) return "";
     int64_t sequences = 0;
     std::string parts;
     for (const ordered_json& of : captures) {
@@ -149,8 +149,11 @@ void print_captures(const io::RunRecord& record, std::ostream& out) {
         parts += concat(parts.empty() ? "" : ", ", first, last > first ? concat(" to ", last) : "",
                         " of ", printable(of["input"].get<std::string>()));
     }
-    print_paragraph(
-        out, concat(sequences, " sequences of ", captures.size(), " captures: ", parts, "."));
+    return concat(sequences, " sequences of ", captures.size(), " captures: ", parts, ".");
+}
+
+void print_captures(const io::RunRecord& record, std::ostream& out) {
+    if (const std::string text = captures_text(record); !text.empty()) print_paragraph(out, text);
 }
 
 }  // namespace msa::experiments

@@ -34,7 +34,9 @@ int64_t recorded_model_layers(const io::RunRecord&);
 /// The common beginning of every summary.json: format, program, options, definitions and, if there
 /// are any, captures (data/FORMAT.md).
 nlohmann::ordered_json begin_summary(const std::string& format, const io::RunRecord&);
-/// Prints "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing for one capture.
+/// "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing of one capture.
+std::string captures_text(const io::RunRecord&);
+/// Prints it, if there is any.
 void print_captures(const io::RunRecord&, std::ostream& out);
 
 }  // namespace msa::experiments

@@ -17,8 +17,8 @@ const About kAbout{
                  "--selector mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /reuse; see data/FORMAT.md), DIR/summary.json\n"
-        "and DIR/reuse.txt (what is printed). If no pattern reaches the target, the nearest\n"
-        "one is named, and the exit code is 2.",
+        "(tables, see there), DIR/tables/NAME.csv and DIR/reuse.txt (what is printed). If no\n"
+        "pattern reaches the target, the nearest one is named, and the exit code is 2.",
 };
 
 constexpr double kDefaultLose = 0.01;

@@ -82,8 +82,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_first_backend(o);
 
-    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt"}, err);
-    job.describe(option_table(o), reuse_definitions(), *backend, file, o.element);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt", "tables"},
+                err);
+    job.describe(option_table(o), report::definitions(tables()), *backend, file, o.element);
     OwnIds own(o, file, queries);
     return job.run(
         layer_units(file, o.layers,
@@ -94,8 +95,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    return write_findings(run, "reuse.txt", make_findings(run.results), print_findings,
-                          reuse_summary);
+    return write_report(run, "reuse.txt", make_report(run.results));
 }
 
 }  // namespace msa::experiments::reuse

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "core/select/selector.h"
-#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/reuse/layer.h"
 
@@ -54,9 +53,12 @@ struct LayerCosts {
     Cost dense, own, reused;
 };
 
-Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
-             const std::string& name, const LayerPattern& pattern) {
-    Shared shared{.name = name, .pattern = pattern, .kept = {}, .cost = {}, .selection = {}};
+void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
+         const std::string& name, const LayerPattern& pattern) {
+    Shared shared;
+    shared.role = role;
+    shared.name = name;
+    shared.pattern = pattern;
     const std::vector<size_t> from = sources(pattern);
     std::vector<const Kept*> kept;
     shared.each = true;
@@ -67,12 +69,18 @@ Shared share(const Findings& findings, const std::vector<LayerCosts>& costs,
         shared.most_lost = std::max(shared.most_lost, (*kept.back())[Measure::mass_lost].value);
         const LayerCosts& layer = costs[t];
         shared.cost = shared.cost + (pattern[t] ? layer.own : layer.reused);
+        shared.sources.push_back(findings.layers[from[t]]);
         if (!pattern[t]) continue;
+        shared.computing.push_back(findings.layers[t]);
         shared.selection = shared.selection + (layer.own - layer.reused);
     }
     shared.kept = measure::mean_of(kept);
     shared.mean = reaches(findings.asked, shared.kept);
-    return shared;
+    const Shared& own = findings.patterns.empty() ? shared : findings.patterns.front();
+    shared.saved = own.selection - shared.selection;
+    shared.of_own = shared.cost.seconds / own.cost.seconds;
+    shared.of_dense = shared.cost.seconds / findings.dense.seconds;
+    findings.patterns.push_back(std::move(shared));
 }
 
 /// Mass lost of each pair of layers; infinite where `allowed` does not hold.
@@ -91,31 +99,31 @@ Tensor<double, 2> losses(const Findings& findings, Allowed allowed) {
 }
 
 void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
-    const auto as_shared = [&](const std::string& name, const LayerPattern& pattern) {
-        return share(findings, costs, name, pattern);
+    const auto add_pattern = [&](Role role, const std::string& name, const LayerPattern& pattern) {
+        add(findings, costs, role, name, pattern);
     };
-    findings.own = as_shared("own ids", LayerPattern(findings.layers.size(), true));
+    add_pattern(Role::own, "own ids", LayerPattern(findings.layers.size(), true));
     for (int64_t step : findings.asked.every)
-        findings.patterns.push_back(
-            as_shared(concat("every ", step), every(findings.layers, step)));
-    const std::vector<std::string>& groups = findings.asked.groups;
-    if (!groups.empty()) {
-        std::string name = "groups";
-        for (size_t n = 0; n < groups.size(); ++n) name += (n == 0 ? " " : ",") + groups[n];
-        findings.patterns.push_back(as_shared(name, grouped(findings.layers, groups)));
-    }
+        add_pattern(Role::asked, concat("every ", step), every(findings.layers, step));
+    if (const std::vector<std::string>& groups = findings.asked.groups; !groups.empty())
+        add_pattern(Role::asked, concat("groups ", join(groups, ",")),
+                    grouped(findings.layers, groups));
     const auto any = [](const Kept&) { return true; };
-    for (const auto& pattern : least_loss(losses(findings, any).view())) {
-        if (!pattern) continue;
-        findings.front.push_back(as_shared(concat("best of ", computing(*pattern)), *pattern));
-        if (!findings.mean && findings.front.back().mean) findings.mean = findings.front.back();
-    }
+    for (const auto& pattern : least_loss(losses(findings, any).view()))
+        if (pattern) add_pattern(Role::best, concat("best of ", computing(*pattern)), *pattern);
     const auto reached = [&](const Kept& kept) { return reaches(findings.asked, kept); };
     for (const auto& pattern : least_loss(losses(findings, reached).view())) {
         if (!pattern) continue;
-        findings.each = as_shared("each layer", *pattern);
+        add_pattern(Role::each, "target in every layer", *pattern);
         break;
     }
+    const auto mean = std::ranges::find_if(
+        findings.patterns, [](const Shared& of) { return of.role == Role::best && of.mean; });
+    if (mean == findings.patterns.end()) return;
+    Shared of = *mean;
+    of.role = Role::mean;
+    of.name = "target in the mean";
+    findings.patterns.push_back(std::move(of));
 }
 
 }  // namespace
@@ -124,19 +132,23 @@ const Pair& pair_of(const Findings& findings, size_t source, size_t target) {
     return findings.pairs[target * (target + 1) / 2 + source];
 }
 
+const Shared* Findings::find(Role role) const {
+    const auto found = std::ranges::find(patterns, role, &Shared::role);
+    return found == patterns.end() ? nullptr : &*found;
+}
+
 Findings make_findings(const io::ResultsReader& results) {
     Findings findings;
     findings.asked = recorded_options<ReuseOptions>(results.run().options);
     findings.seed = results.run().seed;
     findings.is_bound = make_selector(findings.asked.selector)->family() == Family::oracle;
     std::vector<LayerCosts> costs;
-    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     const std::vector<std::string> names = results.list("/reuse");
     const auto count = static_cast<double>(names.size());
     for (const std::string& name : names) {
         const std::string group = "/reuse/" + name;
         findings.layers.push_back(std::stoll(name));
-        sinks.push_back(measure::sink_row(results, name, name, findings.asked.selector));
+        findings.sinks.push_back(measure::read_sink(results, name, name, findings.asked.selector));
         const measure::LayerNumbers of(results, name);
         const measure::Numbers own_mass = of.recall(name + "/recall", "mass_kept");
         const auto from = results.read<int64_t, 1>(group + "/sources");
@@ -159,7 +171,6 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.longest_sequence =
             static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));
     }
-    findings.dropped_sinks = dropped_sinks(sinks);
     findings.missing = missing_layers(findings.layers);
     findings.distances = by_distance(findings);
     find_patterns(costs, findings);

@@ -2,14 +2,12 @@
 // The findings of msa-reuse, computed from results.h5 alone.
 #pragma once
 
-#include <iosfwd>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/results.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/measure/sinks.h"
 #include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
 
@@ -23,11 +21,6 @@ enum class Measure : uint8_t {
     own_recall,    // of the blocks of the layer's own ids
     output_error,
 };
-inline constexpr size_t kMeasures = 5;
-/// Names in files and column headings, in the order of Measure.
-inline constexpr const char* kMeasureNames[kMeasures] = {"mass_kept", "mass_lost", "block_recall",
-                                                         "own_recall", "output_error"};
-
 using measure::Kept;  // in the order of Measure
 
 /// Layer `target` with the ids of layer `source`, both by number in the model.
@@ -43,14 +36,27 @@ struct AtDistance {
     Kept kept, own;
 };
 
+/// Why a pattern is among the findings.
+enum class Role : uint8_t {
+    own,    // every layer computes its own ids
+    asked,  // with --every or --groups
+    best,   // least mean loss of its number of computing layers
+    each,  // least mean loss of the fewest computing layers with which every layer is in the target
+    mean,  // the first of the best whose mean is in the target
+};
+
 /// Measures of a pattern: mean over the layers, costs summed.
 struct Shared {
+    Role role = Role::own;
     std::string name;
     LayerPattern pattern;
     Kept kept;
     double most_lost = 0;             // mass_lost of the layer that loses most
     Cost cost, selection;             // of all layers; of the computed selections
+    Cost saved;                       // selection not computed, against own ids
+    double of_own = 0, of_dense = 0;  // time relative to own ids, and to dense attention
     bool each = false, mean = false;  // every layer, or the mean over layers, reaches the target
+    std::vector<int64_t> computing, sources;  // layers that compute ids; whose ids each layer has
 };
 
 struct Findings {
@@ -64,14 +70,12 @@ struct Findings {
     double floor_mass = 0, floor_error = 0,
            oracle_mass = 0;  // means: of random blocks, of the oracle
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    nlohmann::ordered_json dropped_sinks;  // with own ids, see driver/sink_note.h
-    Cost dense;                            // of all layers
-    Shared own;                            // every layer computes its own ids
-    std::vector<Shared> patterns;          // asked for with --every and --groups
-    std::vector<Shared> front;  // least mean loss for each number of computing layers, ascending
-    /// each: the least mean loss among the patterns with the fewest computing layers in which every
-    /// layer reaches the target. mean: the first of the front whose mean reaches it.
-    std::optional<Shared> each, mean;
+    std::vector<measure::Sink> sinks;  // with own ids
+    Cost dense;                        // of all layers
+    std::vector<Shared> patterns;      // own ids first; by role
+
+    /// The first pattern of a role, if any.
+    const Shared* find(Role) const;
 };
 
 /// The pair of the layers at these indices, source <= target.
@@ -79,19 +83,7 @@ const Pair& pair_of(const Findings&, size_t source, size_t target);
 
 Findings make_findings(const io::ResultsReader&);
 
-/// Text of each number of the summary, JSON object.
-std::string reuse_definitions();
-
-/// summary.json: {"format", "program", "options", "definitions", "target", "seed", "draws",
-/// "is_bound", "layers", "missing_layers", "queries", "sequences", "references", "pairs": [...],
-/// "distances": [...], "own", "patterns": [...], "front": [...], "each", "mean", "dense"}. An
-/// estimate is {"value", "low", "high"}.
-std::string reuse_summary(const Findings&, const io::RunRecord&);
-
-/// The page: loss by distance, the requested patterns, the best ones.
-void print_findings(const Findings&, const io::RunRecord&, std::ostream& out);
-
-/// Why no pattern reaches the target, and the nearest one; empty if one does.
-std::string nearest_text(const Findings&);
+/// The tables pairs, distances, patterns, measured and dropped_sinks.
+report::Report make_report(const io::ResultsReader&);
 
 }  // namespace msa::experiments::reuse

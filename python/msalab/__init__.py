@@ -34,6 +34,7 @@ msalab.selectors    selectors that need no training, on tensors of PyTorch
 msalab.indexer      Index Branches that msa-fit-indexer has fitted
 msalab.evaluation   loss and retrieval of a model with MSA: `msalab evaluate`
 msalab.capture      activations of PyTorch models, and of files of other formats
+msalab.results      the answers of the programs, as tables
 msalab.plots        pictures and reports of what the programs write
 """
 
@@ -41,7 +42,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what __getattr__ loads, for editors and type checkers
-    from . import analysis
+    from . import analysis, results
     from .operations import *  # noqa: F403
     from .selections import *  # noqa: F403
 
@@ -56,12 +57,13 @@ _MODULES = {
                    "msa_sparse_decode_attention", "msa_topk_select"),
     "selections": ("build_k2q_csr", "ids_from_packed", "ids_heads_first", "sort_ids"),
 }
+_LAZY = ("analysis", "results")
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
 def __getattr__(name: str):
     """The operations are loaded at first use: capture and plots do without the compiled part."""
-    if name == "analysis":
+    if name in _LAZY:
         return import_module(f"{__name__}.{name}")
     for module, names in _MODULES.items():
         if name in names:
@@ -70,4 +72,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted({*globals(), *__all__, "analysis"})
+    return sorted({*globals(), *__all__, *_LAZY})

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from make_report import estimate, report
+
 CHIP = {"name": "chip", "ceilings": "peak", "flops_per_second": {"bf16": 1e15},
         "bytes_per_second": 1e13, "cache_bytes": 1e6, "cache_bytes_per_second": None}
 TOKENS = (32768, 131072)
@@ -164,34 +166,35 @@ def cache(reached: bool = True, layer: int = 3) -> dict:
 def sharing(reached: bool = True) -> dict:
     """Three layers: the second may take the ids of the first, the third needs its own."""
     def estimates(lost):
-        return {name: {"value": value, "low": value - 0.01, "high": value + 0.01}
-                for name, value in (("mass_kept", 0.9 - lost), ("mass_lost", lost),
-                                    ("block_recall", 0.8 - lost), ("own_recall", 1 - lost),
-                                    ("output_error", 0.1 + lost))}
+        return {name: estimate(value) for name, value in (
+            ("mass_kept", 0.9 - lost), ("mass_lost", lost), ("block_recall", 0.8 - lost),
+            ("own_recall", 1 - lost), ("output_error", 0.1 + lost))}
 
-    def pattern(name, layers, lost):
+    def pattern(role, name, layers, lost):
         share = (1 + len(layers)) / 4
-        sizes = {"seconds": 1, "flops": 1e12, "bytes": 1e9}
-        return {"name": name, "computing_layers": layers, **estimates(lost), "most_lost": 2 * lost,
-                "cost": {**{what: size * share for what, size in sizes.items()},
-                         "share_of_own": share},
-                "saved": {what: size * (1 - share) for what, size in sizes.items()}}
+        return {"pattern_role": role, "pattern": name, "computing": len(layers),
+                "computing_layers": " ".join(map(str, layers)), **estimates(lost),
+                "most_lost": 2.0 * lost, "seconds": share, "share_of_own": share,
+                "saved_seconds": 1 - share, "saved_flops": 1e12 * (1 - share),
+                "saved_bytes": 1e9 * (1 - share)}
 
-    losses = {(0, 0): 0, (0, 1): 0.02, (1, 1): 0, (0, 2): 0.4, (1, 2): 0.3, (2, 2): 0}
-    front = [pattern("best of 1", [0], 0.14), pattern("best of 2", [0, 2], 0.01),
-             pattern("best of 3", [0, 1, 2], 0)]
-    return {"format": "msa-reuse-summary", "program": "msa-reuse", "is_extrapolated": False,
-            "options": {"phase": "prefill", "context": 131072, "hardware": "h100",
-                        "selector": "index"},
-            "definitions": {"mass_lost": "what mass_lost means"}, "target": {"lose": 0.05},
-            "references": {"random_mass_kept": 0.25},
-            "pairs": [{"source": source, "target": target, "distance": target - source,
-                       **estimates(lost)} for (source, target), lost in losses.items()],
-            "distances": [{"distance": distance, "pairs": 3 - distance, **estimates(lost)}
-                          for distance, lost in enumerate((0, 0.16, 0.4))],
-            "own": pattern("own ids", [0, 1, 2], 0),
-            "patterns": [pattern("every 2", [0, 2], 0.01)], "front": front,
-            "each": front[1] if reached else None, "mean": front[1] if reached else None}
+    losses = {(0, 0): 0.0, (0, 1): 0.02, (1, 1): 0.0, (0, 2): 0.4, (1, 2): 0.3, (2, 2): 0.0}
+    patterns = [pattern("own", "own ids", [0, 1, 2], 0.0), pattern("asked", "every 2", [0, 2], 0.01),
+                pattern("best", "best of 1", [0], 0.14), pattern("best", "best of 2", [0, 2], 0.01),
+                pattern("best", "best of 3", [0, 1, 2], 0.0)]
+    if reached:
+        patterns += [pattern("target_each", "target in every layer", [0, 2], 0.01),
+                     pattern("target_mean", "target in the mean", [0, 2], 0.01)]
+    return report("msa-reuse", {
+        "distances": (1, [{"distance": distance, "pairs": 3 - distance, **estimates(lost)}
+                          for distance, lost in enumerate((0.0, 0.16, 0.4))]),
+        "patterns": (2, patterns),
+        "pairs": (2, [{"source": source, "target": target, "distance": target - source,
+                       **estimates(lost)} for (source, target), lost in losses.items()]),
+        "measured": (0, [{"is_extrapolated": False, "random_mass_kept": 0.25}])},
+        {"phase": "prefill", "context": 131072, "hardware": "h100", "selector": "index",
+         "keep": None, "lose": 0.05, "error": None},
+        {"mass_lost": "what mass_lost means"}, reached)
 
 
 def precision(reached: bool = True, index: bool = True, projections: bool = False) -> dict:

@@ -75,16 +75,19 @@ def test_plot_of_the_summary_alone(tmp_path, capsys):
         for ending in ("csv", "png", "svg")]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"format": "msa-compare-summary"}, 'must be "msa-reuse-summary"'),
-    ({"pairs": []}, "has no pairs of layers")])
-def test_other_files_are_refused(tmp_path, change, message):
-    path = write(tmp_path, make_cost.sharing() | change)
-    with pytest.raises(ResultsError, match=message):
+def test_other_files_are_refused(tmp_path):
+    path = write(tmp_path, make_cost.sharing() | {"program": "msa-advise"})
+    with pytest.raises(ResultsError, match="program is msa-advise, must be msa-reuse"):
         read_sharing(path)
+    empty = make_cost.sharing()
+    empty["tables"]["pairs"]["rows"] = []
+    with pytest.raises(ResultsError, match="has no pairs of layers"):
+        read_sharing(write(tmp_path, empty))
 
 
 def test_a_damaged_summary_is_named(tmp_path, capsys):
-    path = write(tmp_path, make_cost.sharing() | {"own": {"name": "own ids"}})
+    damaged = make_cost.sharing()
+    del damaged["tables"]["patterns"]["rows"][0]["seconds"]
+    path = write(tmp_path, damaged)
     assert main([path, "--out", str(tmp_path / "out")]) == 2
     assert f"{path}: is damaged" in capsys.readouterr().err

@@ -110,13 +110,13 @@ TEST_F(FitSharedAll, TheIdsOfTheSourceAreItsOwn) {
         {path("out/indexer.h5"), "--out", path("r"), "--every", "2", "--lose", "0.9", "--json"});
     ASSERT_EQ(reuse.code, 0) << reuse.err;
     int same = 0;
-    const json pairs = json::parse(reuse.out)["pairs"];
+    const json pairs = json::parse(reuse.out)["tables"]["pairs"]["rows"];
     for (const json& pair : pairs) {
         const bool shared =
             (pair["target"].get<int>() - 3) / 2 == (pair["source"].get<int>() - 3) / 2;
         same += shared ? 1 : 0;
-        EXPECT_EQ(pair["own_recall"]["value"].get<double>() == 1, shared) << pair;
-        EXPECT_EQ(pair["mass_lost"]["value"].get<double>() == 0, shared) << pair;
+        EXPECT_EQ(pair["own_recall"].get<double>() == 1, shared) << pair;
+        EXPECT_EQ(pair["mass_lost"].get<double>() == 0, shared) << pair;
     }
     EXPECT_EQ(same, 6);  // each with itself, and two with their sources
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
@@ -65,7 +65,7 @@ protected:
         std::filesystem::remove_all(path("out"));
         const Outcome outcome = kReuse(args(file, "out", more));
         EXPECT_EQ(outcome.code, code) << outcome.err;
-        return json::parse(file_text(path("out/summary.json")));
+        return report_of(path("out"));
     }
     void refuses(const std::string& file, const std::vector<std::string>& more,
                  const std::string& message) const {
@@ -90,84 +90,86 @@ private:
     }
 };
 
-const json& pair_of(const json& all, int64_t source, int64_t target) {
-    return *std::find_if(all["pairs"].begin(), all["pairs"].end(), [&](const json& pair) {
-        return pair["source"] == source && pair["target"] == target;
-    });
+json pair_of(const json& all, const json& source, const json& target) {
+    return row_of(all, "pairs", {{"source", source}, {"target", target}});
+}
+json pattern_of(const json& all, const char* role) {
+    return row_of(all, "patterns", {{"pattern_role", role}});
 }
 
 TEST_F(Reuse, LayersThatLookAtTheSameLoseNothing) {
     const json all = summary(plant("a.h5", {0, 0, 0}), {"--lose", "0"});
-    ASSERT_EQ(all["pairs"].size(), 6U);
-    for (const json& pair : all["pairs"])
-        for (const char* end : {"value", "low", "high"}) {
-            EXPECT_EQ(pair["mass_lost"][end], 0.0) << pair;
-            EXPECT_EQ(pair["own_recall"][end], 1.0) << pair;
-            EXPECT_EQ(pair["block_recall"][end], 1.0) << pair;
-            EXPECT_NEAR(pair["mass_kept"][end].get<double>(), 1, kMissing) << pair;
-            EXPECT_LT(pair["output_error"][end].get<double>(), 1e-4) << pair;
+    ASSERT_EQ(rows_of_table(all, "pairs").size(), 6U);
+    for (const json& pair : rows_of_table(all, "pairs"))
+        for (const std::string end : {"", "_low", "_high"}) {
+            EXPECT_EQ(pair["mass_lost" + end], 0.0) << pair;
+            EXPECT_EQ(pair["own_recall" + end], 1.0) << pair;
+            EXPECT_EQ(pair["block_recall" + end], 1.0) << pair;
+            EXPECT_NEAR(pair["mass_kept" + end].get<double>(), 1, kMissing) << pair;
+            EXPECT_LT(pair["output_error" + end].get<double>(), 1e-4) << pair;
         }
-    for (const char* best : {"each", "mean"})
-        EXPECT_EQ(all[best]["computing_layers"], json::array({0})) << best;
+    for (const char* best : {"target_each", "target_mean"})
+        EXPECT_EQ(pattern_of(all, best)["computing_layers"], "0") << best;
     // Two of three selections are not done, and the layers are alike.
-    for (const char* what : {"seconds", "flops", "bytes"}) {
-        const double own = all["own"]["selection_cost"][what];
-        EXPECT_GT(own, 0) << what;
-        EXPECT_NEAR(all["each"]["saved"][what].get<double>() / own, 2.0 / 3, 1e-9) << what;
+    const json own = pattern_of(all, "own"), each = pattern_of(all, "target_each");
+    for (const std::string what : {"seconds", "flops", "bytes"}) {
+        const double selection = own["selection_" + what];
+        EXPECT_GT(selection, 0) << what;
+        EXPECT_NEAR(each["saved_" + what].get<double>() / selection, 2.0 / 3, 1e-9) << what;
     }
-    EXPECT_LT(all["each"]["cost"]["share_of_own"].get<double>(), 1);
+    EXPECT_LT(each["share_of_own"].get<double>(), 1);
+    EXPECT_EQ(all["verdict"]["reached"], true);
 }
 
 // What a layer of the other set keeps is the local block, and a 1e-7 of the mass.
 TEST_F(Reuse, TheBestPatternComputesWhereTheAttentionChanges) {
     const std::string file = plant("a.h5", {0, 0, 1, 1});
     const json all = summary(file, {"--groups", "1-2"});
-    EXPECT_EQ(all["layers"], json({0, 1, 2, 3}));
+    EXPECT_EQ(row_of(all, "measured")["layers"], "0 1 2 3");
     for (int64_t t = 0; t < 4; ++t)
         for (int64_t s = 0; s <= t; ++s) {
-            const json& pair = pair_of(all, s, t);
+            const json pair = pair_of(all, s, t);
             const double same = s / 2 == t / 2 ? 1 : 0;
-            EXPECT_NEAR(pair["mass_kept"]["value"].get<double>(), same, kMissing) << pair;
-            EXPECT_NEAR(pair["mass_lost"]["value"].get<double>(), 1 - same, kMissing) << pair;
-            EXPECT_NEAR(pair["own_recall"]["value"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
-            EXPECT_NEAR(pair["block_recall"]["value"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
+            EXPECT_NEAR(pair["mass_kept"].get<double>(), same, kMissing) << pair;
+            EXPECT_NEAR(pair["mass_lost"].get<double>(), 1 - same, kMissing) << pair;
+            EXPECT_NEAR(pair["own_recall"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
+            EXPECT_NEAR(pair["block_recall"].get<double>(), same == 1 ? 1 : 0.25, 1e-12);
         }
     const double expected[] = {0, 1.0 / 3, 1, 1};
-    ASSERT_EQ(all["distances"].size(), 4U);
+    ASSERT_EQ(rows_of_table(all, "distances").size(), 4U);
     for (size_t d = 0; d < 4; ++d) {
-        const json& at = all["distances"][d];
+        const json& at = rows_of_table(all, "distances")[d];
         EXPECT_EQ(at["distance"], d);
         EXPECT_EQ(at["pairs"], 4 - d);
-        EXPECT_NEAR(at["mass_lost"]["value"].get<double>(), expected[d], kMissing) << d;
-        EXPECT_NEAR(at["own"]["mass_kept"]["value"].get<double>(), 1, kMissing) << d;
+        EXPECT_NEAR(at["mass_lost"].get<double>(), expected[d], kMissing) << d;
+        EXPECT_NEAR(at["own_mass_kept"].get<double>(), 1, kMissing) << d;
     }
-    ASSERT_EQ(all["patterns"].size(), 3U);
-    const auto lost = [](const json& pattern) {
-        return pattern["mass_lost"]["value"].get<double>();
+    const auto named = [&](const char* name) {
+        return row_of(all, "patterns", {{"pattern", name}});
     };
-    EXPECT_EQ(all["patterns"][0]["name"], "every 2");
-    EXPECT_EQ(lost(all["patterns"][0]), 0);
-    EXPECT_EQ(all["patterns"][1]["name"], "every 4");
-    EXPECT_NEAR(lost(all["patterns"][1]), 0.5, kMissing);
-    EXPECT_EQ(all["patterns"][2]["name"], "groups 1-2");
-    EXPECT_EQ(all["patterns"][2]["sources"], json({0, 1, 1, 3}));
-    EXPECT_NEAR(lost(all["patterns"][2]), 0.25, kMissing);
-    EXPECT_NEAR(all["patterns"][2]["most_lost"].get<double>(), 1, kMissing);
-    ASSERT_EQ(all["front"].size(), 4U);
-    EXPECT_EQ(all["front"][1]["computing_layers"], json({0, 2}));
-    EXPECT_EQ(all["each"]["computing_layers"], json({0, 2}));
-    EXPECT_EQ(all["mean"]["computing_layers"], json({0, 2}));
-    EXPECT_EQ(summary(file, {"--keep", "0.9"})["each"]["computing_layers"], json({0, 2}));
-    EXPECT_EQ(summary(file, {"--error", "0.01"})["each"]["computing_layers"], json({0, 2}));
+    const auto lost = [&](const char* name) { return named(name)["mass_lost"].get<double>(); };
+    EXPECT_EQ(lost("every 2"), 0);
+    EXPECT_NEAR(lost("every 4"), 0.5, kMissing);
+    EXPECT_EQ(named("groups 1-2")["sources"], "0 1 1 3");
+    EXPECT_EQ(named("groups 1-2")["pattern_role"], "asked");
+    EXPECT_NEAR(lost("groups 1-2"), 0.25, kMissing);
+    EXPECT_NEAR(named("groups 1-2")["most_lost"].get<double>(), 1, kMissing);
+    EXPECT_EQ(named("best of 2")["computing_layers"], "0 2");
+    ASSERT_FALSE(named("best of 4").is_null());
+    EXPECT_EQ(pattern_of(all, "target_mean")["computing_layers"], "0 2");
+    for (const std::vector<std::string>& target :
+         {std::vector<std::string>{}, {"--keep", "0.9"}, {"--error", "0.01"}})
+        EXPECT_EQ(pattern_of(summary(file, target), "target_each")["computing_layers"], "0 2");
 }
 
 // Half of the layers lose all: the mean may, each layer may not.
 TEST_F(Reuse, TheMeanMayReachWhatNotEveryLayerDoes) {
     const json all = summary(plant("a.h5", {0, 0, 1, 1}), {"--lose", "0.6"});
-    EXPECT_EQ(all["mean"]["computing_layers"], json::array({0}));
-    EXPECT_EQ(all["each"]["computing_layers"], json({0, 2}));
-    EXPECT_FALSE(all["mean"]["each_reaches"]);
-    EXPECT_TRUE(all["each"]["each_reaches"]);
+    const json mean = pattern_of(all, "target_mean"), each = pattern_of(all, "target_each");
+    EXPECT_EQ(mean["computing_layers"], "0");
+    EXPECT_EQ(each["computing_layers"], "0 2");
+    EXPECT_FALSE(mean["each_reaches"]);
+    EXPECT_TRUE(each["each_reaches"]);
 }
 
 // The ids of a layer that has nothing to do with this one keep what random blocks keep: within the
@@ -176,18 +178,18 @@ TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 1280}, .layers = {0, 1, 2}});
     const json all =
         summary(file, {"--selector", "oracle", "--sample-queries", "0", "--keep", "0.01"});
-    const double floor = all["references"]["random_mass_kept"];
-    for (const json& pair : all["pairs"]) {
-        const double kept = pair["mass_kept"]["value"];
+    const double floor = row_of(all, "measured")["random_mass_kept"];
+    for (const json& pair : rows_of_table(all, "pairs")) {
+        const double kept = pair["mass_kept"];
         const double wide =
-            pair["mass_kept"]["high"].get<double>() - pair["mass_kept"]["low"].get<double>();
+            pair["mass_kept_high"].get<double>() - pair["mass_kept_low"].get<double>();
         EXPECT_GT(wide, 0) << pair;
         if (pair["source"] == pair["target"])
             EXPECT_GT(kept, floor + wide) << pair;
         else
             EXPECT_NEAR(kept, floor, wide) << pair;
     }
-    EXPECT_TRUE(all["is_bound"]);
+    EXPECT_TRUE(row_of(all, "measured")["is_bound"]);
 }
 
 // Both count the queries that see more than k blocks.
@@ -200,16 +202,16 @@ TEST_F(Reuse, OwnIdsAgreeWithAnalyze) {
                   .code,
               0);
     const json analyzed = json::parse(file_text(path("analyzed/summary.json")));
-    EXPECT_EQ(all["sequences"], 2);
+    EXPECT_EQ(row_of(all, "measured")["sequences"], 2);
     ASSERT_EQ(analyzed["rows"].size(), 2U);
     for (const json& row : analyzed["rows"]) {
-        EXPECT_EQ(all["queries"], row["rows_counted"]);
-        const json& own = pair_of(all, row["layer"], row["layer"]);
-        for (const char* measure : {"mass_kept", "block_recall", "output_error"}) {
-            const json& of = own[measure];  // the same sums of doubles
-            EXPECT_NEAR(row[measure].get<double>(), of["value"].get<double>(), 1e-9) << row;
-            EXPECT_LT(of["low"].get<double>(), of["value"].get<double>());
-            EXPECT_GT(of["high"].get<double>(), of["value"].get<double>());
+        EXPECT_EQ(row_of(all, "measured")["queries"], row["rows_counted"]);
+        const json own = pair_of(all, row["layer"], row["layer"]);
+        for (const std::string measure : {"mass_kept", "block_recall", "output_error"}) {
+            const double of = own[measure];  // the same sums of doubles
+            EXPECT_NEAR(row[measure].get<double>(), of, 1e-9) << row;
+            EXPECT_LT(own[measure + "_low"].get<double>(), of);
+            EXPECT_GT(own[measure + "_high"].get<double>(), of);
         }
     }
 }
@@ -222,9 +224,11 @@ TEST_F(Reuse, NamesTheNearestPatternWhereNoneReachesTheTarget) {
                                "mass kept 0."),
               std::string::npos)
         << outcome.err;
-    const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_TRUE(all["each"].is_null());
-    EXPECT_TRUE(all["mean"].is_null());
+    const json all = report_of(path("out"));
+    EXPECT_EQ(all["verdict"]["reached"], false);
+    EXPECT_EQ("msa-reuse: " + all["verdict"]["text"].get<std::string>() + "\n", outcome.err);
+    for (const char* role : {"target_each", "target_mean"})
+        EXPECT_TRUE(pattern_of(all, role).is_null()) << role;
     EXPECT_NE(file_text(path("out/reuse.txt")).find("no pattern"), std::string::npos);
     EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
 }
@@ -235,15 +239,15 @@ TEST_F(Reuse, GapsBetweenLayersAreNamed) {
     const Outcome outcome = kReuse(args(file, "out", {"--layers", "0,3,6"}));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_NE(outcome.err.find("not measured: layers 1-2, 4-5"), std::string::npos) << outcome.err;
-    const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_EQ(all["missing_layers"], "1-2, 4-5");
-    EXPECT_EQ(all["distances"][1]["distance"], 3);
+    const json all = report_of(path("out"));
+    EXPECT_EQ(row_of(all, "measured")["missing_layers"], "1-2, 4-5");
+    EXPECT_EQ(rows_of_table(all, "distances")[1]["distance"], 3);
     EXPECT_NE(outcome.out.find("Not measured: layers 1-2, 4-5."), std::string::npos);
 }
 
 /// The same bytes in both folders.
 void expect_same(const std::string& one, const std::string& other) {
-    for (const char* name : {"/results.h5", "/summary.json", "/reuse.txt"})
+    for (const char* name : {"/results.h5", "/summary.json", "/reuse.txt", "/tables/pairs.csv"})
         EXPECT_TRUE(file_text(one + name) == file_text(other + name)) << other << name;
 }
 
@@ -288,6 +292,7 @@ TEST_F(Reuse, RefusesBadInput) {
     refuses(file, {"--error", "inf"}, "--error is inf, must be above 0 and finite");
     refuses(file, {"--keep", "0.9", "--lose", "0.1"}, "exclude each other");
     refuses(file, {"--every", "0"}, "--every");
+    refuses(file, {"--every", "2,3,2"}, "--every is '2,3,2', it names one twice");
     refuses(file, {"--groups", "2-1"}, "--groups has '2-1'");
     refuses(file, {"--groups", "0-1,1-2"}, "layer 1 in two groups");
     refuses(file, {"--groups", "4-5"}, "whose first layer is not among those chosen");

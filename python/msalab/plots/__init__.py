@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """From a results file to pictures: pure functions, each returning (figure, table)."""
 
+from ..table import Table
 from .advice import cost_front, read_advice
 from .by_layer import mass_by_layer, sink_by_layer
 from .cache import cache_curves, read_cache
@@ -27,7 +28,6 @@ from .reuse import loss_by_distance, read_sharing, sharing_patterns
 from .sink import sink_bars
 from .style import save
 from .summary import summary_table
-from .table import Table
 from .torch_times import (absent_table, host_table, layer_table, read_torch_times, rival_bars,
                           rival_table, rival_title)
 from .training import training_curves

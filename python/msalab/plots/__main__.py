@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..arguments import distinct_integers
+from ..results import FORMAT
 from . import pilot, pilot_answers, pilot_page
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
@@ -89,14 +90,21 @@ def more_sections(options, files: ExitStack):
 
 ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front}),
          "msa-cache-summary": (read_cache, {"cache": cache_curves}),
-         "msa-precision-summary": (read_precision, {"precision": loss_by_bits}),
-         "msa-reuse-summary": (read_sharing, {"reuse_distance": loss_by_distance,
-                                              "reuse_patterns": sharing_patterns})}
+         "msa-precision-summary": (read_precision, {"precision": loss_by_bits})}
+OF_PROGRAM = {"msa-reuse": (read_sharing, {"reuse_distance": loss_by_distance,
+                                           "reuse_patterns": sharing_patterns})}
 
 
 def draw_alone(path, out):
     """The pictures of a summary.json alone, as PNG, SVG and CSV."""
-    reader, pictures = ALONE[read_json(path, *ALONE)["format"]]
+    content = read_json(path, *ALONE, FORMAT)
+    if content["format"] != FORMAT:
+        reader, pictures = ALONE[content["format"]]
+    elif content.get("program") in OF_PROGRAM:
+        reader, pictures = OF_PROGRAM[content["program"]]
+    else:
+        raise ResultsError(f"{path}: has no pictures of program {content.get('program')}; there are "
+                           f"of {', '.join(OF_PROGRAM)}")
     drawn = read(path, reader)
     with blamed(path, "is damaged"):
         return [save(*draw(drawn), out, name)[0] for name, draw in pictures.items()]

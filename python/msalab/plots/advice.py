@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .cost import read_json
 from .results import ResultsError
-from .table import Table
 
 SIZES = ("selector", "block_size", "top_k", "forced_first", "forced_local", "tokens")
 ESTIMATES = ("mass_kept", "group_output_error")

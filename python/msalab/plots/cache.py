@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from ..table import Table
 from . import style
 from .cost import read_json
 from .results import ResultsError
-from .table import Table
 
 POINT = ("blocks", "share_of_context", "cache_bytes", "hit_rate", "hit_rate_lfu",
          "hit_rate_belady", "misses_per_token", "bytes_per_token", "link_seconds_per_token",

@@ -8,10 +8,10 @@ import math
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from ..table import Table
 from . import style
 from .cost import read_json
 from .results import ResultsError
-from .table import Table
 
 COLUMNS = ("layer", "selector", "setting", "budget", "tokens_allowed", "tokens_read", "mass_kept",
            "oracle_mass", "group_output_error", "index_flops", "index_bytes", "attention_flops",

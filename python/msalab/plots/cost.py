@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from ..table import Table
 from . import style
 from .results import ResultsError
-from .table import Table
 
 PHASES = ("prefill", "decode")
 ORDERS = ("q_outer", "union", "kv_outer", "automatic")

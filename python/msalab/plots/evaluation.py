@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .cost import read_json
-from .table import Table
 
 FORMAT = "msalab-evaluation"
 HEIGHT = 2.6  # inches of a panel

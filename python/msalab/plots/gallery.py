@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..table import Table
 from .advice import Advice, cost_front
 from .by_layer import mass_by_layer, sink_by_layer
 from .cache import CacheReport, cache_curves
@@ -31,7 +32,6 @@ from .precision import Precisions, loss_by_bits
 from .results import Results
 from .reuse import Sharing, loss_by_distance, sharing_patterns
 from .sink import sink_bars
-from .table import Table
 from .training import training_curves
 
 

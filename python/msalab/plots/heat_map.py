@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.colors import ListedColormap
 
+from ..table import Table
 from . import style
 from .results import Results, ResultsError
-from .table import Table
 
 
 @dataclass(frozen=True)

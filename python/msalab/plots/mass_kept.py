@@ -7,9 +7,9 @@ import math
 
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from ..table import Table
 from . import style
 from .results import Results
-from .table import Table
 
 UNKNOWN = (math.nan, math.nan)
 

@@ -7,9 +7,9 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .results import Results, ResultsError
-from .table import Table
 
 CHUNK = 2048  # queries at a time
 

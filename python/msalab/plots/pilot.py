@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..table import Table
 from .pilot_records import LATER, Records, Run, emergence_step
-from .table import Table
 
 CONFIDENCE = 0.95
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .results import Results
-from .table import Table
 
 
 def power_of_two_bins(counts: np.ndarray, bins: int) -> np.ndarray:

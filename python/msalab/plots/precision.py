@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 
+from ..table import Table
 from . import style
 from .cost import read_json
 from .results import ResultsError
-from .table import Table
 
 PARTS = {"index": "index operands", "projections": "index projections", "cache": "KV cache"}
 # What the target is of, the larger loss of the two: 1 - a share, or an error.

@@ -16,13 +16,13 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
+from ..table import Table
 from .gallery import SECTIONS, Section
 from ..progress import Progress
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
 from .style import as_part_of_page, has_names, save
 from .summary import summary_table
-from .table import Table
 
 MOST_LAYERS = 6  # that a page shows by themselves unless it is told which
 SHARES = ("mass_kept", "oracle_mass", "block_recall", "score_recall")  # shown with a bar, 0 to 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,27 +17,11 @@ import h5py
 import numpy as np
 
 from .. import hdf5
+from ..results import ResultsError, blamed
 
 FORMAT, VERSION = "msa-results", "3"
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
-
-
-class ResultsError(Exception):
-    """The file is not what was asked for; the text names file, object and rule."""
-
-
-@contextmanager
-def blamed(path, fault: str):
-    """Libraries raise errors of many types on damaged files: a ResultsError that names the file."""
-    try:
-        yield
-    except ResultsError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the operating system, as a full disk
-        raise ResultsError(f"{path}: {fault}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -1,84 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""What layers lose with the ids of an earlier one: the summary.json of `msa-reuse`."""
+"""What layers lose with the ids of an earlier one: the tables of `msa-reuse`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from .. import results
+from ..table import Table
 from . import style
-from .cost import read_json
-from .results import ResultsError
-from .table import Table
 
 MEASURES = ("mass_kept", "mass_lost", "block_recall", "own_recall", "output_error")
-_ESTIMATES = tuple(f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high"))
+_ESTIMATES = tuple(f"{name}{end}" for name in MEASURES for end in results.ENDS)
+_TARGETS = ("keep", "lose", "error")
 
 
-@dataclass(frozen=True)
 class Sharing:
-    pairs: Table      # one row per source and target, a layer with its own ids among them
-    distances: Table  # means over the pairs at one distance
-    patterns: Table   # own ids, those asked for, and the best of each number of computing layers
-    chosen: dict[str, int]  # the patterns that reach the target "in every layer", "in the mean"
-    random_lost: float  # mass that random blocks lose against own ids
-    target: str       # "lose 0.01"
-    selector: str
-    where: str        # "prefill of 131072 tokens on h100"
-    definitions: dict[str, str]
+    """pairs: one row per source and target, a layer with its own ids among them. distances: means
+    over the pairs at one distance. patterns: own ids, those asked for, the best of each number of
+    computing layers, and those that reach the target."""
 
-
-def _number(value) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _estimates(of: dict) -> list[float]:
-    return [_number(of[name][end]) for name in MEASURES for end in ("value", "low", "high")]
-
-
-def _listed(layers) -> str:
-    return " ".join(str(int(layer)) for layer in layers)
-
-
-def _pattern(of: dict, is_best: bool) -> list:
-    return [str(of["name"]), len(of["computing_layers"]), _listed(of["computing_layers"]),
-            *_estimates(of), _number(of["most_lost"]), of["cost"]["seconds"],
-            of["cost"]["share_of_own"], of["saved"]["seconds"], of["saved"]["flops"],
-            of["saved"]["bytes"], is_best]
+    def __init__(self, answer: results.Report):
+        options, (measured,) = answer.run["options"], answer["measured"].records()
+        pairs, distances, patterns = (answer[name] for name in ("pairs", "distances", "patterns"))
+        if not len(pairs) or not len(distances):
+            raise results.ResultsError(f"{answer.path}: has no pairs of layers")
+        self.pairs = pairs.select("source", "target", "distance", *_ESTIMATES)
+        self.distances = distances.select("distance", "pairs", *_ESTIMATES)
+        roles = patterns["pattern_role"].tolist()
+        self.patterns = Table(**patterns.select(
+            "pattern", "computing", "computing_layers", *_ESTIMATES, "most_lost", "seconds",
+            "share_of_own", "saved_seconds", "saved_flops", "saved_bytes").columns,
+            is_best=[role == "best" for role in roles])
+        # The rows that reach the target "in every layer", "in the mean".
+        self.chosen = {words: roles.index(role) for words, role in (
+            ("in every layer", "target_each"), ("in the mean", "target_mean")) if role in roles}
+        # The mass that random blocks lose against own ids.
+        self.random_lost = patterns["mass_kept"][roles.index("own")] - measured["random_mass_kept"]
+        name, = (name for name in _TARGETS if options[name] is not None)
+        self.target = f"{name} {options[name]:g}"  # "lose 0.01"
+        self.selector = str(options["selector"])
+        self.where = (f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
+                      + (", EXTRAPOLATED" if measured["is_extrapolated"] else ""))
+        self.definitions = answer.definitions
 
 
 def read_sharing(path) -> Sharing:
-    summary = read_json(path, "msa-reuse-summary")
-    if not summary["pairs"] or not summary["distances"]:
-        raise ResultsError(f"{path}: has no pairs of layers")
-    pairs = Table.from_rows(("source", "target", "distance", *_ESTIMATES),
-                            ([*(int(pair[name]) for name in ("source", "target", "distance")),
-                              *_estimates(pair)] for pair in summary["pairs"]))
-    distances = Table.from_rows(("distance", "pairs", *_ESTIMATES),
-                                ([int(at["distance"]), int(at["pairs"]), *_estimates(at)]
-                                 for at in summary["distances"]))
-    rows = [_pattern(summary["own"], False),
-            *(_pattern(pattern, False) for pattern in summary["patterns"]),
-            *(_pattern(pattern, True) for pattern in summary["front"])]
-    chosen = {}
-    for words, name in (("in every layer", "each"), ("in the mean", "mean")):
-        if summary[name]:
-            chosen[words] = len(rows)
-            rows.append(_pattern({**summary[name], "name": f"target {words}"}, False))
-    patterns = Table.from_rows(
-        ("pattern", "computing", "computing_layers", *_ESTIMATES, "most_lost", "seconds",
-         "share_of_own", "saved_seconds", "saved_flops", "saved_bytes", "is_best"), rows)
-    (name, value), = summary["target"].items()
-    options = summary["options"]
-    own = _number(summary["own"]["mass_kept"]["value"])
-    return Sharing(pairs, distances, patterns, chosen,
-                   own - _number(summary["references"]["random_mass_kept"]),
-                   f"{name} {value:g}", str(options["selector"]),
-                   f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
-                   + (", EXTRAPOLATED" if summary["is_extrapolated"] else ""),
-                   {name: str(text) for name, text in summary["definitions"].items()})
+    return Sharing(results.open(path, "msa-reuse"))
 
 
 def _errors(of: Table, name: str) -> list[np.ndarray]:

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .results import Results
-from .table import Table
 
 
 LEAST = 0.05  # that a scale reaches: below it there is no sink to be seen

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from ..table import Table
 from .results import Results
-from .table import Table
 
 AVERAGES = ("mass_kept", "oracle_mass", "score_recall", "block_recall", "output_error")
 COUNTS = ("rows_counted", "rows_trivial")

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
+from ..table import Table
 from . import style
 from .cost import read_json
-from .table import Table
 
 PASSES = ("forward_ms", "step_ms")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from matplotlib.ticker import MaxNLocator
 
+from ..table import Table
 from . import style
 from .fit import FitResults
-from .table import Table
 
 RECALLS = {"score_recall": "score recall", "mass_kept": "mass kept", "block_recall": "block recall"}
 

@@ -31,12 +31,25 @@ class Table:
         """Tuples of plain Python values."""
         return zip(*(values.tolist() for values in self.columns.values()))
 
+    def records(self) -> list[dict]:
+        """The rows as dicts of plain Python values."""
+        return [dict(zip(self.columns, row)) for row in self.rows()]
+
+    def select(self, *names) -> Table:
+        """These columns alone, in this order."""
+        return Table(**{name: self[name] for name in names})
+
     def where(self, **equal) -> Table:
         """The rows whose named columns have the given values."""
         keep = np.ones(len(self), bool)
         for name, value in equal.items():
             keep &= self[name] == value
         return Table(**{name: values[keep] for name, values in self.columns.items()})
+
+    def to_pandas(self):
+        import pandas
+
+        return pandas.DataFrame(self.columns)
 
     def to_csv(self, path):
         """Floats are written so that reading them back gives the same bits."""

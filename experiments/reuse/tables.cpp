@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// The answer of msa-reuse as tables.
+#include <limits>
+
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/operands.h"
+#include "experiments/driver/run_record.h"
+#include "experiments/driver/table.h"
+#include "experiments/programs.h"
+#include "experiments/report/columns.h"
+#include "experiments/reuse/sharing.h"
+
+namespace msa::experiments::reuse {
+namespace {
+
+using report::Column, report::ColumnOf, report::Form, report::Shown;
+
+constexpr int kDecimals = 4;
+constexpr const char* kError = "output error";
+
+std::string spaced(const std::vector<int64_t>& numbers) {
+    std::string all;
+    for (int64_t number : numbers) all += concat(all.empty() ? "" : " ", number);
+    return all;
+}
+
+analysis::Estimate without_interval(double value) {
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+    return {value, kNone, kNone};
+}
+
+/// The columns of the measures of a row's `kept`; the recalls on the page if there is room.
+template <typename Row>
+std::vector<ColumnOf<Row>> kept_columns(bool with_recalls = true) {
+    const auto heading = [&](const char* of) { return with_recalls ? of : ""; };
+    const auto of = [](Measure m) { return [m](const Row& row) { return row.kept[m]; }; };
+    return {
+        {report::shown(report::metric("mass_kept"), "mass kept"), of(Measure::mass_kept)},
+        {report::shown(report::metric("mass_lost"), "mass lost", {.shown = Shown::interval}),
+         of(Measure::mass_lost)},
+        {report::shown(report::metric("block_recall"), heading("recall\nof oracle")),
+         of(Measure::block_recall)},
+        {report::shown(report::metric("own_recall"), heading("recall\nof own ids")),
+         of(Measure::own_recall)},
+        {report::shown(report::metric("output_error"), "output error"), of(Measure::output_error)}};
+}
+
+template <typename Row>
+std::vector<ColumnOf<Row>> joined(std::vector<ColumnOf<Row>> first,
+                                  const std::vector<std::vector<ColumnOf<Row>>>& more) {
+    for (const std::vector<ColumnOf<Row>>& columns : more)
+        first.insert(first.end(), columns.begin(), columns.end());
+    return first;
+}
+
+/// The measure of the same layers with their own ids.
+ColumnOf<AtDistance> own_column(const char* metric, const char* heading, Measure m) {
+    Column column = report::shown(report::metric(metric), heading);
+    column.definition = concat(column.key, " of the same target layers with their own ids");
+    column.key = "own_" + column.key;
+    return {column, [m](const AtDistance& row) { return row.own[m]; }};
+}
+
+const Column kDistance{"distance", "layers",
+                       "number of the target layer less that of the source layer", "distance"};
+
+template <typename Row>
+std::vector<ColumnOf<Row>> hidden(std::vector<ColumnOf<Row>> columns) {
+    for (ColumnOf<Row>& one : columns) one.column.heading.clear();
+    return columns;
+}
+
+const report::TableOf<Pair> kPairs{
+    "pairs", "a layer with the ids of each measured layer up to it", 2,
+    joined<Pair>({{{"source", "", "layer whose ids are taken"}, &Pair::source},
+                  {{"target", "", "layer that takes them"}, &Pair::target},
+                  {report::hidden(kDistance), &Pair::distance}},
+                 {hidden(kept_columns<Pair>())})};
+
+const report::TableOf<AtDistance> kDistances{
+    "distances", "by distance in layers, mean over the pairs", 1,
+    joined<AtDistance>(
+        {{kDistance, &AtDistance::distance},
+         {{"pairs", "", "pairs of layers at this distance", "pairs"}, &AtDistance::pairs}},
+        {kept_columns<AtDistance>(),
+         {own_column("mass_kept", "own ids keep", Measure::mass_kept),
+          own_column("block_recall", "", Measure::block_recall),
+          own_column("output_error", "", Measure::output_error)}})};
+
+constexpr Form kTime{.words = time_text};
+
+/// Three columns of a cost; `what`: before their keys.
+std::vector<ColumnOf<Shared>> cost_columns(const std::string& what, Cost Shared::*cost,
+                                           const std::string& definition) {
+    std::vector<ColumnOf<Shared>> columns{
+        {report::shown(report::kSeconds, "time", kTime),
+         [cost](const Shared& row) { return (row.*cost).seconds; }},
+        {report::kFlops, [cost](const Shared& row) { return (row.*cost).flops; }},
+        {report::kBytes, [cost](const Shared& row) { return (row.*cost).bytes; }}};
+    if (what.empty()) return columns;
+    for (ColumnOf<Shared>& one : columns) {
+        one.column.definition = concat(definition, ", of ", one.column.key);
+        one.column.key = what + "_" + one.column.key;
+        one.column.heading.clear();
+    }
+    return columns;
+}
+
+constexpr const char* kRoles[] = {"own", "asked", "best", "target_each", "target_mean"};
+
+std::vector<ColumnOf<Shared>> pattern_columns() {
+    std::vector<ColumnOf<Shared>> selection = cost_columns(
+        "selection", &Shared::selection, "selection in the layers that compute ids: its part");
+    selection.front().column = report::shown(selection.front().column, "selection", kTime);
+    return joined<Shared>(
+        {{{"pattern_role", "",
+           "why the pattern is here. own: every layer computes its own ids. asked: --every or "
+           "--groups. best: the least mean mass lost of all patterns with so many layers that "
+           "compute. target_each: the fewest computing layers with which every layer reaches the "
+           "target, and of these patterns the one of the least mean mass lost. target_mean: the "
+           "best with the fewest computing layers whose mean reaches the target"},
+          [](const Shared& row) { return kRoles[static_cast<size_t>(row.role)]; }},
+         {{"pattern", "", "name of the pattern of layers", "pattern"}, &Shared::name},
+         {{"computing", "layers",
+           "layers that compute ids; the others take those of the nearest "
+           "earlier one",
+           "compute"},
+          [](const Shared& row) { return std::ssize(row.computing); }},
+         {{"computing_layers", "", "their numbers, divided by spaces"},
+          [](const Shared& row) { return spaced(row.computing); }},
+         {{"sources", "", "layer by layer, the layer whose ids it has, divided by spaces"},
+          [](const Shared& row) { return spaced(row.sources); }}},
+        {kept_columns<Shared>(false),
+         {{{"most_lost", "probability", "mass_lost of the layer that loses most", "most lost"},
+           &Shared::most_lost},
+          {{"each_reaches", "", "every layer reaches the target, with the far end of its interval"},
+           &Shared::each},
+          {{"mean_reaches", "",
+            "the mean over the layers reaches the target, with the far end of its interval"},
+           &Shared::mean}},
+         std::move(selection),
+         cost_columns("", &Shared::cost, ""),
+         {{{"share_of_own",
+            "1",
+            "seconds, relative to own ids in every layer",
+            "of own",
+            {.decimals = 3}},
+           &Shared::of_own},
+          {{"share_of_dense", "1", "seconds, relative to dense attention in every layer"},
+           &Shared::of_dense}},
+         cost_columns("saved", &Shared::saved,
+                      "selection that is not done, against own ids in every layer: its part")});
+}
+
+const report::TableOf<Shared> kPatterns{
+    "patterns",
+    "patterns of layers, mean over the layers (best of n: the least mass lost with n layers that "
+    "compute)",
+    2, pattern_columns()};
+
+const report::TableOf<Findings> kMeasured{
+    "measured",
+    "what was measured, and references",
+    0,
+    {{{"layers", "", "layers measured, divided by spaces"},
+      [](const Findings& all) { return spaced(all.layers); }},
+     {{"missing_layers", "",
+       "layers of the model between them that were not measured; distances "
+       "count them"},
+      &Findings::missing},
+     {report::kQueries, &Findings::queries},
+     {report::kQueryBlocks, &Findings::blocks},
+     {report::kSequences, &Findings::sequences},
+     {{"is_bound", "", "the selector needs dense attention: what it saves cannot be had"},
+      &Findings::is_bound},
+     {{"is_extrapolated", "", "the context of the costs is longer than any sequence captured"},
+      [](const Findings& all) { return all.asked.context > all.longest_sequence; }},
+     {{"random_mass_kept", "probability", "mass_kept by random blocks, mean over the layers"},
+      &Findings::floor_mass},
+     {{"random_output_error", "relative", "output_error of random blocks, mean over the layers"},
+      &Findings::floor_error},
+     {report::hidden(report::metric("oracle_mass")),
+      [](const Findings& all) { return without_interval(all.oracle_mass); }},
+     {{"dense_seconds", "s", "dense attention of the layers at the context, of seconds"},
+      [](const Findings& all) { return all.dense.seconds; }},
+     {{"dense_flops", "FLOP", "dense attention of the layers at the context, of flops"},
+      [](const Findings& all) { return all.dense.flops; }},
+     {{"dense_bytes", "B", "dense attention of the layers at the context, of bytes"},
+      [](const Findings& all) { return all.dense.bytes; }}}};
+
+std::string best_text(const Findings& findings, const char* where, const Shared* shared) {
+    if (shared == nullptr) return concat("\n", where, ": no pattern.");
+    return concat("\n", where, ": ", shared->computing.size(), " of ", findings.layers.size(),
+                  " compute, ", layers_text(shared->computing), "; mass lost ",
+                  text_of(shared->kept[Measure::mass_lost]), ", of one layer at most ",
+                  fixed_text(shared->most_lost, kDecimals), "; saves ",
+                  time_text(shared->saved.seconds), " of selection (",
+                  number_text(shared->saved.flops / kTera), " TFLOP, ",
+                  number_text(shared->saved.bytes / kGiga), " GB), ",
+                  fixed_text(100 * (1 - shared->of_own), 1), " % of the attention.");
+}
+
+/// The fewest layers that compute ids within the target, or the nearest pattern.
+report::Verdict verdict(const Findings& findings) {
+    const std::string target = concat("target: ", findings.asked.target_text(kError));
+    const Shared *each = findings.find(Role::each), *mean = findings.find(Role::mean);
+    if (each != nullptr || mean != nullptr)
+        return {true, concat(target, "; fewest layers that compute ids:",
+                             best_text(findings, "in every layer", each),
+                             best_text(findings, "in the mean", mean))};
+    const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
+    const Shared* nearest = nullptr;
+    for (const Shared& shared : findings.patterns)
+        if (shared.role == Role::best &&
+            (nearest == nullptr || shared.kept[of].value < nearest->kept[of].value))
+            nearest = &shared;
+    if (nearest == nullptr) return {false, "attention is NaN: no pattern has a loss"};
+    return {false,
+            concat(target, ": no pattern reaches it; the nearest is ", nearest->name, ", ",
+                   layers_text(nearest->computing), ", with mass kept ",
+                   text_of(nearest->kept[Measure::mass_kept]), " and output error ",
+                   text_of(nearest->kept[Measure::output_error]), "; larger --top-k keeps more")};
+}
+
+}  // namespace
+
+std::vector<report::Shape> tables() {
+    return {kDistances.shape(), kPatterns.shape(), kPairs.shape(), kMeasured.shape(),
+            measure::dropped_sinks_shape()};
+}
+
+report::Report make_report(const io::ResultsReader& results) {
+    const Findings findings = make_findings(results);
+    const ReuseOptions& asked = findings.asked;
+    report::Report report{
+        .title =
+            concat("ids of ", asked.selector, ", Bk ", asked.block_size, ", k ", asked.rule.top_k,
+                   "; ", layers_text(findings.layers), '\n',
+                   pricing_text(asked, std::ssize(findings.layers), findings.longest_sequence)),
+        .tables = {kDistances.of(findings.distances), kPatterns.of(findings.patterns),
+                   kPairs.of(findings.pairs), kMeasured.of(findings)},
+        .verdict = verdict(findings)};
+    report.note("references",
+                concat("Random blocks keep ", fixed_text(findings.floor_mass, kDecimals),
+                       " of the mass, output error ", fixed_text(findings.floor_error, kDecimals),
+                       "; the oracle's keep ", fixed_text(findings.oracle_mass, kDecimals), "."));
+    if (!findings.missing.empty())
+        report.note("missing_layers",
+                    "Not measured: layers " + findings.missing + ". Distances count them.");
+    if (findings.is_bound)
+        report.note("is_bound", asked.selector +
+                                    " needs the attention that it is to spare: what it would cost "
+                                    "is no saving that can be had.");
+    report.note(report::kIntervals,
+                concat("Measured on ", findings.queries, " queries, the same in all layers. ",
+                       measure::draws_text(findings.blocks, findings.sequences, findings.seed)));
+    report.note("elements", concat("Costs are of bf16. ", elements_text(results.run())));
+    measure::add_dropped_sinks(findings.sinks, report);
+    report.note("captures", captures_text(results.run()));
+    return report;
+}
+
+}  // namespace msa::experiments::reuse

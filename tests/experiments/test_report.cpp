@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT
+// What one table becomes in JSON, CSV and on the page, and what a report refuses. The tables of all
+// programs stand in data/FORMAT.md; on a difference the new text is left beside it as
+// FORMAT.md.new, to be looked at and moved over it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "experiments/programs.h"
+#include "experiments/report/report.h"
+#include "tests/experiments/cli.h"
+
+namespace msa::test {
+namespace {
+
+namespace report = experiments::report;
+using nlohmann::ordered_json;
+
+constexpr double kNoEnd = std::numeric_limits<double>::quiet_NaN();
+
+struct Reported {
+    std::string name;
+    int64_t count = 0;
+    std::optional<double> share{};
+    analysis::Estimate mass{};
+    bool is_good = false;
+};
+
+const report::TableOf<Reported> kThings{
+    "things",
+    "what there is",
+    1,
+    {{{"name", "", "what it is called", "name"}, &Reported::name},
+     {{"count", "", "how many"}, &Reported::count},
+     {{.key = "share",
+       .unit = "1",
+       .definition = "a part",
+       .heading = "share\n%",
+       .form = report::kPercent,
+       .null = "there is no whole"},
+      &Reported::share},
+     {{"mass", "probability", "a mean", "mass", {.decimals = 2, .shown = report::Shown::low}},
+      &Reported::mass},
+     {{"is_good", "", "whether", "good"}, &Reported::is_good}}};
+
+const std::vector<Reported> kReported{{"a", 1, 0.25, {0.1, 0.05, 0.75}, true},
+                                      {"b, \"c\"", 2, std::nullopt, {0.5, kNoEnd, kNoEnd}},
+                                      {"d", 3, kNoEnd, {kNoEnd, kNoEnd, kNoEnd}}};
+
+report::Report things_report() {
+    report::Report report{
+        .title = "of things", .tables = {kThings.of(kReported)}, .verdict = {true, "enough"}};
+    report.note("intervals", "none");
+    report.note("nothing", "");
+    return report;
+}
+ordered_json written(const report::Report& report) {
+    io::RunRecord record;
+    record.program = "msa-things";
+    return ordered_json::parse(json_text(report, record));
+}
+/// The message of the logic_error that this throws.
+template <typename Act>
+std::string logic_fault(const Act& act) {
+    try {
+        act();
+    } catch (const std::logic_error& error) {
+        return error.what();
+    }
+    return "nothing";
+}
+
+TEST(Report, RowsOfJsonAreFlat) {
+    const ordered_json all = written(things_report());
+    EXPECT_EQ(all["format"], "msa-report");
+    EXPECT_EQ(all["format_version"], 1);
+    EXPECT_EQ(all["verdict"], (ordered_json{{"reached", true}, {"text", "enough"}}));
+    EXPECT_EQ(all["notes"], (ordered_json{{"intervals", "none"}}));
+    const ordered_json& table = all["tables"]["things"];
+    EXPECT_EQ(table["key"], ordered_json::array({"name"}));
+    EXPECT_EQ(table["columns"], (ordered_json{"name", "count", "share", "mass", "is_good"}));
+    EXPECT_EQ(table["rows"][0], (ordered_json{{"name", "a"},
+                                              {"count", 1},
+                                              {"share", 0.25},
+                                              {"mass", 0.1},
+                                              {"mass_low", 0.05},
+                                              {"mass_high", 0.75},
+                                              {"is_good", true}}));
+    for (const char* missing : {"mass_low", "mass_high", "share"})
+        EXPECT_TRUE(table["rows"][1][missing].is_null()) << missing;
+    EXPECT_TRUE(table["rows"][2]["share"].is_null());
+    EXPECT_EQ(all["columns"]["share"], (ordered_json{{"type", "real"},
+                                                     {"unit", "1"},
+                                                     {"definition", "a part"},
+                                                     {"null", "there is no whole"}}));
+    EXPECT_EQ(all["columns"]["mass"]["type"], "estimate");
+}
+
+TEST(Report, CsvHasTheEntriesOfJson) {
+    EXPECT_EQ(kThings.of(kReported).csv(),
+              "name,count,share,mass,mass_low,mass_high,is_good\n"
+              "a,1,0.25,0.1,0.05,0.75,true\n"
+              "\"b, \"\"c\"\"\",2,,0.5,,,false\n"
+              "d,3,,,,,false\n");
+}
+
+TEST(Report, ThePageHasTheColumnsWithAHeading) {
+    std::ostringstream page, none;
+    print(things_report(), page);
+    EXPECT_EQ(page.str(),
+              "of things\n\n"
+              "what there is:\n\n"
+              "        share\n"
+              "name        %  mass         good\n"
+              "a        25.0  0.10 (0.05)  yes\n"
+              "b, \"c\"      -  0.50 (-)     no\n"
+              "d           -  - (-)        no\n\n"
+              "enough\n\n"
+              "none\n");
+    kThings.of(std::vector<Reported>{}).print(none);
+    EXPECT_EQ(none.str(), "");
+}
+
+TEST(Report, RefusesWhatAReaderCouldNotTellApart) {
+    EXPECT_NE(logic_fault([] {
+                  kThings.of(std::vector<Reported>{{"a"}, {"a"}});
+              }).find("two rows \"a\""),
+              std::string::npos);
+    const report::TableOf<Reported> other{
+        "others", "", 1, {{{"name", "", "something else"}, &Reported::name}}};
+    report::Report two = things_report();
+    two.tables.push_back(other.of(kReported));
+    EXPECT_NE(
+        logic_fault([&] { written(two); }).find("column name of table others means two things"),
+        std::string::npos);
+    report::Report twice = things_report();
+    twice.tables.push_back(kThings.of(kReported));
+    EXPECT_NE(logic_fault([&] { written(twice); }), "nothing");
+    report::Report silent = things_report();
+    silent.notes.clear();
+    EXPECT_NE(logic_fault([&] { written(silent); }),
+              "nothing");  // estimates without a note on intervals
+    const auto make = [](const report::Column& column) {
+        return [column] { report::TableOf<Reported>("t", "", 0, {{column, &Reported::share}}); };
+    };
+    EXPECT_NE(logic_fault(make({"share", "", "may be null, and no reason"})), "nothing");
+    EXPECT_NE(
+        logic_fault(make({.key = "Share", .unit = "", .definition = "no key", .null = "none"})),
+        "nothing");
+    EXPECT_NE(
+        logic_fault(make({.key = "share", .unit = "", .definition = "", .null = "no definition"})),
+        "nothing");
+}
+
+/// The generated part of data/FORMAT.md.
+std::string tables_of_programs() {
+    std::string text =
+        "| program | table | a row | row key | other columns |\n|---|---|---|---|---|\n";
+    std::vector<report::Shape> all;
+    for (const experiments::Program& program : experiments::programs()) {
+        if (program.tables == nullptr) continue;
+        for (const report::Shape& table : program.tables()) {
+            all.push_back(table);
+            std::string columns[2];
+            for (size_t c = 0; c < table.columns.size(); ++c) {
+                std::string& to = columns[c < table.keys ? 0 : 1];
+                to += concat(to.empty() ? "`" : ", `", table.columns[c].key, "`");
+            }
+            text += concat("| `", program.name, "` | `", table.name, "` | ", table.about, " | ",
+                           columns[0].empty() ? "one row" : columns[0], " | ", columns[1], " |\n");
+        }
+    }
+    text += "\n| column | type | unit | definition |\n|---|---|---|---|\n";
+    std::vector<report::Column> columns = report::columns_of(all);
+    std::ranges::sort(columns, {}, &report::Column::key);
+    for (const report::Column& of : columns) {
+        std::string definition = of.definition;
+        for (size_t at = 0; (at = definition.find('|', at)) != definition.npos; at += 2)
+            definition.insert(at, "\\");
+        text += concat("| `", of.key, "` | ", to_string(of.type), " | ", of.unit, " | ", definition,
+                       of.null.empty() ? "" : concat("; null: ", of.null), " |\n");
+    }
+    return text;
+}
+
+TEST(Report, TheFormatPageHasTheTablesOfAllPrograms) {
+    const std::string file = std::string(MSA_SOURCE_DIR) + "/data/FORMAT.md";
+    const std::string page = file_text(file), begin = "<!-- tables -->\n", end = "<!-- end -->\n";
+    const size_t from = page.find(begin), to = page.find(end);
+    ASSERT_TRUE(from != page.npos && to != page.npos) << file << " has no part for the tables";
+    const std::string wanted =
+        page.substr(0, from + begin.size()) + tables_of_programs() + page.substr(to);
+    if (page == wanted) return;
+    std::ofstream(file + ".new") << wanted;
+    FAIL() << file << " is out of date; see " << file << ".new";
+}
+
+}  // namespace
+}  // namespace msa::test
