@@ -155,11 +155,11 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     assert evaluate(*arguments, tmp_path / "whole") == 0
     score, scored = scoring.Scorer.__call__, []
 
-    def counted(self, ids, *more):
+    def counted(self, ids, *more, **options):
         scored.append(len(ids))
         if len(scored) == 4:
             raise KeyboardInterrupt
-        return score(self, ids, *more)
+        return score(self, ids, *more, **options)
 
     monkeypatch.setattr(scoring.Scorer, "__call__", counted)
     out = tmp_path / "out"
@@ -185,11 +185,11 @@ def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, mo
     shards = [tmp_path / f"part{index}" for index in range(3)]
     score, scored = scoring.Scorer.__call__, []
 
-    def counted(self, ids, *more):
+    def counted(self, ids, *more, **options):
         scored.append(len(ids))
         if len(scored) == 2:
             raise KeyboardInterrupt
-        return score(self, ids, *more)
+        return score(self, ids, *more, **options)
 
     monkeypatch.setattr(scoring.Scorer, "__call__", counted)
     for index, out in enumerate(shards):
@@ -352,8 +352,11 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
     assert ("error: the indexer has no Index Branch of layers [2, 3]; it has those of [0, 1]: fit them, or name them in "
             "--dense-layers\n") in capsys.readouterr().err
     make_indexer(fit, range(4), groups=2, dim=16, first=1, model_dim=SIZES["hidden_size"])
-    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selector", "index"]) == 2
-    assert "index keeps 2 blocks in any case, more than each budget has" in capsys.readouterr().err
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selector", "index"]) == 0
+    assert [c["config"] for c in summary_of(tmp_path / "none")["configs"][1:]] == ["index@16"]
+    assert main([*arguments, "--out", str(tmp_path / "one"), "--top-k", "1", "--selector", "index",
+                 "--forced-first", "1"]) == 2
+    assert "are 2 blocks, must be at most the least budget, 1 block" in capsys.readouterr().err
 
 
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
@@ -426,7 +429,7 @@ def test_logits_are_those_that_are_asked_for(folder, monkeypatch):
     whole = scorer(ids)
     assert rows == [1, 50, 50, 19] * 2
     rows.clear()
-    some = scorer(ids, [30, 31, 90])
+    some = scorer(ids, [30, 31, 90], by_layer=False)
     assert rows == [1, 3] * 2
     assert np.abs(some.nats - whole.nats[:, [29, 30, 89]]).max() < 1e-5
     assert (some.right == whole.right[:, [29, 30, 89]]).all()
