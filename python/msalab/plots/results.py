@@ -18,13 +18,14 @@ import h5py
 import numpy as np
 
 from .. import hdf5
+from ..ending import Refusal
 
 FORMAT, VERSION = "msa-results", "3"
 LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
 
-class ResultsError(Exception):
+class ResultsError(Refusal):
     """The file is not what was asked for; the text names file, object and rule."""
 
 
