@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from ..arguments import error_text
 from ..capture.layer import require
 from ..capture.transformers_model import check_device
+from ..ending import Refusal
 from ..nn import IndexBranch
 from .data import NO_TARGET
 
@@ -67,6 +70,22 @@ def check_logits(model):
             f"{type(model).__name__} changes the logits of its language head, which is not supported")
 
 
+def check_launcher(environment):
+    """CaptureError unless it is what torchrun sets for each of its processes."""
+    def number(name, least):
+        value = environment.get(name)
+        require(value is not None, f"WORLD_SIZE is set in the environment, and {name} is not: torchrun sets both; "
+                "without WORLD_SIZE it is one process")
+        require(value.isdecimal() and int(value) >= least, f"{name} is {value!r} in the environment, must be an "
+                f"integer of at least {least}")
+        return int(value)
+
+    size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
+    require(rank < size, f"RANK is {rank} in the environment, must be less than WORLD_SIZE = {size}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        require(environment.get(name), f"WORLD_SIZE is set in the environment, and {name} is not: torchrun sets both")
+
+
 class Group:
     """The processes of a run, as torchrun starts them; without it, this one."""
 
@@ -82,6 +101,8 @@ class Group:
             self.device = torch.device(kind, self.device.index or 0)
             torch.cuda.set_device(self.device)
         if self.started:
+            if not alone:
+                check_launcher(os.environ)
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             how = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
             dist.init_process_group(backend, **how)
@@ -93,6 +114,25 @@ class Group:
         total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
         dist.all_reduce(total)
         return total.tolist()
+
+    def gathered(self, value) -> list:
+        """Of each process."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    @contextmanager
+    def together(self):
+        """What one process is refused, all are: none waits for it. No collective call may be within."""
+        refused = None
+        try:
+            yield
+        except (Refusal, OSError) as error:
+            refused = error
+        said = [text for text in self.gathered(refused and error_text(refused)) if text]
+        if refused:
+            raise refused
+        require(not said, said and said[0])
 
     def wait(self):
         dist.barrier()
