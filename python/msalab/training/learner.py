@@ -15,10 +15,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from ..arguments import error_text
-from ..capture.layer import require
+from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
 from ..ending import Refusal
 from ..nn import IndexBranch
+from ..transformers import decoder_of, layers_of
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -43,7 +44,7 @@ class Learner(nn.Module):
         return nats, sum(self.attention.kl.values())
 
     def _nats(self, tokens, positions, targets):
-        hidden = self.model.get_decoder()(input_ids=tokens[None], position_ids=positions[None],
+        hidden = decoder_of(self.model)(input_ids=tokens[None], position_ids=positions[None],
                                           use_cache=False).last_hidden_state[0]
         head = self.model.get_output_embeddings()
 
@@ -62,12 +63,15 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 @torch.no_grad()
 def check_logits(model):
     """CaptureError unless logits are the language head of the decoder's output, as Learner has them."""
-    tokens = torch.arange(4, device=model.device)[None]
-    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-    head = model.get_output_embeddings()
-    own = model(input_ids=tokens, use_cache=False).logits
-    require(head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3),
-            f"{type(model).__name__} changes the logits of its language head, which is not supported")
+    tokens, head = torch.arange(4, device=model.device)[None], model.get_output_embeddings()
+    try:
+        hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
+        own = model(input_ids=tokens, use_cache=False).logits
+        same = head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # whatever a model needs more than tokens
+        raise CaptureError(f"{type(model).__name__} does not run on tokens alone ({type(error).__name__}: {error})"
+                           ) from error
+    require(same, f"{type(model).__name__} changes the logits of its language head, which is not supported")
 
 
 def check_launcher(environment):
@@ -149,11 +153,6 @@ def keep_no_activations(model, attention):
     enable({"use_reentrant": False})  # of the second name in older releases
 
 
-def layers_of(learner: Learner):
-    return next((module for module in learner.model.get_decoder().modules()
-                 if isinstance(module, nn.ModuleList)), ())
-
-
 def branches_of(layer) -> list[IndexBranch]:
     return [module for module in layer.modules() if isinstance(module, IndexBranch)]
 
@@ -162,7 +161,7 @@ def compile_parts(learner: Learner):
     """By torch.compile: a layer with its attention and Index Branch, or without them where no activations are kept,
     and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks
     of FSDP2, and what keeps no activations, stay outside."""
-    for layer in layers_of(learner):
+    for layer in layers_of(learner.model):
         layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)
 
@@ -173,7 +172,7 @@ def shard(learner: Learner, group: Group, dtype: torch.dtype):
     Branches are a unit of their own: in the warm-up nothing else has gradients. Last layers that do not fill a
     unit are gathered with the embeddings and the head, which stay gathered during a step."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
-    layers = list(layers_of(learner))
+    layers = list(layers_of(learner.model))
     branches = [branch for layer in layers for branch in branches_of(layer)]
     for unit in [*([branches] if branches else []), *units_of(layers)]:
         fully_shard(unit, **how)

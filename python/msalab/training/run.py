@@ -125,7 +125,9 @@ def check_options(options):
     for name in ("lr", "index_lr", "clip", "diverged"):
         value = getattr(options, name)
         require(value > 0 and math.isfinite(value), f"--{name.replace('_', '-')} is {value}, must be above 0")
-    require(options.kl_weight >= 0, f"--kl-weight is {options.kl_weight}, must be at least 0")
+    for name in ("kl_weight", "decay"):
+        value = getattr(options, name)
+        require(0 <= value < math.inf, f"--{name.replace('_', '-')} is {value}, must be a number of at least 0")
     given = options.warmup is not None
     require(options.attention == "msa" or not given and options.indexer is None, "--warmup and --indexer are of "
             "--attention msa")
@@ -217,6 +219,7 @@ class Training:
         require(share == int(share), f"--batch is {options.batch}, must be a multiple of "
                 f"{counted(group.size, 'processes')} times --rows = {options.rows}")
         self.micros = int(share)
+        attentions.check_config(options)
         self.words = text.vocabulary_of(options)()
         self.rows = data.read(options.data, lambda: self.words, options.context, note)
         require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
@@ -250,6 +253,7 @@ class Training:
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
+        attentions.check_documents(model, self.attention)
         if options.checkpointing:
             keep_no_activations(model, self.attention)
         self.learner = Learner(model.to(self.group.device), self.attention)
