@@ -380,7 +380,7 @@ def decoder_of(model):
     return found if isinstance(found, PreTrainedModel) else model.base_model
 
 
-def layers_of(model):
+def decoder_layers(model):
     return next((module for module in decoder_of(model).modules() if isinstance(module, torch.nn.ModuleList)), ())
 
 

@@ -22,7 +22,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
 from ..nn import IndexBranch, select_and_attend
 from ..operations import InputError
-from ..transformers import attention_modules, decoder_of, layers_of
+from ..transformers import attention_modules, decoder_layers, decoder_of
 
 NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
@@ -193,7 +193,7 @@ def _carriers(model, modules) -> list:
     """Parts that carry what they have read from token to token without attention (Mamba, linear attention,
     convolutions): layers that do not attend, and beside attention what has a convolution."""
     found, attending = [], set(modules.values())
-    for layer in layers_of(model):
+    for layer in decoder_layers(model):
         if not attending & set(layer.modules()):
             found.append(layer)
         else:

@@ -19,7 +19,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
 from ..ending import Refusal
 from ..nn import IndexBranch
-from ..transformers import decoder_of, layers_of
+from ..transformers import decoder_layers, decoder_of
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -161,7 +161,7 @@ def compile_parts(learner: Learner):
     """By torch.compile: a layer with its attention and Index Branch, or without them where no activations are kept,
     and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks
     of FSDP2, and what keeps no activations, stay outside."""
-    for layer in layers_of(learner.model):
+    for layer in decoder_layers(learner.model):
         layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)
 
@@ -172,7 +172,7 @@ def shard(learner: Learner, group: Group, dtype: torch.dtype):
     Branches are a unit of their own: in the warm-up nothing else has gradients. Last layers that do not fill a
     unit are gathered with the embeddings and the head, which stay gathered during a step."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
-    layers = list(layers_of(learner.model))
+    layers = list(decoder_layers(learner.model))
     branches = [branch for layer in layers for branch in branches_of(layer)]
     for unit in [*([branches] if branches else []), *units_of(layers)]:
         fully_shard(unit, **how)
