@@ -16,8 +16,7 @@ from safetensors.torch import load_file as load_tensors
 from test_train import SIZES, make_model, start, tiny, torch, train, transformers  # noqa: F401
 
 from msalab.capture.layer import CaptureError
-from msalab.training import checkpoint, learner
-from msalab.training.run import Curves
+from msalab.training import learner
 
 HOW = ["--steps", 3, "--warmup", 1, "--save-every", 2, "--index-lr", 1e-2, "--deterministic"]
 _WRITES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")

@@ -9,7 +9,6 @@ has the time at which its line was read, since curves.csv has no times: compare 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
