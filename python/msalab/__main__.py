@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from .ending import ended
+
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "check-batching": "whether an Index Branch chooses the same blocks however it is called",
@@ -61,11 +63,7 @@ def run_tool(name: str, arguments) -> int:
 def main(arguments=None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command in TOOLS:
-        try:
-            return run_tool(command, rest)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
+        return ended(lambda: run_tool(command, rest), None)
     if command in programs():
         path = programs()[command]
         os.execv(path, [str(path), *rest])

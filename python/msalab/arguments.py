@@ -38,12 +38,12 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what.removesuffix('es' if what.endswith('sses') else 's') if number == 1 else what}"
 
 
-def error_text(error: Exception, options) -> str:
+def error_text(error: Exception, options=None) -> str:
     """What a program says of an error. A message of msalab.transformers, which begins with "msalab_msa: ", or one that
     begins with the name of an option, "top_k is 0", has options as the command line has them: "--top-k is 0"."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror}"
-    names, said = vars(options), str(error)
+    names, said = vars(options) if options else (), str(error)
     text = said.removeprefix("msalab_msa: ")
     if text == said and text.split(" ", 1)[0] not in names:
         return text

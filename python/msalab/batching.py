@@ -20,9 +20,10 @@ import ml_dtypes
 import numpy as np
 
 from . import operations as m
-from .arguments import distinct_integers, error_text
-from .capture.layer import CaptureError
+from .arguments import distinct_integers
+from .capture.layer import require
 from .capture.reader import ActivationsReader
+from .ending import ended
 from .rule import Rule
 
 ONE_CALL = "one call"
@@ -215,7 +216,6 @@ def main(arguments=None) -> int:
                         "that start here")
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     given = parser.parse_args(arguments)
-    findings = []
     if given.chunk < 1 or given.rows < 1:
         parser.error("--chunk and --rows must be at least 1")
     here = present()
@@ -223,30 +223,27 @@ def main(arguments=None) -> int:
     absent = [name for name in backends if name not in here]
     if absent:
         parser.error(f"no backend {', '.join(absent)} here; there are: {', '.join(here)}")
-    try:
-        rule = Rule(given.block_size, given.top_k, given.forced_first, given.forced_local)
-        with ActivationsReader(given.file) as file:
-            cu = np.asarray(file.cu_seqlens)
-            if given.max_tokens is not None:
-                cu = cu[:max(2, int(np.searchsorted(cu, given.max_tokens, "right")))]
-            for number in given.layers or file.layers:
-                layer = file.layer(number)
-                if layer.index_q is None:
-                    continue
-                findings += check(number, layer.index_q[:cu[-1]], layer.index_k[:cu[-1]], cu, rule, backends,
-                                  given.chunk, given.rows)
-    except (CaptureError, m.InputError, m.UnsupportedError, ValueError) as error:
-        print(f"msalab check-batching: {error_text(error, given)}", file=sys.stderr)
-        return 2
-    if not findings:
-        print(f"msalab check-batching: {given.file}: no layer has index_q and index_k; msa-fit-indexer makes them",
-              file=sys.stderr)
-        return 2
+    return ended(lambda: _work(given, backends), given)
+
+
+def _work(given, backends):
+    findings = []
+    rule = Rule(given.block_size, given.top_k, given.forced_first, given.forced_local)
+    with ActivationsReader(given.file) as file:
+        cu = np.asarray(file.cu_seqlens)
+        if given.max_tokens is not None:
+            cu = cu[:max(2, int(np.searchsorted(cu, given.max_tokens, "right")))]
+        for number in given.layers or file.layers:
+            layer = file.layer(number)
+            if layer.index_q is None:
+                continue
+            findings += check(number, layer.index_q[:cu[-1]], layer.index_k[:cu[-1]], cu, rule, backends,
+                              given.chunk, given.rows)
+    require(findings, f"{given.file}: no layer has index_q and index_k; msa-fit-indexer makes them")
     if given.json:
         print(json.dumps([vars(of) for of in findings], indent=2))
-        return 0
+        return
     print_table(findings, sys.stdout)
     print("\nrows: (query, group); differ: rows whose ids are others; ids: blocks that came in place of others; "
           "margin: the most by\nwhich a lost block had scored better than the one in its place; of scores: that of "
           "the row's largest score.")
-    return 0

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from . import table
+from .ending import Refusal
 
 FORMAT, VERSION = "msa-report", 1
 SUMMARY = "summary.json"
 
 
-class ResultsError(Exception):
+class ResultsError(Refusal):
     """The file is not what was asked for; the text names file, object and rule."""
 
 

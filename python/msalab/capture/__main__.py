@@ -11,7 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..arguments import error_text, integers, interrupt
+from ..arguments import integers, interrupt
+from ..ending import ended
 from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
 from .partial_file import PartialFile
@@ -232,19 +233,8 @@ def main(arguments=None) -> int:
     if unknown:  # said with the usage of the command
         options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
     signal.signal(signal.SIGTERM, interrupt)
-    try:
-        options.run(options)
-    except ModuleNotFoundError as error:
-        print(f"error: {error}; python/requirements-capture.txt has what capturing needs",
-              file=sys.stderr)
-        return 2
-    except (CaptureError, OSError, ImportError) as error:
-        print(f"error: {error_text(error, options)}", file=sys.stderr)
-        return 2
-    except MemoryError as error:
-        print(f"error: not enough memory: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: options.run(options), options,
+                 needs="python/requirements-capture.txt has what capturing needs")
 
 
 if __name__ == "__main__":

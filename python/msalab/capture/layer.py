@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 
+from ..ending import Refusal
+
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 ELEMENTS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 FIELDS = ("x", "q", "k", "v", "index_q", "index_k", "qsa_q", "qsa_k")
@@ -27,7 +29,7 @@ HEAD_DIMS = range(16, 512 + 1)  # what the programs compute with
 INDEX_DIMS = range(16, 256 + 1)
 
 
-class CaptureError(Exception):
+class CaptureError(Refusal):
     """What was asked for cannot be captured or converted; the text names what is wrong."""
 
 

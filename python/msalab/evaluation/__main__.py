@@ -6,8 +6,8 @@ import argparse
 import signal
 import sys
 
-from ..arguments import error_text, integers, interrupt, parse_run
-from ..capture.layer import CaptureError
+from ..arguments import integers, interrupt, parse_run
+from ..ending import DONE, ended
 from .shard import start_on_devices
 from .tables import print_tables
 
@@ -90,37 +90,20 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments=None) -> int:
     options = parse_run(parser(), arguments)
     signal.signal(signal.SIGTERM, interrupt)
-    try:
-        if options.devices:
-            return start_on_devices(options, sys.argv[1:] if arguments is None else arguments)
-    except CaptureError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    try:
-        import torch
+    return ended(lambda: _work(options, sys.argv[1:] if arguments is None else arguments), options,
+                 needs="evaluating needs the compiled module and what python/requirements-capture.txt lists",
+                 interrupted="interrupted; --resume goes on")
 
-        from ..operations import InputError, OutOfMemoryError
-        from .run import run
-    except ImportError as error:
-        print(f"error: {error}; evaluating needs the compiled module and what "
-              "python/requirements-capture.txt lists", file=sys.stderr)
-        return 2
-    try:
-        summary = run(options, lambda line: print(line, file=sys.stderr))
-    except (CaptureError, InputError, OSError) as error:
-        print(f"error: {error_text(error, options)}", file=sys.stderr)
-        return 2
-    except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
-        print(f"error: not enough memory: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; --resume goes on", file=sys.stderr)
-        return 130
+
+def _work(options, arguments) -> int:
+    if options.devices:
+        return start_on_devices(options, arguments)
+    from .run import run
+
+    summary = run(options, lambda line: print(line, file=sys.stderr))
     if summary is not None:
         print_tables(summary)
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

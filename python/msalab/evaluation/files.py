@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import h5py
@@ -69,6 +70,36 @@ def read_json(path):
 def require_folder(path) -> None:
     """CaptureError where another file stands in the place of what is to be a folder."""
     require(Path(path).is_dir() or not Path(path).exists(), f"{path}: is a file, must be a folder")
+
+
+def remove_folder(path: Path) -> None:
+    """It loses its name before its first file: no half of it stays behind a kill."""
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    shutil.rmtree(old)
+
+
+def replace_folder(partial: Path, path: Path) -> None:
+    """Gives a folder its name when its bytes are on the device. What had the name before is removed behind that."""
+    for one in (*partial.iterdir(), partial):
+        _wait_for(one)
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    _wait_for(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _wait_for(path: Path) -> None:
+    """Until a file, or the names in a folder, are on the device."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def same_or_refused(place: str, before: dict, record: dict, way_out: str, free=()) -> None:

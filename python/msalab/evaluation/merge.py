@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from ..arguments import error_text
-from ..capture.layer import CaptureError, require
+from ..capture.layer import require
+from ..ending import ended
 from .files import require_folder
 from .tables import print_tables
 from .units import collect, make_results, missing_text, parts_in
@@ -53,14 +53,12 @@ def main(arguments: list[str], program: Path | None = None) -> int:
     if program is not None and not asks_help and not any(map(is_evaluation, arguments)):
         os.execv(program, [str(program), *arguments])
     options = parser().parse_args(arguments)
-    try:
-        summary = merge(options.shards, options.out, options.overwrite,
-                        lambda line: print(line, file=sys.stderr))
-    except (CaptureError, OSError) as error:
-        print(f"error: {error_text(error, options)}", file=sys.stderr)
-        return 2
+    return ended(lambda: _work(options), options)
+
+
+def _work(options):
+    summary = merge(options.shards, options.out, options.overwrite, lambda line: print(line, file=sys.stderr))
     if options.json:
         print(json.dumps(summary, indent=1))
     else:
         print_tables(summary)
-    return 0

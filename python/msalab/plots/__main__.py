@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..arguments import distinct_integers
+from ..ending import ended
 from ..results import FORMAT
 from . import pilot, pilot_answers, pilot_page
 from .advice import cost_front, read_advice
@@ -140,27 +141,26 @@ def main(arguments=None) -> int:
                         help="layers, or all; default: all in the pictures that show them together, "
                              "six of them by themselves")
     options = parser.parse_args(arguments)
-    try:
-        if options.results.endswith(".json"):
-            print(*draw_alone(options.results, options.out), sep="\n")
-            return 0
-        with ExitStack() as files:
-            results = files.enter_context(Results(options.results))
-            before, after = more_sections(options, files)
-            instead = []
-            if options.selections:
-                whole = files.enter_context(Results(options.selections))
-                instead.append(of_file(options.selections, selections_section, whole, results))
-            layers = results.layers if options.layers == ALL else options.layers
-            print(write_report(results, options.out, layers, before, after, instead,
-                               lambda line: print(line, file=sys.stderr, flush=True)))
-    except (ResultsError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: _plot(options), options)
 
 
-def _registered(records, options) -> int:
+def _plot(options):
+    if options.results.endswith(".json"):
+        print(*draw_alone(options.results, options.out), sep="\n")
+        return
+    with ExitStack() as files:
+        results = files.enter_context(Results(options.results))
+        before, after = more_sections(options, files)
+        instead = []
+        if options.selections:
+            whole = files.enter_context(Results(options.selections))
+            instead.append(of_file(options.selections, selections_section, whole, results))
+        layers = results.layers if options.layers == ALL else options.layers
+        print(write_report(results, options.out, layers, before, after, instead,
+                           lambda line: print(line, file=sys.stderr, flush=True)))
+
+
+def _registered(records, options):
     before = read_records(options.exploratory) if options.exploratory else {}
     tables = {name: table(records, before) for name, table in pilot_page.TABLES.items()}
     out = Path(options.out)
@@ -174,7 +174,6 @@ def _registered(records, options) -> int:
         page = Path(options.page)
         page.write_text(pilot_page.with_tables(page.read_text(encoding="utf-8"), records, before),
                         encoding="utf-8")
-    return 0
 
 
 def pilot_main(arguments=None) -> int:
@@ -195,32 +194,32 @@ def pilot_main(arguments=None) -> int:
                              "the claim that needs no new runs")
     parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
     options = parser.parse_args(arguments)
-    try:
-        records = read_records(options.records)
-        if options.registered:
-            return _registered(records, options)
-        arms = options.arms.split(",") if options.arms else list(records)
-        if unknown := [arm for arm in arms if arm not in records]:
-            raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "
-                               f"{', '.join(records)}")
-        print(pilot.claims_markdown(records), end="")
-        if old := pilot.unrecorded(records):
-            print(f"note: {' and '.join(LATER)} are not in the runs {', '.join(old)}, which were "
-                  "recorded before they were measured", file=sys.stderr)
-        out = Path(options.out)
-        out.mkdir(parents=True, exist_ok=True)
-        pilot.numbers(records).to_csv(out / "pilot.csv")
-        (out / "pilot.json").write_text(pilot.as_json(records), encoding="utf-8")
-        for name, drawn in pictures({arm: records[arm] for arm in arms}):
-            save(*drawn, out, name)
-        if options.page:
-            page = Path(options.page)
-            page.write_text(pilot.with_tables(page.read_text(encoding="utf-8"), records),
-                            encoding="utf-8")
-    except (ResultsError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: _pilot(options), options)
+
+
+def _pilot(options):
+    records = read_records(options.records)
+    if options.registered:
+        _registered(records, options)
+        return
+    arms = options.arms.split(",") if options.arms else list(records)
+    if unknown := [arm for arm in arms if arm not in records]:
+        raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "
+                           f"{', '.join(records)}")
+    print(pilot.claims_markdown(records), end="")
+    if old := pilot.unrecorded(records):
+        print(f"note: {' and '.join(LATER)} are not in the runs {', '.join(old)}, which were "
+              "recorded before they were measured", file=sys.stderr)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    pilot.numbers(records).to_csv(out / "pilot.csv")
+    (out / "pilot.json").write_text(pilot.as_json(records), encoding="utf-8")
+    for name, drawn in pictures({arm: records[arm] for arm in arms}):
+        save(*drawn, out, name)
+    if options.page:
+        page = Path(options.page)
+        page.write_text(pilot.with_tables(page.read_text(encoding="utf-8"), records),
+                        encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ has the time at which its line was read, since curves.csv has no times: compare 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
+from ..ending import ended
 from .pilot_records import read_points
 from .results import ResultsError
 
@@ -73,12 +73,11 @@ def main(arguments=None) -> int:
                         help="folder with curves.csv, or a folder of such folders")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the event files")
     options = parser.parse_args(arguments)
-    try:
-        runs, writer = find_runs(options.runs), event_file_writer()
-        for name, path in runs.items():
-            points = list(read_points(path))
-            print(f"{name}: {write_events(points, Path(options.out) / name, writer)} points")
-    except (ResultsError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: _work(options), options)
+
+
+def _work(options):
+    runs, writer = find_runs(options.runs), event_file_writer()
+    for name, path in runs.items():
+        points = list(read_points(path))
+        print(f"{name}: {write_events(points, Path(options.out) / name, writer)} points")

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from ..arguments import error_text, integers, parse_run
-from ..capture.layer import CaptureError
+from ..arguments import integers, parse_run
+from ..ending import ended
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,32 +89,17 @@ def main(arguments=None) -> int:
     options = parse_run(parser(), arguments)
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    try:
-        import torch
-
-        from ..operations import InputError, OutOfMemoryError
-        from .run import run, write_tokens
-    except ImportError as error:
-        print(f"error: {error}; training needs the compiled module and what "
-              "python/requirements-capture.txt lists", file=sys.stderr)
-        return 2
     if options.dtype is None:
         options.dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
+    return ended(lambda: _work(options), options, needs="training needs the compiled module and what "
+                 "python/requirements-capture.txt lists", less="--rows 1, --checkpointing and more processes need less")
 
-    def note(line):
-        print(line, file=sys.stderr)
 
-    try:
-        if options.tokens_out:
-            return write_tokens(options, note)
-        return run(options, note)
-    except (CaptureError, InputError, OSError) as error:
-        print(f"error: {error_text(error, options)}", file=sys.stderr)
-        return 2
-    except (MemoryError, OutOfMemoryError, torch.OutOfMemoryError) as error:
-        print(f"error: not enough memory: {error}; --rows 1, --checkpointing and more processes need less",
-              file=sys.stderr)
-        return 2
+def _work(options) -> int:
+    from .run import run, write_tokens
+
+    work = write_tokens if options.tokens_out else run
+    return work(options, lambda line: print(line, file=sys.stderr))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,24 @@ micro-batch at a time, with an Index Branch in each layer that selects by its ow
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from .. import analysis, selectors
 from .. import torch as m
 from ..capture import fitted
+from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
 from ..nn import IndexBranch, select_and_attend
-from ..transformers import attention_modules
+from ..operations import InputError
+from ..transformers import attention_modules, decoder_layers, decoder_of
 
 NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
@@ -127,7 +132,7 @@ def _outside(attention: Attention, *given):
     return attention(*given)
 
 
-def _attend(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, dropout=0.0,
+def _attend(module, query, key, value, attention_mask=None, scaling=None, softcap=None, s_aux=None, dropout=0.0,
             position_bias=None, **_):
     """What an attention module calls: query [1, Hq, N, dh], key and value [1, Hkv, N, dh]."""
     layer = getattr(module, _ATTRIBUTE)
@@ -146,10 +151,32 @@ def _keep_input(module, args, kwargs):
     getattr(module, _ATTRIBUTE).x = kwargs.get("hidden_states", args[0] if args else None)[0]
 
 
-def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
-    """From now on the model attends so."""
+def _register():
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+
+
+def check_config(options):
+    """CaptureError where the configuration alone says that gradients are not to be had: before any weight is read."""
+    place, how = place_of(options.model)
+    require(not (Path(options.model) / "adapter_config.json").is_file(), f"{options.model}: is an adapter (LoRA), and no "
+            "whole model: merge it first (merge_and_unload() of peft, then save_pretrained())")
+    _register()
+    try:
+        config = AutoConfig.from_pretrained(place, revision=options.revision, **how)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+        with patch.object(masking_utils, "find_packed_sequence_indices", lambda *_: None):  # it reads numbers
+            trainable(model, options)
+    except (CaptureError, InputError):
+        raise
+    except Exception:  # what does not run without weights is checked with them
+        pass
+
+
+def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
+    """From now on the model attends so."""
+    _register()
     attention.layers = [Layer(number, attention, attention.kind != "dense" and number not in attention.dense)
                         for number in modules]
     for layer, (number, module) in zip(attention.layers, modules.items()):
@@ -157,7 +184,66 @@ def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch
         if number in branches:
             module.indexer = branches[number]
             module.register_forward_pre_hook(_keep_input, with_kwargs=True)
+    for part in _carriers(model, modules):
+        part.forward = _by_document(part.forward, attention)
     model.set_attn_implementation(NAME)
+
+
+def _carriers(model, modules) -> list:
+    """Parts that carry what they have read from token to token without attention (Mamba, linear attention,
+    convolutions): layers that do not attend, and beside attention what has a convolution."""
+    found, attending = [], set(modules.values())
+    for layer in decoder_layers(model):
+        if not attending & set(layer.modules()):
+            found.append(layer)
+        else:
+            found += [part for part in layer.children() if not attending & set(part.modules())
+                      and any(isinstance(one, torch.nn.Conv1d) for one in part.modules())]
+    return found
+
+
+def _by_document(forward, attention: Attention):
+    """forward(hidden [1, N, d], ...) of each document by itself. Kernels that are told where documents begin are not
+    to be had on every device."""
+    def some(given, begin, end):
+        if isinstance(given, (tuple, list)):
+            return type(given)(some(one, begin, end) for one in given)
+        of_tokens = isinstance(given, torch.Tensor) and given.shape[:2] == (1, attention.cu[-1])
+        return given[:, begin:end] if of_tokens else given
+
+    @torch.compiler.disable
+    def run(*args, **kwargs):
+        made = [forward(*some(args, begin, end), **{name: some(one, begin, end) for name, one in kwargs.items()})
+                for begin, end in zip(attention.cu, attention.cu[1:])]
+        if isinstance(made[0], torch.Tensor):
+            return torch.cat(made, 1)
+        return torch.cat([one[0] for one in made], 1), *made[0][1:]
+
+    return run
+
+
+LEAK = 1e-3  # of the largest value; another order of sums is less
+
+
+@torch.no_grad()
+def check_documents(model, attention: Attention):
+    """CaptureError where a document has another output beside another one than beside none."""
+    size = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.arange(24, device=model.device) * 7 % size
+    first, second = tokens[:9], tokens[9:]
+
+    def output(*documents):
+        lengths = [len(one) for one in documents]
+        positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
+        attention.begin([0, *np.cumsum(lengths).tolist()], positions, False)
+        return decoder_of(model)(input_ids=torch.cat(documents)[None], position_ids=positions[None],
+                                 use_cache=False).last_hidden_state[0, -len(second):]
+
+    alone, beside = output(second), output(first, second)
+    attention.begin([], None, False)
+    apart = float((alone - beside).abs().max() / alone.abs().max())
+    require(apart <= LEAK, f"{type(model).__name__} carries state from one document of a row to the next, other than by "
+            f"attention, which cannot be kept apart here: outputs differ by {apart:.1g} of the largest")
 
 
 def trainable(model, options) -> tuple[dict, list[int]]:

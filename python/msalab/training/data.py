@@ -21,6 +21,7 @@ from ..progress import Progress
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")  # that count in a folder
 COLUMN = "text"  # of datasets, and the key of JSON lines
 AT_ONCE = 256  # documents that the tokenizer is given
+MOST = 2 ** 31 - 1  # the largest id of a token
 NO_TARGET = -100  # of a token whose next one is in no row with it
 
 
@@ -114,12 +115,13 @@ def _column(path: Path):
 
 def _of_lines(path: Path) -> list[str]:
     documents = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                document = json.loads(line)[COLUMN]
+                document = json.loads(line.decode())[COLUMN]
                 require(isinstance(document, str), "text is no string")
-            except (ValueError, KeyError, TypeError, CaptureError) as error:
+                document.encode()  # half a surrogate pair is no text
+            except (ValueError, KeyError, TypeError, RecursionError, CaptureError) as error:
                 raise CaptureError(f"{path}: line {number} must be an object with a string \"text\": "
                                    f"{error}") from error
             documents.append(document)
@@ -132,7 +134,9 @@ def read(paths, vocabulary, context: int, note) -> Rows:
     tokens, begins = (_stored(paths) if any(Path(path).suffix == ".safetensors" for path in paths) else
                       _tokenized(files_of(paths), vocabulary(), note))
     require(len(tokens) >= context, f"the text has {len(tokens)} tokens, fewer than --context = {context}")
-    return Rows(tokens, begins, context)
+    rows = Rows(tokens, begins, context)
+    require(rows.longest > 1, "each document of the text has one token: there is none to foretell")
+    return rows
 
 
 def _tokenized(files, vocabulary, note):
@@ -166,11 +170,15 @@ def _stored(paths):
     require(len(paths) == 1, "--data has a file of tokens, which must be all of it")
     try:
         with safe_open(paths[0], "numpy") as file:
-            tokens, begins = file.get_tensor("tokens"), file.get_tensor("begins").astype(np.int64)
+            tokens, begins = file.get_tensor("tokens"), file.get_tensor("begins")
+        require(begins.dtype.kind in "iu", "begins must be integers")
+        begins = begins.astype(np.int64)  # what does not fit does not rise
     except Exception as error:  # the library raises errors of many types
         raise CaptureError(f"{paths[0]}: cannot be read as tokens and begins: {error}") from error
     require(tokens.ndim == begins.ndim == 1 and tokens.dtype.kind in "iu", f"{paths[0]}: tokens and begins "
             "must be lists of integers")
+    for at in np.flatnonzero((tokens < 0) | (tokens > MOST))[:1]:
+        raise CaptureError(f"{paths[0]}: token {at} is {tokens[at]}, must be from 0 to {MOST}")
     rising = len(begins) and begins[0] == 0 and (np.diff(begins) > 0).all() and begins[-1] < len(tokens)
     require(rising, f"{paths[0]}: begins must rise from 0 to less than {len(tokens)}, the tokens")
     return tokens.astype(np.int32), begins

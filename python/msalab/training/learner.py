@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from ..capture.layer import require
+from ..arguments import error_text
+from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
+from ..ending import Refusal
 from ..nn import IndexBranch
+from ..transformers import decoder_layers, decoder_of
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -40,7 +44,7 @@ class Learner(nn.Module):
         return nats, sum(self.attention.kl.values())
 
     def _nats(self, tokens, positions, targets):
-        hidden = self.model.get_decoder()(input_ids=tokens[None], position_ids=positions[None],
+        hidden = decoder_of(self.model)(input_ids=tokens[None], position_ids=positions[None],
                                           use_cache=False).last_hidden_state[0]
         head = self.model.get_output_embeddings()
 
@@ -59,12 +63,31 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 @torch.no_grad()
 def check_logits(model):
     """CaptureError unless logits are the language head of the decoder's output, as Learner has them."""
-    tokens = torch.arange(4, device=model.device)[None]
-    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-    head = model.get_output_embeddings()
-    own = model(input_ids=tokens, use_cache=False).logits
-    require(head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3),
-            f"{type(model).__name__} changes the logits of its language head, which is not supported")
+    tokens, head = torch.arange(4, device=model.device)[None], model.get_output_embeddings()
+    try:
+        hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
+        own = model(input_ids=tokens, use_cache=False).logits
+        same = head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # whatever a model needs more than tokens
+        raise CaptureError(f"{type(model).__name__} does not run on tokens alone ({type(error).__name__}: {error})"
+                           ) from error
+    require(same, f"{type(model).__name__} changes the logits of its language head, which is not supported")
+
+
+def check_launcher(environment):
+    """CaptureError unless it is what torchrun sets for each of its processes."""
+    def number(name, least):
+        value = environment.get(name)
+        require(value is not None, f"WORLD_SIZE is set in the environment, and {name} is not: torchrun sets both; "
+                "without WORLD_SIZE it is one process")
+        require(value.isdecimal() and int(value) >= least, f"{name} is {value!r} in the environment, must be an "
+                f"integer of at least {least}")
+        return int(value)
+
+    size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
+    require(rank < size, f"RANK is {rank} in the environment, must be less than WORLD_SIZE = {size}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        require(environment.get(name), f"WORLD_SIZE is set in the environment, and {name} is not: torchrun sets both")
 
 
 class Group:
@@ -82,6 +105,8 @@ class Group:
             self.device = torch.device(kind, self.device.index or 0)
             torch.cuda.set_device(self.device)
         if self.started:
+            if not alone:
+                check_launcher(os.environ)
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             how = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
             dist.init_process_group(backend, **how)
@@ -93,6 +118,25 @@ class Group:
         total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
         dist.all_reduce(total)
         return total.tolist()
+
+    def gathered(self, value) -> list:
+        """Of each process."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    @contextmanager
+    def together(self):
+        """What one process is refused, all are: none waits for it. No collective call may be within."""
+        refused = None
+        try:
+            yield
+        except (Refusal, OSError) as error:
+            refused = error
+        said = [text for text in self.gathered(refused and error_text(refused)) if text]
+        if refused:
+            raise refused
+        require(not said, said and said[0])
 
     def wait(self):
         dist.barrier()
@@ -109,11 +153,6 @@ def keep_no_activations(model, attention):
     enable({"use_reentrant": False})  # of the second name in older releases
 
 
-def layers_of(learner: Learner):
-    return next((module for module in learner.model.get_decoder().modules()
-                 if isinstance(module, nn.ModuleList)), ())
-
-
 def branches_of(layer) -> list[IndexBranch]:
     return [module for module in layer.modules() if isinstance(module, IndexBranch)]
 
@@ -122,7 +161,7 @@ def compile_parts(learner: Learner):
     """By torch.compile: a layer with its attention and Index Branch, or without them where no activations are kept,
     and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks
     of FSDP2, and what keeps no activations, stay outside."""
-    for layer in layers_of(learner):
+    for layer in decoder_layers(learner.model):
         layer.forward = torch.compile(layer.forward)
     learner.cross_entropy = torch.compile(cross_entropy)
 
@@ -133,7 +172,7 @@ def shard(learner: Learner, group: Group, dtype: torch.dtype):
     Branches are a unit of their own: in the warm-up nothing else has gradients. Last layers that do not fill a
     unit are gathered with the embeddings and the head, which stay gathered during a step."""
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
-    layers = list(layers_of(learner))
+    layers = list(decoder_layers(learner.model))
     branches = [branch for layer in layers for branch in branches_of(layer)]
     for unit in [*([branches] if branches else []), *units_of(layers)]:
         fully_shard(unit, **how)

@@ -7,7 +7,7 @@ import fcntl
 import json
 import math
 import os
-import shutil
+import re
 import signal
 import time
 from argparse import Namespace
@@ -26,7 +26,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.partial_file import PartialFile
 from ..capture.transformers_model import check_positions, own_dtype, positions_of
 from ..evaluation import text
-from ..evaluation.files import read_json, require_folder, same_or_refused, sha256, write_json
+from ..evaluation.files import read_json, remove_folder, require_folder, same_or_refused, sha256, write_json
 from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
 from ..selectors import Rule
@@ -48,18 +48,42 @@ class Curves:
 
     HEADER = "step,group,name,part,value\n"
 
-    def __init__(self, path: Path, step: int):
-        """What stands there of `step` and later goes."""
-        lines = path.read_text().splitlines(True)[1:] if step and path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < step]
-        path.write_text(self.HEADER + "".join(kept))
-        self._file = open(path, "a", encoding="utf-8")
+    def __init__(self, path: Path, kept: list[str]):
+        """kept: lines of a run that goes on; what else stands there goes."""
+        self._path = path
+        with PartialFile(path, overwrite=True) as file:
+            file.write((self.HEADER + "".join(kept)).encode())
+            file.finish()
+        self._file = open(path, "ab", buffering=0)
+
+    @staticmethod
+    def before(path: Path, step: int) -> list[str]:
+        """Lines of the steps before; a last one that is cut off is none. CaptureError unless all are there."""
+        try:
+            lines = path.read_bytes().decode().splitlines(True)[1:] if path.exists() else []
+        except UnicodeDecodeError as error:
+            raise CaptureError(f"{path}: is damaged, and no UTF-8 text: {error}") from error
+        kept, seen = [], set()
+        for number, line in enumerate(lines, 2):
+            if not line.endswith("\n"):
+                continue
+            found = re.fullmatch(r"([0-9]{1,18}),(\w+),(\w+),\w*,[-+.e0-9]+\n", line)
+            require(found, f"{path}: line {number} is damaged: {line[:60]!r} is no {Curves.HEADER.strip()}")
+            if int(found[1]) < step:
+                kept.append(line)
+                seen |= {int(found[1])} if found[3] == "loss" else set()
+        lacks = next((number for number in range(step) if number not in seen), None)
+        require(lacks is None, f"{path}: is damaged: it has no loss of step {lacks}; --overwrite begins anew")
+        return kept
 
     def add(self, step: int, group: str, values):
-        for name, part, value in values:
-            if math.isfinite(value):
-                self._file.write(f"{step},{group},{name},{part},{value:.7g}\n")
-        self._file.flush()
+        lines = (f"{step},{group},{name},{part},{value:.7g}\n" for name, part, value in values if math.isfinite(value))
+        rest = memoryview("".join(lines).encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest):]
+        except OSError as error:
+            raise CaptureError(f"{self._path}: {error.strerror}") from error
 
 
 def summary(out: Path, tokens: int) -> dict:
@@ -101,7 +125,9 @@ def check_options(options):
     for name in ("lr", "index_lr", "clip", "diverged"):
         value = getattr(options, name)
         require(value > 0 and math.isfinite(value), f"--{name.replace('_', '-')} is {value}, must be above 0")
-    require(options.kl_weight >= 0, f"--kl-weight is {options.kl_weight}, must be at least 0")
+    for name in ("kl_weight", "decay"):
+        value = getattr(options, name)
+        require(0 <= value < math.inf, f"--{name.replace('_', '-')} is {value}, must be a number of at least 0")
     given = options.warmup is not None
     require(options.attention == "msa" or not given and options.indexer is None, "--warmup and --indexer are of "
             "--attention msa")
@@ -146,7 +172,8 @@ def check_folder(out: Path, record: dict, options):
     """CaptureError where something else is there than the run that goes on, which the record then takes in."""
     path = out / "run.json"
     if not path.exists():
-        require(not any(out.iterdir()), f"{out}: exists, and holds no run of msalab train")
+        require({one.name for one in out.iterdir()} <= {"run.json.partial"},  # of a run that was killed
+                f"{out}: exists, and holds no run of msalab train")
     elif not options.overwrite:
         require(options.resume, f"{out}: holds a run; --resume goes on with it, --overwrite replaces it")
         before = read_json(path)
@@ -163,9 +190,10 @@ def begin_folder(out: Path, record: dict, options):
     that goes on said when it diverged."""
     (out / "diverged.json").unlink(missing_ok=True)
     if options.overwrite:
-        for old in (*checkpoint.states(out), out / "model"):
-            shutil.rmtree(old, ignore_errors=True)
-        for name in ("summary.json", "curves.csv", "run.json"):
+        checkpoint.clear(out)
+        if (out / "model").exists():
+            remove_folder(out / "model")
+        for name in ("summary.json", "curves.csv"):
             (out / name).unlink(missing_ok=True)
     write_json(out / "run.json", record)
 
@@ -191,6 +219,7 @@ class Training:
         require(share == int(share), f"--batch is {options.batch}, must be a multiple of "
                 f"{counted(group.size, 'processes')} times --rows = {options.rows}")
         self.micros = int(share)
+        attentions.check_config(options)
         self.words = text.vocabulary_of(options)()
         self.rows = data.read(options.data, lambda: self.words, options.context, note)
         require(len(self.rows) >= options.batch, f"the text has {len(self.rows)} rows of --context = "
@@ -207,7 +236,7 @@ class Training:
         require(self.rows.tokens.max() < size, f"the text has token {self.rows.tokens.max()}; the vocabulary of "
                 f"{options.model} is 0 to {size - 1}")
         check_logits(model)
-        self.own_dtype = model.dtype
+        self.types = {name: one.dtype for name, one in model.state_dict().items()} | {"": model.dtype}
         model = model.float()
         modules, layers = attentions.trainable(model, options)
         if layers:
@@ -224,6 +253,7 @@ class Training:
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
+        attentions.check_documents(model, self.attention)
         if options.checkpointing:
             keep_no_activations(model, self.attention)
         self.learner = Learner(model.to(self.group.device), self.attention)
@@ -234,14 +264,35 @@ class Training:
 
     def save(self, step: int):
         checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
-        checkpoint.save_model(self.out, self.group, self.learner.model, self.branches, self.forms, self.rule,
-                              self.words, self.own_dtype)
+        self.save_model(step)
+
+    def save_model(self, step: int):
+        checkpoint.save_model(self.out, self.group, self.learner, self.branches, self.forms, self.rule, self.words,
+                              self.types, step)
+
+    def go_on(self) -> tuple[int, list[str]]:
+        """The steps that are done, and their curves. A run that was killed within a save gets the rest of it."""
+        group, out = self.group, self.out
+        found = None if self.options.overwrite else checkpoint.load(out, group, self.learner, self.optimizer)
+        if found is None:
+            return 0, []
+        state, progress = found
+        step = progress.pop("step")
+        self.health = Health(**progress)
+        lines, is_stale = [], False
+        with group.together():
+            require(step <= self.options.steps, f"{state}: is behind --steps = {self.options.steps}")
+            if group.rank == 0:
+                lines = Curves.before(out / "curves.csv", step)
+                checkpoint.clear(out, state)
+                is_stale = not checkpoint.is_model_of(out, state)
+        if group.gathered(is_stale)[0]:
+            self.save_model(step)
+        return step, lines
 
     def run(self, wants_stop) -> int:
         options = self.options
-        found = None if options.overwrite else checkpoint.load(self.out, self.learner, self.optimizer)
-        begin = found.pop("step") if found else 0
-        self.health = Health(**found) if found else Health()
+        begin, lines = self.go_on()
         curves = None
         progress, tokens = Progress(self.note, options.steps - begin), options.batch * options.context
         started, saved = time.monotonic(), begin
@@ -254,7 +305,7 @@ class Training:
                 return self._diverge(step, f"the loss is {loss:.4g}, or a gradient is not finite", saved)
             if step == begin and self.group.rank == 0:
                 begin_folder(self.out, self.record, options)
-                curves = Curves(self.out / "curves.csv", begin)
+                curves = Curves(self.out / "curves.csv", lines)
             self.health.add(loss)
             if curves:
                 curves.add(step, "train", [("loss", "", loss)])
@@ -274,8 +325,6 @@ class Training:
             if stop and done < options.steps:
                 self.note(f"stopped behind step {done}; --resume goes on")
                 return STOPPED
-        if begin == options.steps and not (self.out / "model").exists():
-            self.save(begin)
         if self.group.rank == 0:
             found = summary(self.out, tokens)
             write_json(self.out / "summary.json", found)
@@ -353,8 +402,9 @@ def _storable(model):
     if not hasattr(model.config, "quantization_config"):
         return model
     del model.config.quantization_config
-    made = type(model)(model.config).to(model.dtype)
-    made.load_state_dict(model.state_dict())
+    made = type(model)(model.config)
+    made.load_state_dict(model.state_dict(), assign=True)  # what is no weight, as frequencies of RoPE, is not rounded
+    made.tie_weights()
     return made
 
 

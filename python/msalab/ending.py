@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""How every program of the package ends: with the exit code of its work, or with one sentence."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from .arguments import error_text
+
+DONE, BUG, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes, as the compiled programs have them
+_HERE = Path(__file__).parent
+_PLACES = 3  # of our own code that the sentence about a bug names
+
+
+class Refusal(Exception):
+    """What was asked for cannot be had; the text names what is wrong."""
+
+
+def ended(work, options, *, needs: str = "", less: str = "", interrupted: str = "interrupted") -> int:
+    """The exit code of work(), None being DONE. Of an error, its sentence on stderr: REFUSED where the input or the
+    system is to blame, BUG where this package is. needs: said where a package is missing; less: said where memory is,
+    what needs less of it."""
+    try:
+        return work() or DONE
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        code, text = _sentence(error, options, needs, less)
+        print(f"error: {text}", file=sys.stderr)
+        return code
+
+
+def _sentence(error: Exception, options, needs: str, less: str) -> tuple[int, str]:
+    if isinstance(error, Refusal):
+        return REFUSED, error_text(error, options)
+    if _is_of_memory(error):
+        first = next(iter(str(error).splitlines()), "")
+        return REFUSED, "; ".join(filter(None, (f"not enough memory: {first}", less)))
+    if isinstance(error, (OSError, *_of_operations())):
+        return REFUSED, error_text(error, options)
+    if isinstance(error, ImportError):
+        return REFUSED, "; ".join(filter(None, (str(error), needs)))
+    return BUG, f"internal error, please report it: {type(error).__name__}: {error} ({_places(error)})"
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """PyTorch says it of a GPU by a type of its own, of the host by a text."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def _of_operations() -> tuple:
+    """What the compiled module refuses with, where it is loaded."""
+    module = sys.modules.get(f"{__package__}._msalab")
+    return (module.InputError, module.UnsupportedError) if module else ()
+
+
+def _places(error: Exception) -> str:
+    """Where in this package it came up, the innermost place first."""
+    lines = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [f"{path.relative_to(_HERE)}:{line}" for path, line in lines if path.is_relative_to(_HERE)]
+    return ", ".join(ours[:-_PLACES - 1:-1])
