@@ -77,11 +77,11 @@ fitted_of() { echo "$out/fitted-seed-$1.safetensors"; }
 evaluation_of() {
     case $1 in
         dense) echo --selector oracle --budgets $budgets --forced-first 0 ;;
-        msa-*) echo --selector index --budgets "${1##*-}" --indexer "$2/model" ;;
+        msa-*) echo --selector index --budgets "${1##*-}" --indexer "$2/model" --forced-first 0 ;;
         window-*) echo --selector window --budgets "${1##*-}" --forced-first 1 ;;
         fitted)
             if [[ $form == even ]]; then # what it answers, the form large has
-                echo --selector index --budgets $budgets --indexer "$2/model" --tasks=
+                echo --selector index --budgets $budgets --indexer "$2/model" --forced-first 0 --tasks=
             else
                 echo --selector index,mean-key,quest,window --budgets $budgets --indexer "$2/model"
             fi

@@ -20,7 +20,7 @@ from test_capture_models import BIN, SIZES, make_model, needs_programs, run_prog
 
 import msalab.transformers as mt  # noqa: E402
 from msalab.capture.__main__ import main as capture  # noqa: E402
-from msalab.evaluation import scoring  # noqa: E402
+from msalab.evaluation import exercises, scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.merge import main as merge  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
@@ -191,7 +191,9 @@ def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, mo
             raise KeyboardInterrupt
         return score(self, ids, *more, **options)
 
+    make, made = exercises.make_exercise, []
     monkeypatch.setattr(scoring.Scorer, "__call__", counted)
+    monkeypatch.setattr(exercises, "make_exercise", lambda *how: made.append(how) or make(*how))
     for index, out in enumerate(shards):
         part = ("--shard", f"{index}/3")
         if index == 0:  # is stopped, and goes on
@@ -205,6 +207,7 @@ def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, mo
     assert said.out == ""
     summary = summary_of(tmp_path / "whole")
     assert len(scored) == summary["sequences"] + 3 + 1  # nothing twice but what was interrupted
+    assert len(made) == 3 + 5  # each by its shard, and the first one by each of five starts
     assert merge([*map(str, shards), "--out", str(tmp_path / "merged")]) == 0
     assert capsys.readouterr().out == printed
     for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
@@ -433,7 +436,8 @@ def test_logits_are_those_that_are_asked_for(folder, monkeypatch):
     assert rows == [1, 3] * 2
     assert np.abs(some.nats - whole.nats[:, [29, 30, 89]]).max() < 1e-5
     assert (some.right == whole.right[:, [29, 30, 89]]).all()
-    assert np.isnan(some.layer_error).all() and np.isfinite(whole.layer_error).all()  # nothing waits for what is not asked
+    assert np.isfinite(some.layer_error).all()
+    assert np.isnan(scorer(ids, [30], by_layer=False).layer_error).all()
     monkeypatch.setattr(scorer, "_keeps_logits", False)
     assert np.abs(scorer(ids).nats - whole.nats).max() < 1e-5
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -284,16 +285,17 @@ def run(options, note) -> dict | None:
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, variants, scorer.layers, sequences)
     watch = Watch(scorer, note)
-    units = [(sequence.ids, lambda s=sequence: _text(scorer, s, len(settings)))
+    units = [(len(sequence.ids), lambda s=sequence: _text(scorer, s, len(settings)))
              for sequence in sequences]
     for task in options.tasks:
         for length in options.lengths:
-            for number in range(options.exercises):
-                made = _exercise(options, task, length, number, vocabulary, documents)
-                units.append((made.ids, lambda e=made: _answer(scorer, e, len(settings))))
-    makers = {name: watch.watched(name, len(ids), 1 + len(
-        scorer.settings if name.startswith("text") else settings), make)
-        for name, (ids, make) in zip(unit_names(record, plan), units)}
+            _exercise(options, task, length, 0, vocabulary, documents)  # is there room?
+            units += [(length, lambda *which: _answer(scorer, _exercise(options, *which, vocabulary, documents),
+                                                      len(settings)), task, length, number)
+                      for number in range(options.exercises)]
+    makers = {name: watch.watched(name, tokens, 1 + len(
+        scorer.settings if name.startswith("text") else settings), partial(make, *which))
+        for name, (tokens, make, *which) in zip(unit_names(record, plan), units)}
     return work(Path(options.out), shard or part or Shard(0, 1), options, record, plan, makers, note,
                 watch)
 
