@@ -194,7 +194,7 @@ def layer():
     base["q"] = pooled((n, heads, DIM), 64, 2)
     base["k"], base["v"] = pooled((n, groups, DIM), 66, 2), pooled((n, groups, DIM), 68, 6)
     ids = Reference()({key: base[key] for key in base if key not in "qkv"} | {"wants": ()})["ids"]
-    given_ids = {key: value for key, value in base.items() if not key.startswith("index_")} | {"ids": ids}
+    given_ids = {**base, "ids": ids}
     both, attended = ("ids", "out", "lse"), ("out", "lse")
     last = (130, 639)
     yield Case("layer.prefill", "a prompt of five whole blocks", both, base, last)

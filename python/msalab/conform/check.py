@@ -11,12 +11,21 @@ from .reference import Reference, forced_blocks, queries
 PASS, FAIL, RULE, ABSENT = "pass", "fail", "differs by rule", "not supported"
 _RIGHT = Reference()
 
-RULES = {"order": "rows hold the right blocks in another order, or padding between them",
-         "ties": "blocks of equal score are chosen otherwise than by the lower id",
+RULES = {"ties": "blocks of equal score are chosen otherwise than by the lower id",
          "bfloat16 scores": "scores are rounded to bfloat16 before they are compared",
          "fills": "a row that has slots left takes visible blocks whose score is -inf or NaN",
          "local block": "the query's own block is not forced",
-         "NaN first": "NaN is greater than every number"}
+         "NaN first": "NaN is greater than every number",
+         "range": "scores beyond -1e30 or 1e30 are not told apart from marks of that size",
+         "NaN spreads": "a NaN in a key or value that no row selects reaches the result"}
+
+
+ROUNDING = ("rounding",)
+LAST = np.iinfo(np.int32).max  # pads rows behind their blocks
+
+
+def listed(row):
+    return [int(b) for b in row if 0 <= b < LAST]
 
 
 class Problem(Exception):
@@ -56,6 +65,8 @@ class Comparison:
         remarks, ruled = [], False
         for name in asked:
             wrong, rules = self.ids(declared) if name == "ids" else (self.numbers(name), [])
+            if wrong and "NaN spreads" in declared and self.is_spread(name):
+                wrong, rules = "", ["NaN spreads"]
             if wrong:
                 return FAIL, f"{name}: {wrong}{self.like_a_fault()}"
             ruled |= bool(rules)
@@ -80,6 +91,13 @@ class Comparison:
         place = self.place(name, at)
         return (f"{(~fits).sum()} of {fits.size} numbers, the first at {place}: {values[at]:.9g}, right is "
                 f"{want[at]:.9g}, bound {bound[at]:.2g}")
+
+    def is_spread(self, name):
+        """Is NaN, where inputs have some, the whole difference?"""
+        values = sampled(name, np.asarray(self.found[name], np.float64), self.case)
+        known = ~np.isnan(values)
+        return (any(np.isnan(self.packed[operand]).any() for operand in "kv") and
+                (np.abs(values - self.right[name]) <= self.bound(name))[known].all())
 
     def shape(self, name):
         base = {"out": "q", "lse": "q", "d_q": "q", "d_k": "k", "d_v": "v", "kl": "index_q", "d_index_q": "index_q",
@@ -152,7 +170,8 @@ class Comparison:
         found, want = np.asarray(self.found["ids"]), self.right["ids"]
         if found.shape != want.shape or found.dtype.kind not in "iu":
             raise Problem(f"ids are {found.dtype} {list(found.shape)}, must be integers {list(want.shape)}")
-        found = found.astype(np.int64)
+        found = np.sort(np.where(found < 0, LAST, found.astype(np.int64)), axis=2)  # a row is a set: its order is free
+        want = np.where(want < 0, LAST, want)
         if np.array_equal(found, want):
             return "", []
         self.all_scores, self.off = self.scores(), self.score_bound()
@@ -162,29 +181,28 @@ class Comparison:
                 mine, right = found[i, r], want[i, r]
                 if np.array_equal(mine, right):
                     continue
-                rule = self.rule_of(i, r, mine, right, -(-visible // self.packed["block_size"]))
-                if rule and all(part in declared or not part for part in rule):
-                    rules |= {part for part in rule if part}
+                rule = self.rule_of(declared, i, r, mine, right,
+                                    -(-visible // self.packed["block_size"]))
+                if rule == ROUNDING or rule and all(part in declared for part in rule):
+                    rules |= set(rule)
                     continue
                 count += 1
                 if not first:
-                    first = (f"query {i}, group {r} has {list(map(int, mine))}, right is {list(map(int, right))}"
+                    first = (f"query {i}, group {r} has {listed(mine)}, right is {listed(right)}"
                              f"{self.why(i, r, mine, right)}")
                     if rule:
                         first += f"; that is the rule {' and '.join(map(repr, rule))}, which it does not declare"
         rows = found.shape[0] * found.shape[1]
-        return (f"{count} of {rows} rows, the first: {first}" if count else ""), sorted(rules)
+        return (f"{count} of {rows} rows, the first: {first}" if count else ""), sorted(rules - set(ROUNDING))
 
-    def rule_of(self, i, r, mine, right, blocks):
-        """The rules by which a row differs: () if by none; ("",) if by rounding within the bound."""
-        kept = [int(b) for b in mine if b >= 0]
+    def rule_of(self, declared, i, r, mine, right, blocks):
+        """The rules by which a row differs: () if by none; ROUNDING if within the bound of its scores."""
+        kept = listed(mine)
         if len(set(kept)) < len(kept) or any(b >= blocks for b in kept):
             return ()
-        order = () if list(mine) == sorted(kept) + [-1] * (len(mine) - len(kept)) else ("order",)
+        if "range" in declared and np.abs(np.nan_to_num(self.all_scores[i, r][:blocks], posinf=0, neginf=0)).max() > 1e30:
+            return ("range",)
         scores = self.all_scores[i, r]
-        wanted = {int(b) for b in right if b >= 0}
-        if set(kept) == wanted:
-            return order or ("",)
         forced, k = set(forced_blocks(self.packed, blocks)), len(mine)
         free = [b for b in range(blocks) if b not in forced]
         usable = [b for b in free if scores[b] > -np.inf]
@@ -199,29 +217,28 @@ class Comparison:
         if forced <= set(kept):
             if len(kept) == size and set(kept) <= forced | set(usable):
                 if self.off and best(scores, usable, self.off):
-                    return order or ("",)
+                    return ROUNDING
                 if best(scores, usable):
-                    return ("ties", *order)
+                    return ("ties",)
                 if best(bfloat16(scores), usable):
-                    return ("bfloat16 scores", *order)
+                    return ("bfloat16 scores",)
             if len(kept) == min(k, blocks) and best(np.nan_to_num(scores, nan=-np.inf), free):
-                return ("fills", *(("ties",) if len(usable) + len(forced) > k else ()), *order)
+                return ("fills", *(("ties",) if len(usable) + len(forced) > k else ()))
             if len(kept) == min(k, blocks) and np.isnan(scores).any() and best(
                     np.nan_to_num(scores, nan=np.inf, posinf=3e38), free):
-                return ("NaN first", *order)
+                return ("NaN first",)
         among = [b for b in range(blocks) if scores[b] > -np.inf]
         if set(kept) <= set(among) and len(kept) == min(k, len(among)) and best(scores, among):
-            return ("local block", *order)
+            return ("local block",)
         return ()
 
     def why(self, i, r, mine, right):
         scores = self.all_scores[i, r]
-        extra = [int(b) for b in mine if b >= 0 and b not in right]
-        lost = [int(b) for b in right if b >= 0 and b not in mine]
+        extra = [b for b in listed(mine) if b not in right]
+        lost = [b for b in listed(right) if b not in mine]
+
         def told(b):
             return f"block {b} (score {scores[b]:.6g})" if b < len(scores) else f"block {b}, which does not exist"
-        if not extra and not lost:
-            return "; the blocks are right, their order is not"
         return (f"; it has {', '.join(map(told, extra)) or 'none'} in place of {', '.join(map(told, lost)) or 'none'}")
 
     def like_a_fault(self):
@@ -236,12 +253,12 @@ class Comparison:
 
     def disagrees(self, name):
         if name == "ids":
-            return not np.array_equal(np.asarray(self.found["ids"]), self.right["ids"])
+            return not np.array_equal(np.sort(self.found["ids"], axis=2), np.sort(self.right["ids"], axis=2))
         return bool(self.numbers(name))
 
     def agrees(self, name, like):
         if name == "ids":
-            return np.array_equal(np.asarray(self.found["ids"]), like)
+            return np.array_equal(np.sort(self.found["ids"], axis=2), np.sort(like, axis=2))
         mine, like = (sampled(name, np.asarray(a, np.float64), self.case) for a in (self.found[name], like))
         with np.errstate(invalid="ignore"):
             return bool(((mine == like) | (np.abs(mine - like) <= self.bound(name))).all())
@@ -259,6 +276,6 @@ def same_ids(relation, found):
         if differ.any():
             row, group = np.argwhere(differ)[0]
             return FAIL, (f"{differ.sum()} of {differ.size} rows depend on the batch, the first: query {first + row}, group "
-                          f"{group} of {name} has {list(map(int, ids[row, group]))}, query {there[0][1] + row} of "
-                          f"{there[0][0]}, with the same inputs, {list(map(int, there[0][2][row, group]))}")
+                          f"{group} of {name} has {listed(ids[row, group])}, query {there[0][1] + row} of "
+                          f"{there[0][0]}, with the same inputs, {listed(there[0][2][row, group])}")
     return PASS, ", ".join(name for name, _, _ in there)

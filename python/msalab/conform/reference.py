@@ -38,27 +38,28 @@ class Reference:
         return found
 
     def packed(self, given):
-        """The same call with packed keys: copies pages, appends the new tokens, and reads the pages of each
-        sequence in order."""
+        """The same call with packed keys: the pages of each sequence, read in order."""
         if "page_table" not in given:
             return given
-        found = dict(given)
-        size, lengths = given["page_size"], given["lengths"]
-        where = np.concatenate([given["page_table"][s, np.arange(n) // size].astype(np.int64) * size +
-                                np.arange(n) % size for s, n in enumerate(lengths)])
-        found["cu_seqlens_k"] = np.concatenate([[0], np.cumsum(lengths)])
-        new = np.concatenate([np.arange(end - (b - a), end) for a, b, end in zip(
-            given["cu_seqlens_q"], given["cu_seqlens_q"][1:], found["cu_seqlens_k"][1:])])
+        where = places(given, given["lengths"])
+        found = {**given, "cu_seqlens_k": np.concatenate([[0], np.cumsum(given["lengths"])])}
+        for name, pool in self.written(given).items():
+            found[name] = pool.reshape(-1, *pool.shape[2:])[np.concatenate(where)]
+        return found
+
+    def written(self, given):
+        """The pools after pages were copied and the new tokens written."""
+        counts = np.diff(given["cu_seqlens_q"])
+        new = np.concatenate([row[len(row) - count:] for row, count in zip(places(given, given["lengths"]), counts)])
+        found = {}
         for name in ("k", "v", "index_k"):
             if f"{name}_pages" not in given:
                 continue
-            pool = given[f"{name}_pages"].copy()
+            pool = found[name] = given[f"{name}_pages"].copy()
             for source, target in given.get("copies", ()):
                 self.copy_page(name, pool, source, target)
-            tokens = pool.reshape(-1, *pool.shape[2:])
             if f"new_{name}" in given:
-                self.append(name, tokens, where[new], given[f"new_{name}"], given)
-            found[name] = tokens[where]
+                self.append(name, pool.reshape(-1, *pool.shape[2:]), new, given[f"new_{name}"], given)
         return found
 
     def copy_page(self, name, pool, source, target):
@@ -211,6 +212,13 @@ class Reference:
 
     def teacher(self, logits):
         return np.mean([self.softmax(row)[0] for row in logits], axis=0)
+
+
+def places(given, lengths):
+    """Of each sequence the rows of the pool, pages one behind the other, where its tokens lie."""
+    size = given["page_size"]
+    return [given["page_table"][s, np.arange(n) // size].astype(np.int64) * size + np.arange(n) % size
+            for s, n in enumerate(lengths)]
 
 
 def queries(given):

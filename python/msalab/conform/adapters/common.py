@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""What adapters have in common: tensors in bfloat16, pools of pages, and what a system does not take."""
+
+import numpy as np
+
+from ..reference import Reference, queries
+
+_PACKED = Reference()
+
+
+def need_gpu():
+    import torch
+    if not torch.cuda.is_available():
+        raise NotImplementedError("no GPU here")
+    return torch
+
+
+def real(torch, values, kind=None):
+    return torch.tensor(np.array(values, np.float32), device="cuda").to(kind or torch.bfloat16)
+
+
+def whole(torch, values):
+    return torch.tensor(np.array(values, np.int32), device="cuda")
+
+
+def numpy(values):
+    return values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()
+
+
+NAMES = {"page_table": "keys in pages", "scores": "scores as inputs", "k8": "keys in e4m3", "index_q8": "int8",
+         "sinks": "sinks", "index_q_plain": "RoPE", "d_out": "gradients", "ids": "ids as inputs"}
+
+
+def refuse(given, *names):
+    """NotImplementedError where the case has one of the named inputs, or asks for the KL loss (`kl`)."""
+    there = [NAMES[name] for name in names if name in given]
+    if "kl" in names and "kl" in given["wants"]:
+        there.append("the KL loss")
+    if there:
+        raise NotImplementedError(f"it has no {', no '.join(there)}")
+
+
+def only_default_rule(given):
+    if given["forced_first"] or given["forced_local"] != 1:
+        raise NotImplementedError("it forces the local block alone")
+
+
+def one_prompt(given, multiple=1):
+    """The case is one sequence of as many queries as keys."""
+    packed = _PACKED.packed(given)
+    tokens = int(packed["cu_seqlens_k"][-1])
+    if "page_table" in given or len(packed["cu_seqlens_q"]) != 2 or int(packed["cu_seqlens_q"][-1]) != tokens:
+        raise NotImplementedError("it takes one sequence whose queries are its keys")
+    if tokens % multiple:
+        raise NotImplementedError(f"it takes a multiple of {multiple} tokens")
+    return tokens
+
+
+def pools(given, page_size):
+    """Every name of k, v and index_k that the case has as pages [pages, page_size, ...], new tokens written; the page
+    table and the lengths. Packed keys get pages of their own, zeros behind their ends."""
+    if "page_table" in given:
+        if given["page_size"] != page_size:
+            raise NotImplementedError(f"its pages have {page_size} tokens")
+        return _PACKED.written(given), given["page_table"], given["lengths"]
+    lengths = np.diff(given["cu_seqlens_k"])
+    counts = -(-lengths // page_size)
+    table = np.zeros((len(lengths), max(1, int(counts.max()))), np.int32)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    found = {}
+    for s, count in enumerate(counts):
+        table[s, :count] = first[s] + np.arange(count)
+    for name in ("k", "v", "index_k"):
+        if name in given:
+            values = given[name]
+            pool = np.zeros((int(first[-1]) * page_size, *values.shape[1:]), np.float32)
+            for s, length in enumerate(lengths):
+                start = int(given["cu_seqlens_k"][s])
+                pool[first[s] * page_size:first[s] * page_size + length] = values[start:start + length]
+            found[name] = pool.reshape(-1, page_size, *values.shape[1:])
+    return found, table, lengths.astype(np.int32)
+
+
+def full_rows(given):
+    """Every row of ids has min(k, visible blocks) of them."""
+    packed = _PACKED.packed(given)
+    for i, _, count, _ in queries(packed):
+        visible = -(-count // given["block_size"])
+        if ((packed["ids"][i] >= 0).sum(-1) < min(given["top_k"], visible)).any():
+            raise NotImplementedError("it takes min(k, visible blocks) ids of every row")

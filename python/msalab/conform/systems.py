@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Every system that has an adapter, each in a process of its own: what one breaks, the next does not see."""
+
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .check import ABSENT, FAIL, PASS, RULE
+
+ADAPTERS = ("ours:reference", "ours:cpu", "ours:torch_cpu", "ours:cuda", "transformers_m3:answer", "vllm:answer",
+            "sglang:answer", "flash_msa:answer", "fla:answer", "cudnn:answer", "flex:answer")
+LETTERS = {PASS: "+", RULE: "r", ABSENT: ".", FAIL: "F"}
+SECONDS = 400  # a system: compilers may take most of it
+
+
+def run_one(adapter, only, folder):
+    """Its record: about, rules, rows, the command; `error` where it did not come so far."""
+    call = f"{__package__}.adapters.{adapter}"
+    path = Path(folder) / f"{adapter.replace(':', '.')}.json"
+    command = [sys.executable, "-m", __package__, "--call", call, "--json", str(path), "--only", only]
+    record = {"adapter": adapter, "command": f"python -m {__package__} --call {call}"}
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return record | {"error": f"stopped after {SECONDS} s"}
+    if path.exists():
+        return record | json.loads(path.read_text())
+    return record | {"error": (ran.stderr.strip().split("\n") or [""])[-1] or f"exit code {ran.returncode}"}
+
+
+def table(records):
+    """A row of each case, a column of each system."""
+    there = [record for record in records if "rows" in record]
+    lines = [f"{number + 1:>3}  {record['about']}" for number, record in enumerate(there)]
+    lines += [f"  -  {record['adapter']}: {record['error']}" for record in records if "error" in record]
+    lines += ["", f"{'+ pass, r differs by rule, . not supported, F fail':<26}"]
+    names = [name for name, _, _ in there[0]["rows"]] if there else []
+    lines.append(f"{'case':<26}" + "".join(f"{number + 1:>3}" for number in range(len(there))))
+    outcomes = [{name: outcome for name, outcome, _ in record["rows"]} for record in there]
+    lines += [f"{name:<26}" + "".join(f"{LETTERS[one[name]]:>3}" for one in outcomes) for name in names]
+    for kind in LETTERS:
+        lines.append(f"{kind:<26}" + "".join(f"{sum(o == kind for o in one.values()):>3}" for one in outcomes))
+    for record in there:
+        lines += [f"{record['adapter']} {name}: {remark}" for name, outcome, remark in record["rows"] if outcome == FAIL]
+    return "\n".join(lines)
+
+
+def run_all(only="", out=None):
+    """Prints the table; `out` is the file of the record, JSON, renewed behind each system. 1 if one failed."""
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        for adapter in ADAPTERS:
+            records.append(run_one(adapter, only, folder))
+            print(f"{adapter}: {records[-1].get('about', records[-1].get('error'))}", file=sys.stderr, flush=True)
+            if out:
+                record = {"format": "msa-conform", "format_version": 1, "date": str(datetime.date.today()),
+                          "device": device(), "systems": records}
+                Path(out).write_text(json.dumps(record, indent=1) + "\n")
+    print(table(records))
+    return int(any(outcome == FAIL for record in records for _, outcome, _ in record.get("rows", ())))
+
+
+def device():
+    """Of the GPU, by its driver's tool; empty without one."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
+                               timeout=30, check=False)
+    except OSError:
+        return ""
+    return found.stdout.strip().split("\n")[0] if found.returncode == 0 else ""
