@@ -33,6 +33,7 @@ msalab.transformers MSA in place of the attention of a transformers model
 msalab.selectors    selectors that need no training, on tensors of PyTorch
 msalab.indexer      Index Branches that msa-fit-indexer has fitted
 msalab.evaluation   loss and retrieval of a model with MSA: `msalab evaluate`
+msalab.conform      cases with exact answers for any kernel or engine: `msalab conform`, of numpy alone
 msalab.capture      activations of PyTorch models, and of files of other formats
 msalab.results      the answers of the programs, as tables
 msalab.plots        pictures and reports of what the programs write

@@ -10,7 +10,9 @@ from .ending import ended
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "check-batching": "whether an Index Branch chooses the same blocks however it is called",
+         "conform": "whether a kernel or an engine computes MSA as the paper defines it",
          "convert": "activations from and to safetensors, npz and npy",
+         "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "merge": "the result of the shards of a run (--shard)",
          "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
@@ -47,6 +49,12 @@ def run_tool(name: str, arguments) -> int:
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)
+    if name == "conform":
+        from .conform.__main__ import main as conform
+        return conform(arguments)
+    if name == "diff":
+        from .diff import main as diff
+        return diff(arguments)
     if name == "evaluate":
         from .evaluation.__main__ import main as evaluate
         return evaluate(arguments)
