@@ -26,6 +26,7 @@ def layer(tokens, number):
     if number and tokens == 60:
         made.index_k[9], made.index_k[17] = made.index_k[33], made.index_k[33]
         made.index_q[TIE, 0] = 5 * made.index_k[33]  # blocks 1, 2 and 4 have the same best score
+        made.index_k[41] *= 3
         made.index_k[25] = made.index_k[41]
         made.index_k[25, 3] = np.nextafter(made.index_k[41, 3], np.float32(9))
         made.index_k[49] = 2 * made.index_k[41]
