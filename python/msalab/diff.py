@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """msalab diff A B: how do the selected blocks of two systems or runs differ, why, and what does it cost?
 
-A and B are results of msa-analyze or msa-compare (results.h5), or what an engine or a trainer wrote (npz): `ids` [n, Hkv, k]
-of one layer, or `ids_<layer>` of each, in any order, padded anywhere with negative numbers, and where they are not all
-the first tokens, `tokens` [n], the packed token of each row. Rows that both have are compared.
+A and B are results of msa-analyze or msa-compare (results.h5), or what an engine or a trainer wrote (npz): `ids`
+[n, Hkv, k] of one layer, or `ids_<layer>` of each, in any order, padded anywhere with negative numbers, and where they
+are not all the first tokens, `tokens` [n], the packed token of each row. Rows that both have are compared.
 
 With --activations, whose index_q and index_k both selected from, a row that differs does so by
   tie        the blocks that one has in place of the other's score the same
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .arguments import distinct_integers
 from .conform.bounds import STORED, gamma
 
 SEEN = 4096  # of rows that differ, so many are looked at, evenly spaced
@@ -72,7 +73,8 @@ def checked(path, name, ids, tokens, block_size=None):
         raise DiffError(f"{path}: {name} is {ids.dtype} {list(ids.shape)}, must be integers [n, Hkv, k]")
     tokens = np.arange(len(ids)) if tokens is None else np.asarray(tokens)
     if tokens.shape != (len(ids),) or tokens.dtype.kind not in "iu":
-        raise DiffError(f"{path}: tokens of {name} are {tokens.dtype} {list(tokens.shape)}, must be integers [{len(ids)}]")
+        raise DiffError(f"{path}: tokens of {name} are {tokens.dtype} {list(tokens.shape)}, must be integers "
+                        f"[{len(ids)}]")
     if len(np.unique(tokens)) < len(tokens):
         raise DiffError(f"{path}: tokens of {name} hold one twice")
     found = Ids(ids, tokens, block_size)
@@ -149,7 +151,8 @@ class Layer:
         self.layer, self.size = layer, size
         self.cu = np.asarray(cu_seqlens)
         self.has_index = layer.index_q is not None
-        self.has_cost = all(getattr(layer, name) is None for name in ("sliding_window", "attention_chunk", "softcap", "sinks"))
+        self.has_cost = all(getattr(layer, name) is None
+                            for name in ("sliding_window", "attention_chunk", "softcap", "sinks"))
 
     def place(self, token):
         """(first token of its sequence, tokens that it sees)"""
@@ -208,7 +211,8 @@ def why(layer, token, group, a, b, k, options):
         return "neither", f"A has {sorted(a)}, B {sorted(b)}"
     scores, bound = layer.scores(token, group)
     lost, gained = scores[sorted(a - b)], scores[sorted(b - a)]
-    gap = max(lost.max(initial=-np.inf) - gained.min(initial=np.inf), gained.max(initial=-np.inf) - lost.min(initial=np.inf))
+    gap = max(lost.max(initial=-np.inf) - gained.min(initial=np.inf),
+              gained.max(initial=-np.inf) - lost.min(initial=np.inf))
     said = (f"A alone has {', '.join(f'{b_} (score {scores[b_]:.6g})' for b_ in sorted(a - b)) or 'none'}, B alone "
             f"{', '.join(f'{b_} (score {scores[b_]:.6g})' for b_ in sorted(b - a)) or 'none'}")
     if len(lost) == len(gained) and gap == 0:
@@ -231,7 +235,8 @@ def compare(number, a, b, layer, options):
     k = max(a.rows.shape[2], b.rows.shape[2])
 
     def padded(rows):
-        return np.pad(np.maximum(rows.astype(np.int64), -1), ((0, 0), (0, 0), (0, k - rows.shape[2])), constant_values=-1)
+        empty = (0, 0), (0, 0), (0, k - rows.shape[2])
+        return np.pad(np.maximum(rows.astype(np.int64), -1), empty, constant_values=-1)
 
     wide = padded(a.sets[at_a]), padded(b.sets[at_b])
     differ = (wide[0] != wide[1]).any(2)
@@ -262,7 +267,7 @@ def compare(number, a, b, layer, options):
 
 
 def print_table(findings, out):
-    names = ("layer", "rows", "order", "differ", "tie", "rounding", "rule", "neither", "ids", "mass A", "mass B", "output")
+    names = ("layer", "rows", "order", "differ", *KINDS, "ids", "mass A", "mass B", "output")
     print("".join(f"{name:>10}" for name in names), file=out)
     for one in findings:
         values = [getattr(one, field.name) for field in fields(one)][:len(names)]
@@ -270,7 +275,7 @@ def print_table(findings, out):
                       for value in values), file=out)
     for one in findings:
         if one.seen < one.differ:
-            print(f"layer {one.layer}: tie to output are of {one.seen} of the rows that differ, evenly spaced", file=out)
+            print(f"layer {one.layer}: tie to output are of {one.seen} of the rows that differ", file=out)
         if one.first:
             print(f"layer {one.layer}, the first{' by neither' if one.neither else ''}: {one.first}", file=out)
 
@@ -283,7 +288,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--activations", type=Path, help="the msa-activations file that both selected from")
     parser.add_argument("--selectors", help="of results: one for both, or A's and B's with a comma between; default: "
                         "index, else the first there is")
-    parser.add_argument("--layers", type=lambda text: [int(number) for number in text.split(",")], help="numbers, as 3,7")
+    parser.add_argument("--layers", type=distinct_integers, help="numbers, as 3,7")
     parser.add_argument("--block-size", type=int, help="default: that of the results, else 128")
     parser.add_argument("--forced-first", type=int, default=0)
     parser.add_argument("--forced-local", type=int, default=1)

@@ -126,7 +126,8 @@ def test_results_are_read_by_selector(files, capsys):
 @pytest.mark.parametrize("a, b, said", [
     ("right.npz", "none.npz", "none.npz: no such file"), ("right.npz", "text.h5", "is neither an HDF5 file nor"),
     ("right.npz", "empty.npz", "has neither ids nor ids_<layer>; it has: x"),
-    ("right.npz", "twice.npz", "ids[1, 0] holds block 4 twice"), ("right.npz", "flat.npz", "must be integers [n, Hkv, k]"),
+    ("right.npz", "twice.npz", "ids[1, 0] holds block 4 twice"),
+    ("right.npz", "flat.npz", "must be integers [n, Hkv, k]"),
     ("right.npz", "groups.npz", "A has 2 groups, B 1"), ("other.npz", "layers.npz", "no layer in common"),
     ("right.npz", "layers.npz", "--layers says which"), ("right.npz", "a.h5", "has no /select")])
 def test_bad_files_are_told(files, capsys, a, b, said):

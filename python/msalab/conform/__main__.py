@@ -6,8 +6,8 @@
     msalab conform --export DIR               writes the inputs, DIR/<case>.npz
     msalab conform --all                      every adapter of msalab.conform.adapters, one process each
 
-numpy is all it needs; `python -m msalab.conform` is the same where msalab is not compiled. docs/conformance.md says what
-a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed.
+numpy is all it needs; `python -m msalab.conform` is the same where msalab is not compiled. docs/conformance.md says
+what a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed.
 """
 
 import argparse
@@ -140,7 +140,8 @@ def main(arguments=None):
     print(system.about)
     show(rows)
     if given.json:
-        Path(given.json).write_text(json.dumps({"about": system.about, "rules": system.rules, "rows": rows}, indent=1) + "\n")
+        record = {"about": system.about, "rules": system.rules, "rows": rows}
+        Path(given.json).write_text(json.dumps(record, indent=1) + "\n")
     return int(any(outcome == FAIL for _, outcome, _ in rows))
 
 

@@ -100,7 +100,8 @@ class Archive:
             self.arrays = {name: file[name] for name in file.files}
         about = json.loads(self.arrays.pop("cases").tobytes())
         if (about.get("format"), about.get("version")) != ("msalab-conform", VERSION):
-            raise ValueError(f"{path} is {about.get('format')} {about.get('version')}, must be msalab-conform {VERSION}")
+            raise ValueError(f"{path} is {about.get('format')} {about.get('version')}, must be msalab-conform "
+                             f"{VERSION}")
         self.cases, self.same_ids = about["cases"], about["same_ids"]
 
     def _array(self, place):

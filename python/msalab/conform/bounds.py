@@ -43,7 +43,8 @@ def product_bound(rows, keys, scale, exact, products):
 
 def e4m3_product_bound(row, keys, scale):
     """Tensor cores keep 13 fraction bits of each step of 32 products (Hopper)."""
-    return np.ceil(keys.shape[1] / 32) * 33 * 2.0 ** -13 * scale * np.linalg.norm(row) * np.linalg.norm(keys, axis=1).max()
+    steps = np.ceil(keys.shape[1] / 32)
+    return steps * 33 * 2.0 ** -13 * scale * np.linalg.norm(row) * np.linalg.norm(keys, axis=1).max()
 
 
 def attention_bounds(given, rows, precision, exact):

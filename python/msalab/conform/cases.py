@@ -286,9 +286,10 @@ def attention():
         given["v"][..., 70] *= 100
     yield made("massive", "a channel of q, k and v a hundred times the others", chosen(6, 2, 4, 7, 116), 880,
                change=massive)
-    yield made("group-of-3", "three heads a group, three groups, 48 channels, blocks of 32", chosen(9, 3, 3, 6, 124), 180, groups=3, group=3, dim=48, block_size=32)
-    yield made("group-of-12", "twelve heads a group, five groups, 64 channels, blocks of 64", chosen(3, 5, 3, 5, 130),
-               300, groups=5, group=12, dim=64, block_size=64)
+    yield made("group-of-3", "three heads a group, three groups, 48 channels, blocks of 32",
+               chosen(9, 3, 3, 6, 124), 180, groups=3, group=3, dim=48, block_size=32)
+    yield made("group-of-12", "twelve heads a group, five groups, 64 channels, blocks of 64",
+               chosen(3, 5, 3, 5, 130), 300, groups=5, group=12, dim=64, block_size=64)
 
     def sinks(given):
         heads = given["q"].shape[1]
@@ -304,7 +305,8 @@ def attention():
             given[f"{name}8"] = table[rows][(noise(shape[:-1], seed + 1) % np.uint64(150)).astype(np.int64)]
         given["k_scales"] = 2.0 ** -np.abs(integers((5, 2), 147, 6))
         given["v_scales"] = 2.0 ** integers((5, 2), 148, 6)
-    yield made("e4m3", "keys and values in e4m3 with scales of blocks from 2^-6 to 2^6", chosen(4, 2, 3, 5, 142), 600, change=eight_bits)
+    yield made("e4m3", "keys and values in e4m3 with scales of blocks from 2^-6 to 2^6",
+               chosen(4, 2, 3, 5, 142), 600, change=eight_bits)
 
 
 def pages():

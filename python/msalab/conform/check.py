@@ -200,7 +200,8 @@ class Comparison:
         kept = listed(mine)
         if len(set(kept)) < len(kept) or any(b >= blocks for b in kept):
             return ()
-        if "range" in declared and np.abs(np.nan_to_num(self.all_scores[i, r][:blocks], posinf=0, neginf=0)).max() > 1e30:
+        seen = np.nan_to_num(self.all_scores[i, r][:blocks], posinf=0, neginf=0)
+        if "range" in declared and np.abs(seen).max() > 1e30:
             return ("range",)
         scores = self.all_scores[i, r]
         forced, k = set(forced_blocks(self.packed, blocks)), len(mine)
@@ -275,7 +276,7 @@ def same_ids(relation, found):
         differ = (ids != there[0][2]).any(axis=2)
         if differ.any():
             row, group = np.argwhere(differ)[0]
-            return FAIL, (f"{differ.sum()} of {differ.size} rows depend on the batch, the first: query {first + row}, group "
-                          f"{group} of {name} has {listed(ids[row, group])}, query {there[0][1] + row} of "
+            return FAIL, (f"{differ.sum()} of {differ.size} rows depend on the batch, the first: query {first + row}, "
+                          f"group {group} of {name} has {listed(ids[row, group])}, query {there[0][1] + row} of "
                           f"{there[0][0]}, with the same inputs, {listed(there[0][2][row, group])}")
     return PASS, ", ".join(name for name, _, _ in there)

@@ -126,7 +126,7 @@ class Reference:
         d_out = np.asarray(given["d_out"], np.float64) if "d_out" in given else None
         if d_out is not None:
             found.update({name: np.zeros(like.shape) for name, like in (("d_q", q), ("d_k", k), ("d_v", v))})
-            found.update({f"{name}_size": np.zeros(like.shape[:2]) for name, like in (("d_q", q), ("d_k", k), ("d_v", v))})
+            found.update({f"{name}_size": np.zeros(found[name].shape[:2]) for name in ("d_q", "d_k", "d_v")})
         for i, first, count, length in queries(given):
             for h in range(q.shape[1]):
                 r = h // group

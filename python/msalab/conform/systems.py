@@ -34,7 +34,7 @@ def run_one(adapter, only, folder):
 def table(records):
     """A row of each case, a column of each system."""
     there = [record for record in records if "rows" in record]
-    lines = [f"{number + 1:>3}  {record['about']}" for number, record in enumerate(there)]
+    lines = [f"{number + 1:>3}  {record['adapter']}: {record['about']}" for number, record in enumerate(there)]
     lines += [f"  -  {record['adapter']}: {record['error']}" for record in records if "error" in record]
     lines += ["", f"{'+ pass, r differs by rule, . not supported, F fail':<26}"]
     names = [name for name, _, _ in there[0]["rows"]] if there else []
@@ -44,7 +44,8 @@ def table(records):
     for kind in LETTERS:
         lines.append(f"{kind:<26}" + "".join(f"{sum(o == kind for o in one.values()):>3}" for one in outcomes))
     for record in there:
-        lines += [f"{record['adapter']} {name}: {remark}" for name, outcome, remark in record["rows"] if outcome == FAIL]
+        lines += [f"{record['adapter']} {name}: {remark}"
+                  for name, outcome, remark in record["rows"] if outcome == FAIL]
     return "\n".join(lines)
 
 
@@ -66,8 +67,8 @@ def run_all(only="", out=None):
 def device():
     """Of the GPU, by its driver's tool; empty without one."""
     try:
-        found = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-                               timeout=30, check=False)
+        found = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                               text=True, timeout=30, check=False)
     except OSError:
         return ""
     return found.stdout.strip().split("\n")[0] if found.returncode == 0 else ""

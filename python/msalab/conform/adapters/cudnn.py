@@ -25,6 +25,7 @@ def answer(given):
     options = {"block_size": given["block_size"], "scale_softmax": given["softmax_scale"]}
     if "is_causal" in inspect.signature(NSA.selection_attention_wrapper).parameters:
         options["is_causal"] = True
-    out = NSA.selection_attention_wrapper(*(real(torch, given[name]) for name in "qkv"), ids, counts, ends, ends, **options)
+    operands = (real(torch, given[name]) for name in "qkv")
+    out = NSA.selection_attention_wrapper(*operands, ids, counts, ends, ends, **options)
     torch.cuda.synchronize()
     return {"precision": "bfloat16", "out": numpy(out[0])}

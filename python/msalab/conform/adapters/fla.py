@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""parallel_nsa of flash-linear-attention (Triton), on a GPU in bfloat16: attention to given blocks, and its gradient."""
+"""parallel_nsa of flash-linear-attention (Triton), on a GPU in bfloat16: attention to given blocks and its gradient."""
 
 import numpy as np
 
-from .common import need_gpu, one_prompt, refuse
+from .common import need_gpu, one_prompt, real, refuse
 
 RULES = {}
 
@@ -27,13 +27,13 @@ def answer(given):
         raise NotImplementedError("it is given the blocks")
     if given["q"].shape[1] // given["k"].shape[1] % 16:
         raise NotImplementedError("it takes groups of a multiple of 16 heads")
-    leaves = [torch.tensor(np.array(given[name]), device="cuda").to(torch.bfloat16)[None].requires_grad_() for name in "qkv"]
+    leaves = [real(torch, given[name])[None].requires_grad_() for name in "qkv"]
     ids = torch.tensor(np.array(given["ids"]), device="cuda").long()[None]
     out = parallel_nsa(*leaves, block_indices=ids, block_counts=given["top_k"], block_size=given["block_size"],
                        scale=given["softmax_scale"])
     found = {"precision": "bfloat16", "out": out.detach()[0].float().cpu().numpy()}
     if "d_q" in given["wants"]:
-        d_out = torch.tensor(np.array(given["d_out"]), device="cuda").to(torch.bfloat16)[None]
+        d_out = real(torch, given["d_out"])[None]
         found.update({name: one[0].float().cpu().numpy()
                       for name, one in zip(("d_q", "d_k", "d_v"), torch.autograd.grad(out, leaves, d_out))})
     torch.cuda.synchronize()

@@ -11,7 +11,8 @@ RULES = {"NaN spreads": "a mask; not compiled, it is added to all logits"}
 
 def about():
     import torch
-    return f"FlexAttention of PyTorch {torch.__version__}, {'compiled' if torch.cuda.is_available() else 'not compiled'}"
+    how = "compiled" if torch.cuda.is_available() else "not compiled"
+    return f"FlexAttention of PyTorch {torch.__version__}, {how}"
 
 
 def answer(given):

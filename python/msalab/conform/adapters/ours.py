@@ -63,7 +63,8 @@ class Backend:
             found.update(zip(("d_q", "d_k", "d_v"), map(self.numpy, gradients)))
         if "kl" in wants:
             names = ("q", "k", "index_q", "index_k")
-            answers = m.index_kl(*(self.real(given[name]) for name in names), ids, index_scale=given["index_scale"], **attend)
+            operands = (self.real(given[name]) for name in names)
+            answers = m.index_kl(*operands, ids, index_scale=given["index_scale"], **attend)
             found.update(zip(("kl", "d_index_q", "d_index_k"), map(self.numpy, answers)))
         return found
 
@@ -145,7 +146,8 @@ class Tensors(Backend):
             lse = m.dense_attention(leaves[0], leaves[1], leaves[1], return_softmax_lse=True, **options,
                                     **{name: where[name] for name in where if name != "block_size"})[1]
         else:
-            lse = m.sparse_attention(leaves[0], leaves[1], leaves[1], ids, return_softmax_lse=True, **options, **where)[1]
+            lse = m.sparse_attention(leaves[0], leaves[1], leaves[1], ids, return_softmax_lse=True, **options,
+                                     **where)[1]
         loss = m.index_kl(*leaves, ids, index_scale=given["index_scale"], main_lse=lse.detach(), **options, **where)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         gradients = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, gradients)]

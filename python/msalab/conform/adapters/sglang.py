@@ -49,10 +49,11 @@ def answer(given):
     for s, length in enumerate(lengths):
         slots[s, :length] = table[s, np.arange(length) // size] * size + np.arange(length) % size
     slots = whole(torch, slots)
-    common = {"req_to_token": slots, "page_table": slots, "page_size": 1, "cu_seqlens": whole(torch, given["cu_seqlens_q"]),
-              "seq_lens": whole(torch, lengths), "prefix_lens": whole(torch, lengths - new), "max_seqlen_q": int(new.max()),
-              "max_seqlen_k": int(lengths.max()), "block_size_q": 1, "block_size_k": given["block_size"], "sink": None,
-              "slot_ids": torch.arange(len(lengths), device="cuda"), "use_tma": False}
+    common = {"req_to_token": slots, "page_table": slots, "page_size": 1, "sink": None, "use_tma": False,
+              "cu_seqlens": whole(torch, given["cu_seqlens_q"]), "seq_lens": whole(torch, lengths),
+              "prefix_lens": whole(torch, lengths - new), "max_seqlen_q": int(new.max()),
+              "max_seqlen_k": int(lengths.max()), "block_size_q": 1, "block_size_k": given["block_size"],
+              "slot_ids": torch.arange(len(lengths), device="cuda")}
     found = {"precision": "bfloat16"}
 
     def flat(name):

@@ -49,8 +49,8 @@ def answer(given):
             raise NotImplementedError("its index heads have a power of two of channels")
         heads = rows.shape[1]
         if decoded:
-            ids = ops.minimax_m3_index_decode(rows, keys, table, lengths, most, given["top_k"], *forced, heads, most_new,
-                                              most_new)
+            ids = ops.minimax_m3_index_decode(rows, keys, table, lengths, most, given["top_k"], *forced, heads,
+                                              most_new, most_new)
         else:
             scores = ops.minimax_m3_index_score(rows, keys, table, cu, lengths, before, most_new, most, heads)
             ids = ops.minimax_m3_index_topk(scores, cu, before, most_new, given["top_k"], *forced)
@@ -63,10 +63,11 @@ def answer(given):
         cache = torch.cat([real(torch, pool["k"]), real(torch, pool["v"])], -1).transpose(1, 2).contiguous()
         out, heads = torch.empty_like(q), cache.shape[1]
         if decoded:
-            ops.minimax_m3_sparse_attn_decode(q, cache, ids, table, lengths, heads, given["softmax_scale"], out, most_new)
+            ops.minimax_m3_sparse_attn_decode(q, cache, ids, table, lengths, heads, given["softmax_scale"], out,
+                                              most_new)
         else:
-            ops.minimax_m3_sparse_attn(q, cache, ids, table, cu, lengths, before, most_new, heads, given["softmax_scale"],
-                                       out)
+            ops.minimax_m3_sparse_attn(q, cache, ids, table, cu, lengths, before, most_new, heads,
+                                       given["softmax_scale"], out)
         found["out"] = numpy(out)
     torch.cuda.synchronize()
     return found
