@@ -24,12 +24,13 @@ import numpy as np
 
 from .arguments import distinct_integers
 from .conform.bounds import STORED, gamma
+from .ending import Refusal, ended
 
 SEEN = 4096  # of rows that differ, so many are looked at, evenly spaced
 KINDS = ("tie", "rounding", "rule", "neither")
 
 
-class DiffError(ValueError):
+class DiffError(Refusal):
     """A file does not hold what is needed; the message names it."""
 
 
@@ -68,7 +69,7 @@ class Finding:
     first: str = ""  # the first row that differs by neither, or the first that differs
 
 
-def checked(path, name, ids, tokens, block_size=None):
+def as_ids(path, name, ids, tokens, block_size=None):
     if ids.ndim != 3 or ids.dtype.kind not in "iu":
         raise DiffError(f"{path}: {name} is {ids.dtype} {list(ids.shape)}, must be integers [n, Hkv, k]")
     tokens = np.arange(len(ids)) if tokens is None else np.asarray(tokens)
@@ -93,6 +94,8 @@ def read(path, selector):
     if Path(path).suffix == ".npz":
         return read_npz(path)
     import h5py
+
+    from .hdf5 import checked
     try:
         file = h5py.File(path, "r")
     except OSError:
@@ -105,12 +108,14 @@ def read(path, selector):
         if selector not in selectors:
             raise DiffError(f"{path}: has no selector {selector}; there are: {', '.join(selectors)}")
         found = {}
-        for layer, group in file[f"select/{selector}"].items():
-            name = f"/select/{selector}/{layer}/ids"
-            tokens = file.get(f"queries/{layer}/token")
+        for layer in file[f"select/{selector}"]:
+            names = f"select/{selector}/{layer}/ids", f"queries/{layer}/token"
+            ids, tokens = (checked(file[name], file, f"{path}: /{name}", DiffError)[:] if name in file else None
+                           for name in names)
+            if ids is None:
+                raise DiffError(f"{path}: has no /{names[0]}")
             size = file[f"layers/{layer}"].attrs.get("block_size") if f"layers/{layer}" in file else None
-            found[int(layer)] = checked(path, name, group["ids"][:], None if tokens is None else tokens[:],
-                                        None if size is None else int(size))
+            found[int(layer)] = as_ids(path, f"/{names[0]}", ids, tokens, None if size is None else int(size))
         return found
 
 
@@ -122,8 +127,8 @@ def read_npz(path):
         raise DiffError(f"{path}: {error}") from None
     tokens = arrays.get("tokens")
     if "ids" in arrays:
-        return {None: checked(path, "ids", arrays["ids"], tokens)}
-    found = {int(name[4:]): checked(path, name, arrays[name], tokens) for name in arrays
+        return {None: as_ids(path, "ids", arrays["ids"], tokens)}
+    found = {int(name[4:]): as_ids(path, name, arrays[name], tokens) for name in arrays
              if name.startswith("ids_") and name[4:].isdecimal()}
     if not found:
         raise DiffError(f"{path}: has neither ids nor ids_<layer>; it has: {', '.join(arrays) or 'nothing'}")
@@ -296,30 +301,25 @@ def main(arguments=None) -> int:
                         help="the type that one of them keeps scores in before it compares them (float32)")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     options = parser.parse_args(arguments)
+    return ended(lambda: work(options), options)
+
+
+def work(options):
     chosen = (options.selectors or "").split(",")
-    try:
-        a, b = read(options.a, chosen[0]), read(options.b, chosen[-1])
-        findings = []
-        for number, one, other in pairs(a, b, options.layers):
-            size = options.block_size or one.block_size or other.block_size or 128
-            findings.append(compare(number, one, other, layer_of(options.activations, number, size), options))
-    except DiffError as error:
-        print(f"msalab diff: {error}", file=sys.stderr)
-        return 2
+    a, b = read(options.a, chosen[0]), read(options.b, chosen[-1])
+    findings = []
+    for number, one, other in pairs(a, b, options.layers):
+        size = options.block_size or one.block_size or other.block_size or 128
+        findings.append(compare(number, one, other, layer_of(options.activations, number, size), options))
     if options.json:
         print(json.dumps([asdict(one) for one in findings], indent=1))
     else:
         print_table(findings, sys.stdout)
-    return int(any(one.differ for one in findings))
 
 
 def layer_of(path, number, size):
     if path is None:
         return None
-    from .capture.layer import CaptureError
     from .capture.reader import ActivationsReader
-    try:
-        with ActivationsReader(path) as file:
-            return Layer(file.layer(number), file.cu_seqlens, size)
-    except CaptureError as error:
-        raise DiffError(error) from None
+    with ActivationsReader(path) as file:
+        return Layer(file.layer(number), file.cu_seqlens, size)

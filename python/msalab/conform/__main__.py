@@ -132,7 +132,7 @@ def main(arguments=None):
     try:
         system = Called(given.call) if given.call else Dumped(given.dump, rules)
     except (ValueError, ImportError) as error:
-        print(f"msalab conform: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     rows = run(archive, system, given.only)
     if not rows:
