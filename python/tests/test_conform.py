@@ -264,3 +264,22 @@ def test_systems_of_torch_do_not_fail(adapter):
     outcomes = [found for family in ("select.", "attend.", "layer.d", "gradient.kl-w")
                 for _, found, remark in run(CASES, System(answers, **module.RULES), family)]
     assert check.FAIL not in outcomes and outcomes.count(check.PASS) > 6
+
+
+def test_all_systems_make_one_table(tmp_path, capsys, monkeypatch):
+    from msalab.conform import systems
+    rows = [("scores.ties", check.FAIL, "wrong"), ("scores.nan", check.PASS, "")]
+    monkeypatch.setattr(systems, "ADAPTERS", ("vllm:answer", "reference:answer"))
+    monkeypatch.setattr(systems, "run_one", lambda adapter, only, folder: {"adapter": adapter} | (
+        {"about": "the reference", "rows": rows} if adapter.startswith("ref") else {"error": "not installed"}))
+    assert main(["--all", "--only", "scores.t", "--json", str(tmp_path / "record.json")]) == 1
+    told = capsys.readouterr().out
+    assert "  1  reference:answer: the reference" in told and "  -  vllm:answer: not installed" in told
+    assert re.search(r"^scores.ties +F$", told, re.MULTILINE) and "reference:answer scores.ties: wrong" in told
+    assert '"format": "msa-conform"' in (tmp_path / "record.json").read_text()
+
+
+def test_a_system_that_is_not_there_is_told(tmp_path):
+    from msalab.conform import systems
+    record = systems.run_one("no_such_adapter:answer", "scores.t", tmp_path)
+    assert "no_such_adapter" in record["error"] and record["command"].endswith("no_such_adapter:answer")
