@@ -3,7 +3,7 @@
 """Serves several requests at once with MSA over a cache in pages: continuous batching.
 
 usage: serve_torch.py [--model FOLDER] [--requests 6] [--tokens 24] [--top-k 4] [--chunk 32]
-                      [--device cuda] [--prompt 7] [--dense]
+                      [--running 4] [--device cuda] [--prompt 7] [--dense]
 
 needs: pip install . of this repository, PyTorch and transformers. Without --model a tiny Llama of
 random weights. All requests go through the model as one packed batch: prompts in chunks, decoded
@@ -392,6 +392,7 @@ def main(arguments=None):
     parser.add_argument("--top-k", type=int, default=4,
                         help=f"blocks of {Place.block} tokens, on a GPU {GPU.block}, for each query")
     parser.add_argument("--chunk", type=int, default=32, help="tokens of a prompt in one step")
+    parser.add_argument("--running", type=int, default=4, help="requests in a step, at most")
     parser.add_argument("--pages", type=int, default=24,
                         help=f"of {Place.page} tokens, on a GPU {GPU.page}, in the pool")
     o = parser.parse_args(arguments)
@@ -409,7 +410,7 @@ def main(arguments=None):
             requests = make_requests(model, o.requests, o.tokens, o.prompt)
             longest = max(len(request.prompt) + request.most for request in requests)
             with paged(model):
-                engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest)
+                engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest, most_running=o.running)
                 rate = engine.serve(requests)
         engine.decode = engine.cache = None  # a graph reads weights where they lie now
         engines.append(engine)

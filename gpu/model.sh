@@ -3,9 +3,10 @@
 # Whole models on a machine with a GPU: the Python module with the cuda backend, its tests of caches and compiled steps, and
 # times beside dense attention.
 #   gpu/model.sh STAGE OUT [SECONDS]
-# STAGE: build, test, bench or profile; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the
-# record of bench and the profiles. In the environment: ROWS, a regular expression of rows of tests/bench/time_serve.py;
-# TESTS, files under python/tests; TORCH_LOGS as PyTorch reads it.
+# STAGE: build, unpack (the module of an earlier build, build/module-*, in place of build), test, bench, train, serve or
+# profile; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
+# environment: ROWS, a regular expression of rows of tests/bench/time_serve.py; TESTS, what pytest takes under python/tests;
+# CASES, ARMS of tests/bench/time_model.py; TORCH_LOGS as PyTorch reads it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 stage=$1 out=$2 seconds=${3:-560}
@@ -27,7 +28,11 @@ build() {
     cmake --preset release -DMSA_CUDA=ON -DMSA_PYTHON=ON -DMSA_BUILD_TESTS=OFF "${offline[@]}" \
         -DCMAKE_CUDA_ARCHITECTURES="$capability-real" -DPython_EXECUTABLE="$(command -v "$python")" &&
         cmake --build --preset release --parallel "$(nproc)" --target _msalab &&
-        "$python" - <<'CODE'
+        msalab_here
+}
+
+msalab_here() {
+    "$python" - <<'CODE'
 import msalab, torch, transformers
 print("msalab.backends():", msalab.backends())
 print(torch.__version__, transformers.__version__, torch.cuda.get_device_name())
@@ -35,17 +40,68 @@ assert not msalab.backends()["cuda"]
 CODE
 }
 
+unpack() {
+    mkdir -p build/release/python/msalab
+    ln -sfn "$PWD"/python/msalab/* build/release/python/msalab/
+    cat build/module-* | tar -C build/release -xJ --wildcards 'python/msalab/_msalab*' && msalab_here
+}
+
+# The tests in processes of their own, a few in each and many at a time, so that a crash takes no other test along; whoever
+# crashes is asked once more without PyTorch's static launcher.
+tests() {
+    local all=$out/tests
+    mkdir -p "$all"
+    # shellcheck disable=SC2086
+    (cd python/tests && "$python" -m pytest -q --collect-only -o pythonpath= -p no:cacheprovider ${TESTS:-test_kv_cache.py}) \
+        >"$all/collected" 2>&1
+    grep '::' "$all/collected" | sed 's/ /@/g; s/^[^:]*\/\(test_[^:]*::\)/\1/' |
+        xargs -r -n "${EACH:-2}" -P "${AT_ONCE:-14}" bash -c 'some_tests "$@"' _
+    cat "$all"/*.log
+}
+
+some_tests() {
+    local log
+    log=$out/tests/$(tr -c 'a-zA-Z0-9' _ <<<"${1#*::}" | cut -c1-90)
+    cd python/tests || return
+    take() { timeout -k 5 "${MOST:-100}" "$python" -m pytest -v -o pythonpath= -p no:cacheprovider --tb=long -rfE "${@//@/ }"; }
+    take "$@" >"$log.log" 2>&1
+    local outcome=$?
+    ((outcome > 1)) || return 0
+    echo "DIED $* with $outcome" >>"$log.log"
+    TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER=0 take "$@" >"$log.again.log" 2>&1
+    echo "AGAIN $* without the static launcher: $?" >>"$log.again.log"
+}
+
+# The example of a server, with weights at random of SmolLM2's shape.
+serve() {
+    local running
+    (cd tests/bench && "$python" -c "
+import sys, torch, transformers, time_model
+torch.manual_seed(0)
+transformers.LlamaForCausalLM(transformers.LlamaConfig(**time_model.SMALL, max_position_embeddings=16384, rope_theta=1e5,
+                                                       eos_token_id=None)).save_pretrained(sys.argv[1])
+" "$out/small") &&
+        for running in 4 8; do
+            echo "== $running at a time"
+            "$python" examples/serve_torch.py --device cuda --model "$out/small" --requests 8 --tokens 64 --top-k 8 \
+                --prompt 2000 --chunk 512 --pages 400 --running "$running" --dense
+        done
+    rm -rf "$out/small"
+}
+
 run() {
     case $stage in
         build) build ;;
-        test)
-            # shellcheck disable=SC2086
-            (cd python/tests && "$python" -m pytest -q -o pythonpath= -p no:cacheprovider --tb=long --durations=10 \
-                --junitxml="$out/tests.xml" ${TESTS:-test_kv_cache.py test_torch_cuda.py})
-            ;;
+        unpack) unpack ;;
+        test) tests ;;
         bench)
             "$python" tests/bench/time_serve.py "$out/times.json" --seconds $((seconds - 90)) --rows "${ROWS:-.}"
             ;;
+        train)
+            "$python" tests/bench/time_model.py "$out/train.json" --seconds $((seconds - 60)) --cases "${CASES:-8k,32k,128k}" \
+                --arms "${ARMS:-msa-16,cudnn,flash}"
+            ;;
+        serve) serve ;;
         profile)
             "$python" tests/bench/time_serve.py "$out/profiled.json" --seconds $((seconds - 60)) --profile "$out" \
                 --rows "${ROWS:-8b-4/decode/128K/1/(msa-compiled|msa-graph|msa)$|8b-4/decode/8K/1/static-compiled|8b-4/prefill/(8|128)K/1/msa-compiled|small-30/prefill/8K/1/msa}"
@@ -55,13 +111,16 @@ run() {
 }
 
 began=$SECONDS
-export -f build run 2>/dev/null
+export -f build unpack msalab_here tests some_tests serve run
 export stage out seconds python
 timeout -k 5 "$seconds" bash -c 'set -uo pipefail; run' >"$out/$stage.log" 2>&1
 outcome=$?
 echo "== $stage: exit $outcome after $((SECONDS - began)) s, $out/$stage.log"
 case $stage in
-    test) grep -E '^(FAILED|ERROR)|passed|failed' "$out/test.log" | cut -c1-160 | tail -n 40 ;;
+    test)
+        echo "collected $(grep -c '::' "$out/tests/collected"), passed $(cat "$out"/tests/*.log | grep -c ' PASSED')"
+        grep -hE '^(FAILED|ERROR|DIED|AGAIN) |Fatal Python error|^[^ ]*Error: ' "$out"/tests/*.log | cut -c1-230 | head -n 60
+        ;;
     bench) grep -E '^[0-9a-z]+-[0-9]+/' "$out/bench.log" ;;
     *) tail -n 30 "$out/$stage.log" | cut -c1-200 ;;
 esac

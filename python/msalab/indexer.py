@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,7 +29,11 @@ class IndexBranch:
     norm_q: Tensor | None
     norm_k: Tensor | None
     frequencies: Tensor
+    rope: tuple = field(init=False, compare=False, repr=False)  # the frequencies on the host
     _joined: dict = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self):
+        self.rope = tuple(self.frequencies.tolist())
 
     def to(self, device) -> IndexBranch:
         tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
@@ -47,10 +50,10 @@ class IndexBranch:
         heads = turn(heads, *turns)
         return heads[..., :-1, :], heads[..., -1, :]
 
-    @cached_property
-    def rope(self) -> tuple[float, ...]:
-        """The frequencies on the host."""
-        return tuple(self.frequencies.tolist())
+    @property
+    def width(self) -> int:
+        """Channels of a head, didx."""
+        return len(self.w_k)
 
     def joined(self, dtype):
         """Weights of `dtype` and norms of the heads of queries, and then of the keys."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import cache_utils
 
 from . import operations
+from .nn import rotation
 from .operations import InputError
 from .selectors import Rule
 
@@ -97,18 +98,6 @@ class _Calls:
         return {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
 
 
-def _append(k, v, index_k, keys, values, index_keys, table, lengths, known=None):
-    calls = _Calls.of(k, keys, table, lengths, known)
-    for rows, pool in ((k, keys), (v, values), (index_k, index_keys)):
-        if rows is not None:
-            operations.append(pool, calls.packed(rows), **calls.where)
-
-
-append = _Operator(
-    "cache_append", "(Tensor k, Tensor v, Tensor? index_k, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? index_keys, "
-    "Tensor table, Tensor lengths, SymInt[]? known) -> ()", _append, lambda *_: None)
-
-
 def _select(index_q, index_k, index_keys, table, lengths, top_k, first, local, block_size, known=None):
     calls = _Calls.of(index_q, index_keys, table, lengths, known)
     rule = {"force_begin_blocks": first, "force_end_blocks": local, "block_size": block_size}
@@ -178,6 +167,8 @@ class Rows:
     at: int | None = None  # of a cache of fixed capacity: what `seen` is, where the host knows it
     begun: bool = False  # has every row a token that is no padding?
     table: Tensor | None = None  # [rows, 1]
+    places: Tensor | None = None  # of the pass under way: where its tokens go, [rows, new]; of padding below 0
+    turns: tuple = ((), ())  # likewise: RoPE's frequencies, and nn.rotation of the tokens by them
 
     @property
     def fixed(self) -> bool:
@@ -216,6 +207,12 @@ class Rows:
             self.lengths += seen - self.held
             self.held = seen
         return self.lengths
+
+    def turned(self, rope: tuple, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """nn.rotation of the tokens of the pass by the frequencies, which are `rope` on the host."""
+        if self.turns[0] != rope:
+            self.turns = rope, rotation(self.places.clamp(min=0), frequencies, torch.float32)
+        return self.turns[1]
 
     def choose(self, choose):
         """Other rows in the place of these: choose(tensor)."""
@@ -296,29 +293,61 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         self.rows.start(len(key_states), key_states.device)
         return key_states, value_states
 
-    def step(self, index_k, new: int):
-        """Begins to take in `new` tokens: their index keys [rows, new, didx] get a place. Returns the lengths of the rows
-        with them, on the device, and on the host, or None."""
+    def step(self, width: int | None, new: int):
+        """Begins to take in `new` tokens: their index keys of `width` channels get a place. Returns the lengths of the
+        rows with them, on the device, and on the host, or None."""
         rows = self.rows
-        if index_k is not None and self.index_keys is None:
-            self.index_keys = self._pool(index_k.shape[-1], new)
-        if not rows.fixed:
+        if width is not None and self.index_keys is None:
+            self.index_keys = self._pool(width, new)
+        if rows.fixed:
+            if self.leads:
+                rows.known = self._known(new)
+                rows.seen += new
+                rows.lengths += new
+                self._hold_room()
+            lengths, known = rows.lengths, rows.known
+        else:
             self.seen += new
             self.grow(self.seen)
             lengths = rows.lengths_at(self.seen)
             known = [max(self.seen - begin, 0) for begin in rows.begins]
-            return lengths, None if len(rows.begins) * new <= FEW and lengths.is_cuda else known
+            known = None if len(rows.begins) * new <= FEW and lengths.is_cuda else known
         if self.leads:
-            rows.known = self._known(new)
-            rows.seen += new
-            rows.lengths += new
-        return rows.lengths, rows.known
+            rows.places = lengths[:, None] + torch.arange(-new, 0, device=lengths.device)
+            rows.turns = (), ()
+        return lengths, known
+
+    def end(self):
+        """Of the pass, in the last layer: compilers would hand over what only lives in it."""
+        self.rows.places, self.rows.turns = None, ((), ())
+
+    def write(self, k, v, index_k, lengths, known):
+        """The tokens [rows, new, ...] of the pass, which step() began."""
+        rows, new = self.rows, k.shape[1]
+        pools = [(k, self.keys), (v, self.values)] + ([] if index_k is None else [(index_k, self.index_keys)])
+        at = rows.at if rows.fixed else self.seen
+        if torch.compiler.is_compiling():
+            # From the kernels that make the tokens. A place below 0 counts from the row's end: no token comes there, since
+            # a row's padding takes room, too.
+            for tokens, pool in pools:
+                pool.index_put_((rows.table.long(), rows.places), tokens)
+        elif at is not None and not any(rows.begins):
+            for tokens, pool in pools:
+                pool.narrow(1, at - new, new).copy_(tokens)
+        else:
+            calls = _Calls.of(k, self.keys, rows.table, lengths, known)
+            for tokens, pool in pools:
+                operations.append(pool, calls.packed(tokens), **calls.where)
+
+    def _unseen(self) -> bool:
+        """Do calls now go into a graph, for lengths that the host does not know?"""
+        return torch.compiler.is_compiling() or self.rows.seen.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _known(self, new: int) -> list | None:
         """Of a cache of fixed capacity, if the host is to know them, the lengths of the rows with `new` tokens more, for
         which there must be room."""
         rows = self.rows
-        if torch.compiler.is_compiling() or rows.seen.is_cuda and torch.cuda.is_current_stream_capturing():
+        if self._unseen():
             rows.at = None
             return None
         many = new * rows.count > FEW or not rows.seen.is_cuda
@@ -326,6 +355,12 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         self.require_room(seen)
         rows.at = seen
         return [max(seen - begin, 0) for begin in rows.begins] if many else None
+
+    def _hold_room(self):
+        """In graphs, which ask for nothing before they run, a full cache is an error of the device."""
+        if self._unseen():
+            torch._assert_async(self.rows.seen <= self.rows.capacity, f"msalab: the cache has room for {self.rows.capacity} "
+                                "tokens of a row")
 
     def require_room(self, seen: int):
         most = self.get_max_length()

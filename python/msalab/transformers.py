@@ -7,9 +7,10 @@
     msalab.transformers.configure(model, selector="mean-key", block_size=128, top_k=16)
 
 Prefill and decode with a cache, padding on either side, grouped queries, sinks and soft caps. A
-layer with a sliding window keeps it, and attends to all of it. What cannot be had raises
-InputError: packed rows, masks of one's own, chunked attention, dropout, weights of attention as an
-output, and generate() with a static cache."""
+layer with a sliding window keeps it, and attends to all of it. Where layers select by a fitted Index
+Branch, generate() makes a Cache, which compiles. What cannot be had raises InputError: packed rows,
+masks of one's own, chunked attention, dropout, weights of attention as an output, and transformers'
+own static caches."""
 
 from __future__ import annotations
 
@@ -432,7 +433,11 @@ class Cache(cache_utils.Cache):
             self.layers[number] = kv_cache.CachedLayer(number, self.rows, number == cached[0])
             if layers[number].branch is not None:
                 layers[number].prepare(next(model.parameters()))
-        self.first = self.layers[cached[0]]
+        self.first, self.last = self.layers[cached[0]], self.layers[cached[-1]]
+
+    @property
+    def is_compileable(self) -> bool:
+        return super().is_compileable and not self.offloading
 
     def get_mask_sizes(self, query_length, layer_idx):
         if self.is_sliding[layer_idx]:
@@ -522,18 +527,13 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
     if cache.offloading:
         kept.prefetch()
     q, k, v = (heads.transpose(1, 2).to(kept.kept) for heads in (query, key, value))
-    index_q = index_k = None
-    if layer.branch is not None:
-        seen = rows.seen if rows.fixed else kept.seen
-        if rows.fixed and not kept.leads:
-            seen = seen - new
-        positions = torch.arange(new, device=x.device) + seen - rows.begins_there[:, None]
-        index_q, index_k = layer.branch(x, rotation(positions.clamp(min=0), layer.branch.frequencies, torch.float32))
-        index_q, index_k = index_q.to(kept.kept), index_k.to(kept.kept)
-    lengths, known = kept.step(index_k, new)
+    branch, index_q, index_k = layer.branch, None, None
+    lengths, known = kept.step(None if branch is None else branch.width, new)
+    if branch is not None:
+        index_q, index_k = (heads.to(kept.kept) for heads in branch(x, rows.turned(branch.rope, branch.frequencies)))
+    kept.write(k, v, index_k, lengths, known)
     where = (rows.table, lengths)
-    kv_cache.append(k, v, index_k, kept.keys, kept.values, kept.index_keys, *where, known)
-    if layer.branch is not None:
+    if branch is not None:
         ids = kv_cache.select(index_q, index_k, kept.index_keys, *where, rule.top_k, rule.forced_first,
                               rule.forced_local, rule.block_size, known)
         layer.ids = (ids, new) if layer.shares else None
@@ -541,6 +541,8 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
         ids = _taken_ids(layer, new)
     out = kv_cache.attend(q, k, v, kept.keys, kept.values, ids, sinks, *where, rule.block_size, softmax_scale, softcap,
                           known)
+    if kept is cache.last:
+        kept.end()
     if cache.offloading:
         kept.offload()
     if layer.observe is not None:

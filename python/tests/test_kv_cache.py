@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
 """msalab.transformers.Cache: with all blocks selected generate() finds the model's own tokens, with fewer those of a pass
 without a cache; whatever is done to a cache, compiled and not; what it cannot do is refused by name. Needs PyTorch,
-transformers and the compiled module. On a GPU, where there is one, in bfloat16 and CUDA graphs."""
+transformers and the compiled module. On a GPU, where there is one, in CUDA graphs, and in bfloat16 where all blocks are
+selected: with fewer, rounding decides between blocks that are about as good."""
 
 import copy
+import subprocess
+import sys
 import threading
 import weakref
 from functools import cache as once
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +28,7 @@ from msalab import kv_cache  # noqa: E402
 
 mt.register()
 GPU = torch.cuda.is_available()
-DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+DEVICE, HALF = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 BLOCK, WIDTH = (64, 64) if GPU else (16, 16)  # tokens of a block; channels of a head
 GROUPS, LAYERS, VOCABULARY = 2, 3, 97
 PROMPT, NEW = 7 * BLOCK - 9, 2 * BLOCK  # the answer grows past a block and a page
@@ -32,7 +36,7 @@ MODE = {"mode": "reduce-overhead"} if GPU else {"backend": "aot_eager"}
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8 * WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS,
          "num_attention_heads": 8, "num_key_value_heads": GROUPS, "head_dim": WIDTH, "initializer_range": 0.1,
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64 * BLOCK}
-EVERY = 64  # blocks: all of them
+EVERY = 16  # blocks: all of them, as the tuned kernels take them
 GREEDY = {"max_new_tokens": NEW, "eos_token_id": None, "do_sample": False}
 needs_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
@@ -43,9 +47,9 @@ def _fresh():
     yield
 
 
-def model_of(seed=5, **changes):
+def model_of(seed=5, dtype=torch.float32, **changes):
     torch.manual_seed(seed)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes)).to(DEVICE, DTYPE).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes)).to(DEVICE, dtype).eval()
 
 
 @pytest.fixture
@@ -81,14 +85,14 @@ def positions_of(mask):
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def room(logits):
-    """What rounding may change of logits: another order of sums, and on a GPU ids that are nearly as good."""
-    return (0.15 if GPU else 1e-4) * logits.std()
+def room(logits, dtype=torch.float32):
+    """What rounding may change of logits: another order of sums."""
+    return (0.15 if dtype is torch.bfloat16 else 2e-3 if GPU else 1e-4) * logits.std()
 
 
-def assert_close(found, own):
+def assert_close(found, own, dtype=torch.float32):
     assert found.shape == own.shape
-    assert (found - own).abs().max() <= room(own), ((found - own).abs().max() / own.std()).item()
+    assert (found - own).abs().max() <= room(own, dtype), ((found - own).abs().max() / own.std()).item()
 
 
 def assert_best(model, tokens, mask=None, prompt=PROMPT):
@@ -99,7 +103,8 @@ def assert_best(model, tokens, mask=None, prompt=PROMPT):
         options = {"attention_mask": mask, "position_ids": positions_of(mask)}
     logits = logits_of(model, tokens, **options)[:, prompt - 1:-1]
     chosen = logits.gather(2, tokens[:, prompt:, None])[..., 0]
-    assert (logits.max(-1).values - chosen <= room(logits)).all()
+    behind = (logits.max(-1).values - chosen).max()
+    assert behind <= room(logits, model.dtype), (behind / logits.std()).item()
     if not GPU:
         assert torch.equal(logits.argmax(-1), tokens[:, prompt:])
 
@@ -115,7 +120,7 @@ CACHES = {"growing": {}, "static": {"cache_implementation": "static"}}
 
 @pytest.mark.parametrize("kind", CACHES)
 def test_with_all_blocks_the_tokens_are_the_models_own(indexer, kind):
-    model, ids = model_of(), tokens_of(rows=2)
+    model, ids = model_of(dtype=HALF), tokens_of(rows=2)
     own = model.generate(ids, **GREEDY)
     configured(indexer, EVERY, model)
     found = model.generate(ids, **GREEDY, **CACHES[kind], return_dict_in_generate=True)
@@ -185,10 +190,12 @@ def test_assisted_decoding_between_two_models(indexer):
     assert_best(assistant, assistant.generate(ids, **GREEDY))
 
 
+@pytest.mark.parametrize("top_k", [3, EVERY])
 @pytest.mark.parametrize("how", ["growing", "static", "compiled"])
-def test_logits_are_those_of_no_cache(indexer, how):
+def test_logits_are_those_of_no_cache(indexer, how, top_k):
     """A prompt, a chunk, and single tokens past a page."""
-    model, ids, chunk, most = configured(indexer), tokens_of(PROMPT, rows=2), 5, 24
+    dtype = HALF if top_k == EVERY else torch.float32
+    model, ids, chunk, most = configured(indexer, top_k, model_of(dtype=dtype)), tokens_of(PROMPT, rows=2), 5, 24
     own = logits_of(model, ids)
     cache = mt.Cache(model, max_cache_len=None if how == "growing" else PROMPT)
     call = torch.compile(model, fullgraph=True, dynamic=False, **MODE) if how == "compiled" else None
@@ -196,10 +203,10 @@ def test_logits_are_those_of_no_cache(indexer, how):
     steps = [after(model, cache, ids[:, :first]), after(model, cache, ids[:, first:first + chunk])]
     for at in range(first + chunk, PROMPT):
         steps.append(after(model, cache, ids[:, at:at + 1], call).clone())
-    assert_close(torch.cat(steps, 1), own)
+    assert_close(torch.cat(steps, 1), own, dtype)
     assert int(cache.get_seq_length()) == PROMPT
     configured(indexer, 2, model)
-    assert (logits_of(model, ids) - own).abs().max() > 2 * room(own)
+    assert (logits_of(model, ids) - own).abs().max() > 2 * room(own, dtype)
 
 
 @pytest.mark.parametrize("fullgraph", [True])
@@ -387,11 +394,30 @@ def test_memory_is_that_of_dense_keys_and_of_index_keys(indexer):
     assert index * 2 * GROUPS == held
 
 
+def test_a_full_cache_is_an_error_of_a_graph_too(indexer):
+    """Nothing is dropped in silence. On a GPU this ends a process's use of it: in a process of its own."""
+    unit = kv_cache.unit_of([])  # a multiple of BLOCK
+    code = f"""if True:
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import test_kv_cache as t
+        model = t.configured({str(indexer)!r})
+        cache = t.cached(model, t.tokens_of({unit} - 1), max_cache_len={unit})
+        call = t.torch.compile(model, fullgraph=True, dynamic=False, **t.MODE)
+        for at in range(3):
+            print("step", at, t.after(model, cache, t.tokens_of(1), call).sum().item() != 0, flush=True)
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode and run.stdout.split("\n")[:-1] == ["step 0 True"], run.stdout + run.stderr
+    assert GPU or f"the cache has room for {unit} tokens of a row" in run.stderr, run.stderr
+
+
 @needs_gpu
-def test_a_graph_is_right_for_300_lengths(indexer):
-    model, ids = configured(indexer), tokens_of(PROMPT + 300)
+@pytest.mark.parametrize("top_k", [3, EVERY])
+def test_a_graph_is_right_for_300_lengths(indexer, top_k):
+    dtype = HALF if top_k == EVERY else torch.float32
+    model, ids = configured(indexer, top_k, model_of(dtype=dtype)), tokens_of(PROMPT + 300)
     own, cache = logits_of(model, ids), mt.Cache(model, max_cache_len=PROMPT + 300)
     after(model, cache, ids[:, :PROMPT])
     call = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
     steps = [after(model, cache, ids[:, at:at + 1], call).clone() for at in range(PROMPT, PROMPT + 300)]
-    assert_close(torch.cat(steps, 1), own[:, PROMPT:])
+    assert_close(torch.cat(steps, 1), own[:, PROMPT:], dtype)

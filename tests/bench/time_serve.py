@@ -9,6 +9,7 @@ cache, or decode, the next token behind a cache that holds the context (random k
   flash, cudnn        scaled_dot_product_attention's kernels; decode: behind a DynamicCache
   *-compiled          prefill: torch.compile of the model
   static-compiled     decode: StaticCache, the whole step under torch.compile(mode="reduce-overhead")
+  static-replayed     likewise under torch.compile(), captured in a CUDA graph of the caller's, which the host launches at once
   flash-graph         decode: a CUDA graph of the eager step over keys of one length: what dense attention could take at
                       best; right for one token alone, so nobody can have it
   msa, msa-compiled   prefill: eager, torch.compile(fullgraph=True)
@@ -16,6 +17,7 @@ cache, or decode, the next token behind a cache that holds the context (random k
   msa-static          decode: of fixed capacity, eager
   msa-graph           decode: of fixed capacity, a CUDA graph of the eager step
   msa-compiled        decode: of fixed capacity, torch.compile(fullgraph=True, mode="reduce-overhead")
+  msa-replayed        as static-replayed
   msa-autotune        likewise with mode="max-autotune"
 generate: tokens a second of generate() itself: dynamic, static (dense), msa, msa-static.
 
@@ -24,7 +26,10 @@ floor_ms: by what must be read at 3.03 TB/s, or multiplied at 786 TFLOP/s (MSA: 
 What fails has its error there. RECORD is written after each row; rows that it has are not measured again."""
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import re
 import statistics
 import sys
@@ -38,6 +43,9 @@ import torch
 import transformers
 from time_model import LARGE, SMALL, TINY, OPTIONS, attempted, commit, lines_of, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import msalab.transformers as mt
 from msalab.capture import fitted
@@ -54,17 +62,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 STEPS, SPARE = 24, 192
 ROWS = """
-8b-4/decode/8K/1: msa-compiled msa-graph static-compiled flash-graph flash msa msa-static
-8b-4/decode/128K/1: msa-compiled msa-graph flash flash-graph static-compiled msa
-8b-4/prefill/32K/1: msa-compiled msa cudnn flash cudnn-compiled
-8b-4/prefill/8K/1: msa-compiled msa cudnn flash cudnn-compiled
-8b-4/prefill/128K/1: msa-compiled msa cudnn cudnn-compiled
-8b-4/decode/32K/1: msa-compiled msa-graph static-compiled flash-graph
-8b-4/decode/1M/1: msa-compiled msa-graph flash flash-graph
-small-30/decode/8K/1: msa-graph flash-graph flash msa msa-compiled static-compiled
-small-30/prefill/8K/1: msa msa-compiled flash flash-compiled cudnn
-8b-32/decode/128K/1: msa-graph flash flash-graph msa-compiled
-8b-4/decode/32K/8: msa-compiled flash-graph msa-graph
+8b-4/decode/8K/1: msa-replayed msa-compiled flash-graph static-replayed msa flash static-compiled msa-static msa-graph
+8b-4/decode/128K/1: msa-replayed msa-compiled flash-graph msa flash static-replayed msa-static msa-graph
+8b-4/prefill/8K/1: msa-compiled cudnn-compiled cudnn flash msa
+8b-4/prefill/32K/1: msa-compiled cudnn-compiled cudnn flash msa
+8b-4/prefill/128K/1: msa-compiled cudnn cudnn-compiled msa
+8b-4/decode/1M/1: msa-replayed flash-graph flash msa-compiled
+8b-32/decode/128K/1: msa-replayed flash-graph flash msa-compiled
+8b-4/decode/32K/1: msa-replayed flash-graph msa-compiled flash
+small-30/prefill/8K/1: msa-compiled msa flash-compiled flash cudnn
+small-30/decode/8K/1: msa-replayed flash-graph static-replayed msa flash msa-compiled static-compiled
+8b-4/decode/32K/8: msa-replayed flash-graph msa
 8b-4/generate/8K/1: dynamic msa static msa-static
 8b-4/decode/8K/1: msa-autotune
 qwen-24/decode/32K/1: msa-compiled static-compiled flash flash-graph
@@ -198,11 +206,14 @@ def decode_call(model, context: int, batch: int, arm: str):
     config, most = model.config, context + SPARE
     if arm.startswith("msa"):
         cache = mt.Cache(model, None if arm == "msa" else most)
-    elif arm == "static-compiled":
+    elif arm.startswith("static"):
         cache = transformers.StaticCache(config=config, max_cache_len=most)
     elif arm == "flash-graph":
         cache = OneLength(config=config, max_cache_len=most)
         cache.length = context
+        AttentionInterface.register("one_length", ALL_ATTENTION_FUNCTIONS["sdpa"])
+        AttentionMaskInterface.register("one_length", lambda *_, **__: None)
+        model.set_attn_implementation("one_length")
     else:
         cache = transformers.DynamicCache(config=config)
     filled(model, cache, context, batch)
@@ -210,7 +221,9 @@ def decode_call(model, context: int, batch: int, arm: str):
     def step(token):
         return model(token, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
     token = torch.zeros((batch, 1), dtype=torch.long, device=DEVICE)
-    if arm.endswith("graph"):
+    if arm.endswith(("graph", "replayed")):
+        if arm.endswith("replayed"):
+            step = torch.compile(step, fullgraph=arm.startswith("msa"), dynamic=False)
         replay = captured(step, token)
         return lambda: token.copy_(replay(token))
     if arm.endswith(("compiled", "autotune")):
@@ -297,12 +310,18 @@ def generated(call) -> dict:
 
 
 def profiled(call, name: str, folder: Path) -> dict:
+    calls = cProfile.Profile()
+    with calls:
+        for _ in range(8):
+            call()
+    text = io.StringIO()
+    pstats.Stats(calls, stream=text).sort_stats("tottime").print_stats(30)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU,
                                             torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(2):
             call()
         synchronize(torch.device(DEVICE))
-    lines = [name + ", 2 steps", *lines_of(seen.key_averages())]
+    lines = [name + ", 2 steps", *lines_of(seen.key_averages()), *text.getvalue().splitlines()]
     with open(folder / "profiles.txt", "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n\n")
     print("\n".join(lines[:16]), flush=True)
