@@ -104,7 +104,7 @@ run() {
         serve) serve ;;
         profile)
             "$python" tests/bench/time_serve.py "$out/profiled.json" --seconds $((seconds - 60)) --profile "$out" \
-                --rows "${ROWS:-8b-4/decode/128K/1/(msa-compiled|msa-graph|msa)$|8b-4/decode/8K/1/static-compiled|8b-4/prefill/(8|128)K/1/msa-compiled|small-30/prefill/8K/1/msa}"
+                --rows "${ROWS:-8b-4/decode/(8|128)K/1/msa$|8b-4/decode/128K/1/(msa-compiled|flash)$|8b-4/prefill/128K/1/msa-compiled|8b-4/prefill/128K/1/cudnn$}"
             ;;
         *) echo "gpu/model.sh: no stage $stage" >&2 && return 2 ;;
     esac

@@ -72,10 +72,13 @@ struct Call {
     Tensor<T, Rank> scratch(Shape<Rank> shape) const {
         return {shape, memory->take(element_count(shape) * int64_t{sizeof(T)}), Space::device};
     }
-    /// A copy of host data for this call.
+    /// A copy of host data for this call, or for a graph that is being captured.
     template <typename T>
     Tensor<T, 1> upload(const std::vector<T>& host) const {
-        return cuda::upload(owner, host);
+        if (resources == nullptr) return cuda::upload(owner, host);
+        const auto kept = std::make_shared<Tensor<T, 1>>(upload_to_keep(owner, host));
+        keep_for_graph(kept);
+        return {kept->shape(), std::shared_ptr<void>(kept, kept->data()), Space::device};
     }
     /// Keeps `resource` alive for a graph that is being captured.
     void keep_for_graph(std::shared_ptr<const void> resource) const {

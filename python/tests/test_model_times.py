@@ -86,3 +86,15 @@ def test_a_profile_has_kernels_beside_the_calls_of_the_host(times):
         "its kernels: 6.0 ms", *(f"     {n}.00 ms {share}      {n} times  kernel {n}" for n, share in shares),
         "calls of the host under the profiler: 12.0 ms",
         *(f"     {2 * n}.00 ms {share}      {n} times  call {n}" for n, share in shares)]
+
+
+def test_serving_has_its_times(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tests/bench"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path, rows = tmp_path / "record.json", "(decode|prefill)/512/1/(msa|msa-static|flash)$"
+    serve = importlib.import_module("time_serve")
+    serve.main([str(path), "--smoke", "--rows", rows])
+    record = json.loads(path.read_text())
+    assert len(record["rows"]) == 5
+    for name, row in record["rows"].items():
+        assert row["ms"] > 0 and 0 < row["floor_ms"] < row["ms"], (name, row)
