@@ -259,6 +259,7 @@ class Plan:
         """From now on, until another plan is."""
         if hasattr(self.model, "_prepare_cache_for_generation"):
             self.model._prepare_cache_for_generation = types.MethodType(_prepare_cache, self.model)
+            self.model._prefill = types.MethodType(_prefill, self.model)
         for module, layer in self.layers.items():
             old = getattr(module, _ATTRIBUTE, None)
             if old is not None:
@@ -447,7 +448,7 @@ class Cache(cache_utils.Cache):
 
     @property
     def is_compileable(self) -> bool:
-        return super().is_compileable and not self.offloading
+        return self.rows.fixed and not self.offloading
 
     def get_mask_sizes(self, query_length, layer_idx):
         if self.is_sliding[layer_idx]:
@@ -502,6 +503,13 @@ def _prepare_cache(model, generation_config, model_kwargs, *args, **kwargs):
     most = made.layers[0].max_cache_len if type(made) is StaticCache else None
     if not why_not_cached(layers_of(model), config, most is not None):
         model_kwargs[name] = Cache(model, most, made.offloading)
+
+
+def _prefill(model, input_ids, generation_config, *args, **kwargs):
+    """Of generate(): chunks of a prompt, too, are not compiled. They begin the cache, whose tensors must not lie in a CUDA
+    graph, and say on the host where rows begin."""
+    with patch.object(generation_config, "disable_compile", True):
+        return type(model)._prefill(model, input_ids, generation_config, *args, **kwargs)
 
 
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None,
