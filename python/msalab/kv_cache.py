@@ -413,7 +413,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
     def crop(self, tokens_to_remove: int):
         """The last tokens of every row leave, as many as the number below 0 says; of an older transformers: all but so
         many, where the number is above 0."""
-        seen = int(self.get_seq_length())
+        seen, tokens_to_remove = int(self.get_seq_length()), int(tokens_to_remove)  # a tensor, of some transformers
         leaving = min(tokens_to_remove, 0) if tokens_to_remove <= 0 else min(tokens_to_remove - seen, 0)
         require(-leaving <= seen, f"crop() is asked to remove {-leaving} tokens, the cache holds {seen}")
         if not self.rows.fixed:
