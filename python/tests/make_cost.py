@@ -129,11 +129,15 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
                         "dense_cost": {"seconds": 0.5}}]}
 
 
-def cache(reached: bool = True, layer: int = 3) -> dict:
-    """Two selectors in caches of 4 to 16 blocks; 6 are enough for quest, none for the oracle.
-    `layer` has none before it, the next one has."""
-    def point(blocks, hit_rate, tried=True):
-        return {"blocks": blocks, "share_of_context": blocks / 16, "cache_bytes": 4096.0 * blocks,
+def cache(reached: bool = True, layer: int = 3, layers: int = 2, prefetch: str = "none",
+          rates: dict | None = None) -> dict:
+    """Selectors in caches of 4 to 16 blocks, with their hit rates; 6 are enough for quest, none for
+    the oracle. The first layer has none before it, the next one has."""
+    rates = rates or {"oracle": (0.7, 0.8, 0.9), "quest": (0.9, 0.96, 1.0)}
+
+    def point(role, selector, blocks, hit_rate, tried=True):
+        return {"cache_role": role, "selector": selector, "blocks": blocks,
+                "share_of_context": blocks / 16, "cache_bytes": 4096.0 * blocks,
                 "hit_rate": hit_rate, "hit_rate_lfu": hit_rate - 0.05 if tried else None,
                 "hit_rate_belady": (hit_rate + 1) / 2 if tried else None,
                 "misses_per_token": 8 * (1 - hit_rate), "bytes_per_token": 32768 * (1 - hit_rate),
@@ -141,26 +145,23 @@ def cache(reached: bool = True, layer: int = 3) -> dict:
                 "late_misses_per_token": 6 * (1 - hit_rate), "in_vain_per_token": 1.5}
 
     def per_layer(number, selector, share):
-        return {"layer": number, "selector": selector, "steps": 64, "groups": 2,
-                "block_bytes": 4096, "smallest_cache": 4, "uses": 512, "written": 4, "cold": 32,
-                "reuses": [100, 150, 200, 26],
-                "previous_step": {"hit_share": share, "hits": 256},
-                "previous_layer": None if number == layer else
-                {"hit_share": share / 2, "hits": 128, "layer": layer},
-                "previous_layer_note": ""}
+        return {"layer": number, "selector": selector, "smallest_cache": 4, "steps": 64,
+                "cold_share": 32 / 512, "median_distance": 1, "previous_step_share": share,
+                "previous_layer_share": None if number == layer else share / 2}
 
-    def selector(name, rates, recommended):
-        return {"selector": name, "recommended": recommended if reached else None,
-                "points": [point(blocks, rate) for blocks, rate in zip((4, 8, 16), rates)]}
-
-    return {"format": "msa-cache-summary", "program": "msa-cache", "options": {},
-            "definitions": {"cold_share": "what cold_share means"}, "context_blocks": 16,
-            "prefetch": None, "link": {"bytes_per_second": 2e9, "seconds_per_token": 1e-6,
-                                       "bytes_per_token": 2000.0},
-            "selectors": [selector("oracle", (0.7, 0.8, 0.9), None),
-                          selector("quest", (0.9, 0.96, 1.0), point(6, 0.94, False))],
-            "layers": [per_layer(layer + more, name, share) for more in (0, 1)
-                       for name, share in (("oracle", 0.6), ("quest", 0.8))]}
+    chosen = {"quest": point("recommended", "quest", 6, 0.94, False)} if reached else {}
+    caches = [*(chosen[name] for name in rates if name in chosen),
+              *(point("tried", name, blocks, rate) for name, of in rates.items()
+                for blocks, rate in zip((4, 8, 16), of))]
+    return report("msa-cache", {
+        "selectors": (1, [{"selector": name, "blocks_lru": chosen[name]["blocks"] if name in chosen else None}
+                          for name in rates]),
+        "caches": (3, caches),
+        "layers": (2, [per_layer(layer + more, name, {"oracle": 0.6}.get(name, 0.8))
+                       for more in range(layers) for name in rates]),
+        "measured": (0, [{"context_blocks": 16, "most_bytes_per_token": 2000.0}])},
+        {"link": 2.0, "time_per_token": 1.0, "prefetch": prefetch},
+        {"cold_share": "what cold_share means"}, reached)
 
 
 def sharing(reached: bool = True) -> dict:
