@@ -201,42 +201,31 @@ def sharing(reached: bool = True) -> dict:
 def precision(reached: bool = True, index: bool = True, projections: bool = False) -> dict:
     """Full precision, int8 and rotated int4; int8 is enough. Of projections, f32 and bf16, each
     with its product in f32, and bf16 with it rounded."""
-    def estimate(value):
-        return {"value": value, "low": value - 0.001, "high": value + 0.001}
+    def rows(of, measures, losses):
+        return [{"precision": name, "format": name.split(",")[0], **form, "asked": True,
+                 "computed_in": "f32",
+                 **{measure: estimate(value(loss), 0.001) for measure, value in measures.items()},
+                 "worst_layer": loss, "reaches": reached and loss < 0.01,
+                 "is_recommended": reached and place == 1, "is_nearest": place == 0}
+                for place, ((name, form), loss) in enumerate(zip(of, losses))]
 
-    def part(measures, losses):
-        rows = [{"name": name, "format": name.split(",")[0], "scale": scale,
-                 "rotated": "rotated" in name, "asked": True, "bits_per_token": 64 * bits,
-                 "bits_per_value": bits, "computed_in": "f32",
-                 **{measure: estimate(of(loss)) for measure, of in measures.items()},
-                 "worst_layer": loss, "reaches": reached and loss < 0.01, "layers": []}
-                for (name, scale, bits), loss in zip(
-                    (("f32", "none", 32.0), ("int8, scale per token", "token", 8.5),
-                     ("int4, scale per token, rotated", "token", 4.5)), losses)]
-        return {"layers": [3, 4], "measures": list(measures), "rows": rows,
-                "recommended": 1 if reached else None, "nearest": 0}
-
-    def projected(losses):
-        rows = [{"name": name, "format": name.split(",")[0], "product": product, "asked": True,
-                 "bits_per_weight": bits, "computed_in": "f32", "mass_share": estimate(1 - loss),
-                 "recall_share": estimate(1 - loss), "worst_layer": loss, "reaches": True,
-                 "layers": []}
-                for (name, product, bits), loss in zip(
-                    (("f32", "f32", 32.0), ("bf16", "f32", 16.0),
-                     ("bf16, rounded product", "bf16", 16.0)), losses)]
-        return {"layers": [3, 4], "measures": ["mass_share", "recall_share"], "rows": rows,
-                "recommended": 1, "nearest": 1}
-
+    stored = [(name, {"scale": scale, "rotated": "rotated" in name, "bits_per_token": 64 * bits,
+                      "bits_per_value": bits})
+              for name, scale, bits in (("f32", "none", 32.0), ("int8, scale per token", "token", 8.5),
+                                        ("int4, scale per token, rotated", "token", 4.5))]
+    projected = [(name, {"product": product, "bits_per_weight": bits}) for name, product, bits in (
+        ("f32", "f32", 32.0), ("bf16", "f32", 16.0), ("bf16, rounded product", "bf16", 16.0))]
     kept = {name: lambda loss: 1 - loss for name in ("precision_recall", "block_recall", "mass_kept",
                                                      "mass_share")}
-    return {"format": "msa-precision-summary", "program": "msa-precision", "options": {},
-            "definitions": {"mass_share": "what mass_share means"},
-            "target": {"keep": 0.99, "error": 0.01},
-            "index": part({**kept, "recall_share": lambda loss: 1 - 2 * loss,
-                           "output_error": lambda loss: loss}, (0, 0.002, 0.1)) if index else None,
-            "projections": projected((0, 0.001, 0.02)) if projections else None,
-            "cache": part({"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
-                           "sparse_error": lambda loss: loss / 2}, (0, 0.005, 0.2))}
+    of_ids = {**kept, "recall_share": lambda loss: 1 - 2 * loss, "output_error": lambda loss: loss}
+    shares = {name: lambda loss: 1 - loss for name in ("mass_share", "recall_share")}
+    of_cache = {"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
+                "sparse_error": lambda loss: loss / 2}
+    return report("msa-precision", {
+        "index": (1, rows(stored, of_ids, (0, 0.002, 0.1)) if index else []),
+        "projections": (1, rows(projected, shares, (0, 0.001, 0.02)) if projections else []),
+        "cache": (1, rows(stored, of_cache, (0, 0.005, 0.2)))},
+        {"keep": 0.99, "error": 0.01}, {"mass_share": "what mass_share means"}, reached)
 
 
 def write_all(folder: Path) -> dict[str, str]:
