@@ -3,10 +3,9 @@
 #include <cmath>
 #include <numbers>
 #include <ostream>
-#include <sstream>
 
+#include "experiments/cache/findings.h"
 #include "experiments/cache/layer.h"
-#include "experiments/cache/report.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -90,11 +89,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ResultsReader results(o.results);
     const std::vector<LayerSteps> layers = resolve(o, results);
 
-    UnitRun job(kProgram.name, args, o, {o.results}, {"summary.json", "rows.csv", "cache.txt"},
-                err);
+    UnitRun job(kProgram.name, args, o, {o.results}, {"summary.json", "cache.txt", "tables"}, err);
     const ComputeOptions on_host;
     const std::unique_ptr<Backend> backend = make_backend(on_host.backend, {});
-    job.describe(option_table(o), cache_definitions(), backend->device());
+    job.describe(option_table(o), report::definitions(tables()), backend->device());
     job.record.captures = results.run().captures;  // that the analysis read
     std::vector<Unit> units;
     for (const LayerSteps& layer : layers)
@@ -105,13 +103,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    const Report report = make_report(run.results);
-    std::ostringstream page;
-    print_report(report, page);
-    print_captures(run.results.run(), page);
-    write_text(run.out / "rows.csv", cache_rows_csv(report));
-    write_page(run, "cache.txt", page.str(), cache_summary(report, run.results.run()));
-    return nearest_text(report);
+    return write_report(run, "cache.txt", make_report(run.results));
 }
 
 }  // namespace msa::experiments::cache

@@ -100,12 +100,12 @@ Seen see(const std::vector<DecodeSteps>& sequences, const std::vector<DecodeStep
     return seen;
 }
 
-/// Columns of a dataset by group, short ones filled up with zeros.
-using Column = std::vector<int64_t>;
-void write_columns(const std::string& dataset, const std::vector<Column>& groups,
+/// Rows of a dataset by group, short ones filled up with zeros.
+using Counts = std::vector<int64_t>;
+void write_columns(const std::string& dataset, const std::vector<Counts>& groups,
                    const io::Describe& describe, io::UnitWriter& to) {
     size_t longest = 1;
-    for (const Column& column : groups) longest = std::max(longest, column.size());
+    for (const Counts& column : groups) longest = std::max(longest, column.size());
     Tensor<int64_t, 2> table({std::ssize(groups), static_cast<int64_t>(longest)});
     for (size_t g = 0; g < groups.size(); ++g)
         std::copy(groups[g].begin(), groups[g].end(), table.data() + g * longest);
@@ -115,7 +115,7 @@ void write_columns(const std::string& dataset, const std::vector<Column>& groups
 template <typename Get>
 void write_counts(const std::string& dataset, const std::vector<Seen>& groups, Get get,
                   const char* description, io::UnitWriter& to) {
-    Column counts;
+    Counts counts;
     for (const Seen& seen : groups) counts.push_back(get(seen));
     to.write<int64_t, 1>(dataset, {counts.data(), {std::ssize(counts)}},
                          {"group", "uses", description});
@@ -124,7 +124,7 @@ void write_counts(const std::string& dataset, const std::vector<Seen>& groups, G
 template <typename Get>
 void write_distances(const std::string& prefix, const std::vector<Seen>& groups, Get get,
                      const std::string& what, io::UnitWriter& to) {
-    std::vector<Column> reuses;
+    std::vector<Counts> reuses;
     for (const Seen& seen : groups) reuses.push_back(get(seen).reuses);
     write_columns(prefix + "reuses", reuses,
                   {"group,distance", "uses", what + " by LRU stack distance"}, to);
@@ -161,7 +161,7 @@ void write_seen(const std::string& group, const std::vector<Seen>& groups,
     to.write<int64_t, 1>(group + "sizes", {sizes.data(), {std::ssize(sizes)}},
                          {"size", "blocks", "sizes of the cache of a group"});
     for (const auto& [name, misses] : {std::pair{"lfu", &Seen::lfu}, {"belady", &Seen::belady}}) {
-        std::vector<Column> columns;
+        std::vector<Counts> columns;
         for (const Seen& seen : groups) columns.push_back(seen.*misses);
         write_columns(group + name + "_misses", columns,
                       {"group,size", "uses", "uses that miss, cold ones included"}, to);
@@ -173,8 +173,8 @@ void write_seen(const std::string& group, const std::vector<Seen>& groups,
             group + "previous_layer/", groups, [](const Seen& seen) { return *seen.by_layer; }, to);
 }
 
-Column sum_of_rows(const Tensor<int64_t, 2>& table) {
-    Column sums(static_cast<size_t>(table.extent(1)));
+Counts sum_of_rows(const Tensor<int64_t, 2>& table) {
+    Counts sums(static_cast<size_t>(table.extent(1)));
     for (int64_t g = 0; g < table.extent(0); ++g)
         for (size_t n = 0; n < sums.size(); ++n) sums[n] += table(g, n);
     return sums;

@@ -16,10 +16,9 @@ const About kAbout{
                  "msa-cache results/first/results.h5 --out results/cache-pcie4 --link 32 "
                  "--time-per-token 5000 --element bf16 --selectors oracle,quest"},
     .writes =
-        "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json,\n"
-        "DIR/rows.csv and DIR/cache.txt (what is printed). If no cache keeps the link within its "
-        "time, the nearest\n"
-        "one is named, and the exit code is 2.",
+        "DIR/results.h5 (groups /layers, /cache; see data/FORMAT.md), DIR/summary.json\n"
+        "(tables, see there), DIR/tables/NAME.csv and DIR/cache.txt (what is printed). If no\n"
+        "cache keeps the link within its time, the nearest one is named, and the exit code is 2.",
 };
 
 const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3, Element::f32};

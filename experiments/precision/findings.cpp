@@ -2,17 +2,13 @@
 #include "experiments/precision/findings.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "experiments/driver/estimate.h"
-#include "experiments/driver/sink_note.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::precision {
 namespace {
-
-using nlohmann::ordered_json;
 
 /// Rows without numbers, as the options of the run say.
 std::vector<Row> rows_asked(const PrecisionOptions& o, const std::vector<Projection>& all) {
@@ -106,30 +102,42 @@ double margin(const Part& part, const Row& row, size_t measure, bool far_end) {
     return part.bound - (far_end ? of.most() : of.value);
 }
 
-void recommend(Part& part) {
+/// The worst targeted measure of a row in the layer where it is worst.
+double worst_layer(const Part& part, const Row& row) {
+    const size_t m = part.worst_measure(row);
+    double worst = row.layers.front().measures[m].value;
+    for (const Kept& layer : row.layers) {
+        const double value = layer.measures[m].value;
+        worst = part.at_least ? std::min(worst, value) : std::max(worst, value);
+    }
+    return worst;
+}
+
+/// Computes the means, and finds the rows recommended and nearest.
+void complete_rows(Part& part) {
     const auto count = static_cast<double>(part.layers.size());
     const auto score = [&](const Row& row) {
         return margin(part, row, part.worst_measure(row), false);
     };
-    std::optional<size_t> nearest;
-    for (size_t s = 0; s < part.rows.size(); ++s) {
-        Row& row = part.rows[s];
+    Row *best = nullptr, *nearest = nullptr;
+    for (Row& row : part.rows) {
         row.bits /= count;
         row.bits_per_value /= count;
         std::vector<const Kept*> layers;
         for (const Kept& layer : row.layers) layers.push_back(&layer);
         row.mean = measure::mean_of(layers);
+        row.worst_layer = worst_layer(part, row);
         row.reaches = std::all_of(part.targeted.begin(), part.targeted.end(),
                                   [&](size_t m) { return margin(part, row, m, true) >= 0; });
         if (!row.asked) continue;
-        if (!nearest || score(row) > score(part.rows[*nearest])) nearest = s;
+        if (nearest == nullptr || score(row) > score(*nearest)) nearest = &row;
         if (!row.reaches) continue;
-        const Row* best = part.recommended ? &part.rows[*part.recommended] : nullptr;
         if (best == nullptr || row.bits < best->bits ||
             (row.bits == best->bits && score(row) > score(*best)))
-            part.recommended = s;
+            best = &row;
     }
-    part.nearest = nearest.value_or(0);
+    (nearest != nullptr ? *nearest : part.rows.front()).is_nearest = true;
+    if (best != nullptr) best->is_recommended = true;
 }
 
 }  // namespace
@@ -144,15 +152,11 @@ size_t Part::worst_measure(const Row& row) const {
     });
 }
 
-double Part::worst_layer(const Row& row) const {
-    const size_t m = worst_measure(row);
-    double worst = row.layers.front().measures[m].value;
-    for (const Kept& layer : row.layers) {
-        const double value = layer.measures[m].value;
-        worst = at_least ? std::min(worst, value) : std::max(worst, value);
-    }
-    return worst;
+const Row* Part::recommended() const {
+    const auto found = std::ranges::find_if(rows, &Row::is_recommended);
+    return found == rows.end() ? nullptr : &*found;
 }
+const Row& Part::nearest() const { return *std::ranges::find_if(rows, &Row::is_nearest); }
 
 std::string Part::target_text() const {
     std::string names;
@@ -174,8 +178,7 @@ Findings make_findings(const io::ResultsReader& results) {
                .rows = rows_asked(o),
                .bound = o.keep,
                .at_least = true,
-               .targeted = {3, 4},
-               .recommended = {}};
+               .targeted = {3, 4}};
     findings.cache = {.name = "cache",
                       .words = "KV cache",
                       .measures = {"dense_error", "mass_kept", "mass_share"},
@@ -183,8 +186,7 @@ Findings make_findings(const io::ResultsReader& results) {
                       .rows = rows_asked(o),
                       .bound = o.error,
                       .at_least = false,
-                      .targeted = {0},
-                      .recommended = {}};
+                      .targeted = {0}};
     Part weights = projections_beside(index, o);
     const std::vector<std::string> layers = results.list("/precision");
     // Sparse attention has an error where every layer has ids.
@@ -195,28 +197,26 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.cache.measures.emplace_back("sparse_error");
         findings.cache.targeted.push_back(3);
     }
-    ordered_json sinks = ordered_json::array();
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);
         if (results.has("/precision/" + layer + "/index")) {
             add_index(results, layer, index);
             if (results.has("/precision/" + layer + "/projections"))
                 add_index(results, layer, weights);
-            sinks.push_back(measure::sink_row(results, layer, "index/0", "index"));
+            findings.sinks.push_back(measure::read_sink(results, layer, "index/0", "index"));
         }
         const measure::DrawnBlocks drawn(results, "/query_blocks/" + layer);
         findings.queries = std::max(findings.queries, drawn.queries());
         findings.blocks = std::max(findings.blocks, drawn.blocks());
         findings.sequences = std::max(findings.sequences, drawn.sequences());
     }
-    findings.dropped_sinks = dropped_sinks(sinks);
-    recommend(findings.cache);
+    complete_rows(findings.cache);
     if (!index.layers.empty()) {
-        recommend(index);
+        complete_rows(index);
         findings.index = std::move(index);
     }
     if (!weights.layers.empty()) {
-        recommend(weights);
+        complete_rows(weights);
         findings.projections = std::move(weights);
     }
     return findings;

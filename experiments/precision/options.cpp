@@ -19,8 +19,9 @@ const About kAbout{
                  "results/fit/results.h5 --formats bf16,f16"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /precision; see data/FORMAT.md),\n"
-        "DIR/summary.json and DIR/precision.txt (what is printed). If no format reaches a\n"
-        "target, the nearest one is named, and the exit code is 2.",
+        "DIR/summary.json (tables, see there), DIR/tables/NAME.csv and DIR/precision.txt (what\n"
+        "is printed). If no format reaches a target, the nearest one is named, and the exit code\n"
+        "is 2.",
 };
 
 constexpr const char* kNoRotation = "none";

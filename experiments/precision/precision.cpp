@@ -100,8 +100,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     std::vector<std::filesystem::path> inputs = inputs_of(o, o);
     if (!o.indexer.empty()) inputs.push_back(o.indexer);
-    UnitRun job(kProgram.name, args, o, inputs, {"summary.json", "precision.txt"}, err);
-    job.describe(option_table(o), precision_definitions(), backend->device());
+    UnitRun job(kProgram.name, args, o, inputs, {"summary.json", "precision.txt", "tables"}, err);
+    job.describe(option_table(o), report::definitions(tables()), backend->device());
     record_types(o, file, job.record);
     record_captures(file, job.record);
     return job.run(
@@ -116,8 +116,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    return write_findings(run, "precision.txt", make_findings(run.results), print_findings,
-                          precision_summary);
+    return write_report(run, "precision.txt", make_report(run.results));
 }
 
 }  // namespace msa::experiments::precision

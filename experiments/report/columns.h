@@ -19,7 +19,7 @@ inline const Column kQueries{"queries", "", "queries measured, in each layer"};
 inline const Column kQueryBlocks{"blocks_of_queries", "",
                                  "blocks of neighbouring queries, 128 positions each, that the "
                                  "bootstrap draws from"};
-inline const Column kSequences{"sequences", "", "sequences of these blocks"};
+inline const Column kSequences{"sequences", "", "sequences of the queries measured"};
 
 // Costs of the roofline (experiments/driver/price.h).
 inline const Column kSeconds{"seconds", "s",

@@ -170,16 +170,22 @@ std::string Table::csv() const {
 }
 
 void Table::print(std::ostream& out) const {
+    std::vector<size_t> shown;
     std::vector<std::string> header;
-    for (const Column& column : shape_.columns)
-        if (!column.heading.empty()) header.push_back(column.heading);
-    if (rows_.empty() || header.empty()) return;
+    for (size_t c = 0; c < shape_.columns.size(); ++c) {
+        const std::string& heading = shape_.columns[c].heading;
+        const bool has = std::ranges::any_of(rows_, [c](const std::vector<Value>& row) {
+            return !std::holds_alternative<std::monostate>(row[c]);
+        });
+        if (heading.empty() || !has) continue;
+        shown.push_back(c);
+        header.push_back(heading);
+    }
+    if (shown.empty()) return;
     msa::experiments::Table table(header);
     for (const std::vector<Value>& row : rows_) {
         std::vector<std::string> cells;
-        for (size_t c = 0; c < row.size(); ++c)
-            if (!shape_.columns[c].heading.empty())
-                cells.push_back(cell(row[c], shape_.columns[c].form));
+        for (size_t c : shown) cells.push_back(cell(row[c], shape_.columns[c].form));
         table.add(cells);
     }
     print_paragraph(out, shape_.about + ":");

@@ -37,8 +37,8 @@ public:
     /// A header and a line for each row, with the entries of JSON. Reading a number back gives the
     /// same bits; null is empty.
     std::string csv() const;
-    /// Prints what the table is about and the columns with a heading; nothing if there are no rows
-    /// or no headings.
+    /// Prints what the table is about and the columns with a heading that have a value in any row;
+    /// nothing if there are none.
     void print(std::ostream&) const;
 
 private:

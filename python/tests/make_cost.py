@@ -129,11 +129,15 @@ def advice(reached: bool = True, layer: int = 3) -> dict:
                         "dense_cost": {"seconds": 0.5}}]}
 
 
-def cache(reached: bool = True, layer: int = 3) -> dict:
-    """Two selectors in caches of 4 to 16 blocks; 6 are enough for quest, none for the oracle.
-    `layer` has none before it, the next one has."""
-    def point(blocks, hit_rate, tried=True):
-        return {"blocks": blocks, "share_of_context": blocks / 16, "cache_bytes": 4096.0 * blocks,
+def cache(reached: bool = True, layer: int = 3, layers: int = 2, prefetch: str = "none",
+          rates: dict | None = None) -> dict:
+    """Selectors in caches of 4 to 16 blocks, with their hit rates; 6 are enough for quest, none for
+    the oracle. The first layer has none before it, the next one has."""
+    rates = rates or {"oracle": (0.7, 0.8, 0.9), "quest": (0.9, 0.96, 1.0)}
+
+    def point(role, selector, blocks, hit_rate, tried=True):
+        return {"cache_role": role, "selector": selector, "blocks": blocks,
+                "share_of_context": blocks / 16, "cache_bytes": 4096.0 * blocks,
                 "hit_rate": hit_rate, "hit_rate_lfu": hit_rate - 0.05 if tried else None,
                 "hit_rate_belady": (hit_rate + 1) / 2 if tried else None,
                 "misses_per_token": 8 * (1 - hit_rate), "bytes_per_token": 32768 * (1 - hit_rate),
@@ -141,26 +145,23 @@ def cache(reached: bool = True, layer: int = 3) -> dict:
                 "late_misses_per_token": 6 * (1 - hit_rate), "in_vain_per_token": 1.5}
 
     def per_layer(number, selector, share):
-        return {"layer": number, "selector": selector, "steps": 64, "groups": 2,
-                "block_bytes": 4096, "smallest_cache": 4, "uses": 512, "written": 4, "cold": 32,
-                "reuses": [100, 150, 200, 26],
-                "previous_step": {"hit_share": share, "hits": 256},
-                "previous_layer": None if number == layer else
-                {"hit_share": share / 2, "hits": 128, "layer": layer},
-                "previous_layer_note": ""}
+        return {"layer": number, "selector": selector, "smallest_cache": 4, "steps": 64,
+                "cold_share": 32 / 512, "median_distance": 1, "previous_step_share": share,
+                "previous_layer_share": None if number == layer else share / 2}
 
-    def selector(name, rates, recommended):
-        return {"selector": name, "recommended": recommended if reached else None,
-                "points": [point(blocks, rate) for blocks, rate in zip((4, 8, 16), rates)]}
-
-    return {"format": "msa-cache-summary", "program": "msa-cache", "options": {},
-            "definitions": {"cold_share": "what cold_share means"}, "context_blocks": 16,
-            "prefetch": None, "link": {"bytes_per_second": 2e9, "seconds_per_token": 1e-6,
-                                       "bytes_per_token": 2000.0},
-            "selectors": [selector("oracle", (0.7, 0.8, 0.9), None),
-                          selector("quest", (0.9, 0.96, 1.0), point(6, 0.94, False))],
-            "layers": [per_layer(layer + more, name, share) for more in (0, 1)
-                       for name, share in (("oracle", 0.6), ("quest", 0.8))]}
+    chosen = {"quest": point("recommended", "quest", 6, 0.94, False)} if reached else {}
+    caches = [*(chosen[name] for name in rates if name in chosen),
+              *(point("tried", name, blocks, rate) for name, of in rates.items()
+                for blocks, rate in zip((4, 8, 16), of))]
+    return report("msa-cache", {
+        "selectors": (1, [{"selector": name, "blocks_lru": chosen[name]["blocks"] if name in chosen else None}
+                          for name in rates]),
+        "caches": (3, caches),
+        "layers": (2, [per_layer(layer + more, name, {"oracle": 0.6}.get(name, 0.8))
+                       for more in range(layers) for name in rates]),
+        "measured": (0, [{"context_blocks": 16, "most_bytes_per_token": 2000.0}])},
+        {"link": 2.0, "time_per_token": 1.0, "prefetch": prefetch},
+        {"cold_share": "what cold_share means"}, reached)
 
 
 def sharing(reached: bool = True) -> dict:
@@ -200,42 +201,31 @@ def sharing(reached: bool = True) -> dict:
 def precision(reached: bool = True, index: bool = True, projections: bool = False) -> dict:
     """Full precision, int8 and rotated int4; int8 is enough. Of projections, f32 and bf16, each
     with its product in f32, and bf16 with it rounded."""
-    def estimate(value):
-        return {"value": value, "low": value - 0.001, "high": value + 0.001}
+    def rows(of, measures, losses):
+        return [{"precision": name, "format": name.split(",")[0], **form, "asked": True,
+                 "computed_in": "f32",
+                 **{measure: estimate(value(loss), 0.001) for measure, value in measures.items()},
+                 "worst_layer": loss, "reaches": reached and loss < 0.01,
+                 "is_recommended": reached and place == 1, "is_nearest": place == 0}
+                for place, ((name, form), loss) in enumerate(zip(of, losses))]
 
-    def part(measures, losses):
-        rows = [{"name": name, "format": name.split(",")[0], "scale": scale,
-                 "rotated": "rotated" in name, "asked": True, "bits_per_token": 64 * bits,
-                 "bits_per_value": bits, "computed_in": "f32",
-                 **{measure: estimate(of(loss)) for measure, of in measures.items()},
-                 "worst_layer": loss, "reaches": reached and loss < 0.01, "layers": []}
-                for (name, scale, bits), loss in zip(
-                    (("f32", "none", 32.0), ("int8, scale per token", "token", 8.5),
-                     ("int4, scale per token, rotated", "token", 4.5)), losses)]
-        return {"layers": [3, 4], "measures": list(measures), "rows": rows,
-                "recommended": 1 if reached else None, "nearest": 0}
-
-    def projected(losses):
-        rows = [{"name": name, "format": name.split(",")[0], "product": product, "asked": True,
-                 "bits_per_weight": bits, "computed_in": "f32", "mass_share": estimate(1 - loss),
-                 "recall_share": estimate(1 - loss), "worst_layer": loss, "reaches": True,
-                 "layers": []}
-                for (name, product, bits), loss in zip(
-                    (("f32", "f32", 32.0), ("bf16", "f32", 16.0),
-                     ("bf16, rounded product", "bf16", 16.0)), losses)]
-        return {"layers": [3, 4], "measures": ["mass_share", "recall_share"], "rows": rows,
-                "recommended": 1, "nearest": 1}
-
+    stored = [(name, {"scale": scale, "rotated": "rotated" in name, "bits_per_token": 64 * bits,
+                      "bits_per_value": bits})
+              for name, scale, bits in (("f32", "none", 32.0), ("int8, scale per token", "token", 8.5),
+                                        ("int4, scale per token, rotated", "token", 4.5))]
+    projected = [(name, {"product": product, "bits_per_weight": bits}) for name, product, bits in (
+        ("f32", "f32", 32.0), ("bf16", "f32", 16.0), ("bf16, rounded product", "bf16", 16.0))]
     kept = {name: lambda loss: 1 - loss for name in ("precision_recall", "block_recall", "mass_kept",
                                                      "mass_share")}
-    return {"format": "msa-precision-summary", "program": "msa-precision", "options": {},
-            "definitions": {"mass_share": "what mass_share means"},
-            "target": {"keep": 0.99, "error": 0.01},
-            "index": part({**kept, "recall_share": lambda loss: 1 - 2 * loss,
-                           "output_error": lambda loss: loss}, (0, 0.002, 0.1)) if index else None,
-            "projections": projected((0, 0.001, 0.02)) if projections else None,
-            "cache": part({"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
-                           "sparse_error": lambda loss: loss / 2}, (0, 0.005, 0.2))}
+    of_ids = {**kept, "recall_share": lambda loss: 1 - 2 * loss, "output_error": lambda loss: loss}
+    shares = {name: lambda loss: 1 - loss for name in ("mass_share", "recall_share")}
+    of_cache = {"dense_error": lambda loss: loss, "mass_share": lambda loss: 1 - loss,
+                "sparse_error": lambda loss: loss / 2}
+    return report("msa-precision", {
+        "index": (1, rows(stored, of_ids, (0, 0.002, 0.1)) if index else []),
+        "projections": (1, rows(projected, shares, (0, 0.001, 0.02)) if projections else []),
+        "cache": (1, rows(stored, of_cache, (0, 0.005, 0.2)))},
+        {"keep": 0.99, "error": 0.01}, {"mass_share": "what mass_share means"}, reached)
 
 
 def write_all(folder: Path) -> dict[str, str]:

@@ -61,12 +61,10 @@ def test_every_guess_has_a_mark_that_can_be_hollow(tmp_path):
 
 
 def test_rings_are_whole(tmp_path):
-    content = make_cost.cache()
-    lowest = json.loads(json.dumps(content["selectors"][0])) | {"selector": "window"}
-    for point in lowest["points"]:
-        point["bytes_per_token"] = 100.0
-    lowest["recommended"] = lowest["points"][0]
-    content["selectors"] = [content["selectors"][0], lowest]
+    content = make_cost.cache(rates={"oracle": (0.7, 0.8, 0.9), "quest": (0.9, 0.9, 0.9)})
+    for row in content["tables"]["caches"]["rows"]:
+        if row["selector"] == "quest":
+            row["bytes_per_token"] = 100.0
     figure, _ = cache_curves(read_cache(write(tmp_path, content)))
     figure.draw_without_rendering()
     link = figure.axes[1]
@@ -78,9 +76,7 @@ def test_rings_are_whole(tmp_path):
 
 
 def test_one_layer_has_none_before_it_and_so_no_picture_of_guesses(tmp_path):
-    content = make_cost.cache()
-    content["layers"] = content["layers"][:2]
-    report = read_cache(write(tmp_path, content))
+    report = read_cache(write(tmp_path, make_cost.cache(layers=1)))
     assert len(cache_curves(report)[0].axes) == 2
     assert "fetched ahead" not in " ".join(cache_section(report).reading)
     several = read_cache(write(tmp_path, make_cost.cache()))
@@ -101,12 +97,7 @@ def test_nothing_over_the_link_is_left_out_of_its_logarithmic_axis(tmp_path):
 
 
 def test_random_does_not_stretch_the_axis(tmp_path):
-    content = make_cost.cache()
-    worse = json.loads(json.dumps(content["selectors"][0]))
-    worse["selector"] = "random"
-    for point in worse["points"]:
-        point["hit_rate"] = 0.1
-    content["selectors"].append(worse)
+    content = make_cost.cache(rates={"oracle": (0.7, 0.8, 0.9), "random": (0.1, 0.1, 0.1)})
     hits = cache_curves(read_cache(write(tmp_path, content)))[0].axes[0]
     assert 60 < hits.get_ylim()[0] < 65  # the oracle's LFU has 65 %
 
@@ -115,8 +106,7 @@ def test_the_section_says_what_is_counted(tmp_path):
     content = make_cost.cache()
     reading = " ".join(cache_section(read_cache(write(tmp_path, content))).reading)
     assert "2 GB/s, 1 µs per token" in reading and "in vain" not in reading
-    content["prefetch"] = "previous-layer"
-    report = read_cache(write(tmp_path, content))
+    report = read_cache(write(tmp_path, make_cost.cache(prefetch="previous-layer")))
     assert "in vain is counted" in " ".join(cache_section(report).reading)
     assert "with prefetch" in cache_curves(report)[0].axes[1].get_title(loc="left")
 
@@ -128,17 +118,15 @@ def test_plot_of_the_summary_alone(tmp_path):
         "cache.csv", "cache.png", "cache.svg"]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"format": "msa-compare-summary"},
-     'must be "msa-advise-summary or '),
-    ({"selectors": []}, "has no selectors"),
-    ({"link": {}}, "is damaged")])
-def test_other_files_are_refused(tmp_path, change, message, capsys):
-    path = write(tmp_path, make_cost.cache() | change)
+def test_other_files_are_refused(tmp_path, capsys):
+    with pytest.raises(ResultsError, match="program is msa-compare, must be msa-cache"):
+        read_cache(write(tmp_path, make_cost.cache() | {"program": "msa-compare"}))
+    none, damaged = make_cost.cache(), make_cost.cache()
+    none["tables"]["selectors"]["rows"] = []
+    with pytest.raises(ResultsError, match="has no selectors"):
+        read_cache(write(tmp_path, none))
+    del damaged["tables"]["measured"]["rows"][0]["context_blocks"]
+    path = write(tmp_path, damaged)
     assert main([path, "--out", str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err
+    assert f"{path}: is damaged" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    if change.get("format") != "msa-compare-summary":
-        return
-    with pytest.raises(ResultsError, match="msa-cache-summary"):
-        read_cache(path)

@@ -36,16 +36,12 @@ std::vector<std::string> PrecisionRuns::as_analyzed(std::vector<std::string> mor
     return more;
 }
 
-const json& PrecisionRuns::row_of(const json& part, const std::string& name) {
-    static const json none;
-    for (const json& row : part["rows"])
-        if (row["name"] == name) return row;
-    ADD_FAILURE() << "no row " << name;
-    return none;
+json PrecisionRuns::row_of(const json& report, const char* table, const std::string& name) {
+    json row = test::row_of(report, table, {{"precision", name}});
+    EXPECT_FALSE(row.is_null()) << "no row " << name;
+    return row;
 }
 
-double PrecisionRuns::mean_of(const json& row, const char* measure) {
-    return row[measure]["value"];
-}
+double PrecisionRuns::mean_of(const json& row, const char* measure) { return row[measure]; }
 
 }  // namespace msa::test

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 
@@ -21,8 +21,9 @@ protected:
     /// Every query of two sequences, as msa-analyze counts them.
     static std::vector<std::string> as_analyzed(std::vector<std::string> more = {});
 
-    /// Of "index" or "cache".
-    static const nlohmann::json& row_of(const nlohmann::json& part, const std::string& name);
+    /// Of the tables "index" or "cache".
+    static nlohmann::json row_of(const nlohmann::json& report, const char* table,
+                                 const std::string& name);
     static double mean_of(const nlohmann::json& row, const char* measure);
 };
 

@@ -38,12 +38,14 @@ json numbers_of(const std::string& summary) {
         for (const char* key : {"captures", "inputs"}) all["run"].erase(key);
         all["run"]["options"].erase("files");
         all["notes"].erase("captures");
+        if (all["program"] == kCache.name) {  // names the file
+            all["notes"].erase("guesses");
+            for (json& layer : all["tables"]["layers"]["rows"]) layer.erase("previous_layer_note");
+        }
         return all;
     }
     EXPECT_FALSE(all["captures"].is_null());
     all.erase("captures");
-    if (all["program"] == kCache.name)
-        for (json& layer : all["layers"]) layer.erase("previous_layer_note");  // names the file
     all["options"].erase("files");
     return all;
 }

@@ -59,9 +59,14 @@ protected:
         EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
         EXPECT_FALSE(std::filesystem::exists(path("refused/results.h5")));
     }
+    /// Null where no format reaches the target.
+    static json recommended(const json& report, const char* part) {
+        return test::row_of(report, part, {{"is_recommended", true}});
+    }
     /// The same bytes in both folders.
     void expect_same(const std::string& one, const std::string& other) const {
-        for (const char* name : {"/results.h5", "/summary.json", "/precision.txt"})
+        for (const char* name :
+             {"/results.h5", "/summary.json", "/tables/cache.csv", "/precision.txt"})
             EXPECT_TRUE(file_text(path(one + name)) == file_text(path(other + name)))
                 << other << name;
     }
@@ -94,15 +99,16 @@ private:
 
 TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
     const json all = summary(plant("a.h5"));
-    const json& index = all["index"];
     const auto keeps = [&](const std::string& name, bool all_ids) {
-        const json& row = row_of(index, name);
-        for (const char* end : {"value", "low", "high"}) {
+        const json row = row_of(all, "index", name);
+        const auto of = [&](const char* measure, const char* end) {
+            return row[concat(measure, end)].get<double>();
+        };
+        for (const char* end : {"", "_low", "_high"}) {
             // Of four blocks the local one is left.
-            EXPECT_NEAR(row["precision_recall"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12)
-                << name;
-            EXPECT_NEAR(row["recall_share"][end].get<double>(), all_ids ? 1 : 0.25, 1e-12) << name;
-            EXPECT_NEAR(row["mass_share"][end].get<double>(), all_ids ? 1 : 0, kMissing) << name;
+            EXPECT_NEAR(of("precision_recall", end), all_ids ? 1 : 0.25, 1e-12) << name;
+            EXPECT_NEAR(of("recall_share", end), all_ids ? 1 : 0.25, 1e-12) << name;
+            EXPECT_NEAR(of("mass_share", end), all_ids ? 1 : 0, kMissing) << name;
         }
         EXPECT_EQ(row["reaches"], all_ids) << name;
     };
@@ -121,20 +127,19 @@ TEST_F(PrecisionTest, FormatsThatMergeKeysTakeTheLowerIds) {
     keeps("int4, scale per tensor, rotated", false);
     keeps("fp4, scale per block, rotated", false);
     // 32 channels of 4 bits, a scale of 32.
-    EXPECT_EQ(index["rows"][index["recommended"].get<size_t>()]["format"], "int4");
-    EXPECT_EQ(index["rows"][index["recommended"].get<size_t>()]["bits_per_token"], 160);
+    EXPECT_EQ(recommended(all, "index")["format"], "int4");
+    EXPECT_EQ(recommended(all, "index")["bits_per_token"], 160);
     const json straight = summary(plant("b.h5"), {"--rotations", "none"});
-    const json& best = straight["index"]["rows"][straight["index"]["recommended"].get<size_t>()];
-    EXPECT_EQ(best["name"], "e4m3");
+    const json best = recommended(straight, "index");
+    EXPECT_EQ(best["precision"], "e4m3");
     EXPECT_EQ(best["bits_per_token"], 256);
     EXPECT_EQ(best["bits_per_value"], 8);
-    for (const json& row : straight["index"]["rows"]) EXPECT_FALSE(row["rotated"]) << row["name"];
+    for (const json& row : rows_of_table(straight, "index")) EXPECT_FALSE(row["rotated"]) << row;
 }
 
 // The error is that of (7, 3.4): 3 in int4, 3.5 in e4m3 and e5m2's 3.5, 3.40625 in bf16.
 TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
     const json all = summary(plant("a.h5"), {"--error", "0.02"});
-    const json& cache = all["cache"];
     const double norm = std::hypot(kFirst, kSecond);
     const std::vector<std::pair<std::string, double>> errors{
         {"int4, scale per token", 0.4 / norm},
@@ -144,17 +149,18 @@ TEST_F(PrecisionTest, WhatIsLostOfTheValuesIsTheOutputError) {
         {"bf16", 0.00625 / norm},
         {"f16", std::fabs(kSecond - 3.400390625) / norm}};
     for (const auto& [name, error] : errors)
-        for (const char* end : {"value", "low", "high"})
+        for (const char* end : {"", "_low", "_high"})
             for (const char* measure : {"dense_error", "sparse_error"})
-                EXPECT_NEAR(row_of(cache, name)[measure][end].get<double>(), error, 1e-6)
+                EXPECT_NEAR(row_of(all, "cache", name)[concat(measure, end)].get<double>(), error,
+                            1e-6)
                     << name << ' ' << measure;
     // Two heads of K and of V.
-    EXPECT_EQ(row_of(cache, "int8, scale per tensor")["bits_per_token"],
+    EXPECT_EQ(row_of(all, "cache", "int8, scale per tensor")["bits_per_token"],
               4 * 32 * 8 + 2 * 32.0 / kTokens);
-    EXPECT_EQ(row_of(cache, "e4m3")["bits_per_token"], 4 * 32 * 8);
-    EXPECT_EQ(row_of(cache, "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
-    EXPECT_EQ(cache["rows"][cache["recommended"].get<size_t>()]["name"], "e4m3");
-    EXPECT_FALSE(row_of(cache, "int4, scale per token")["reaches"]);
+    EXPECT_EQ(row_of(all, "cache", "e4m3")["bits_per_token"], 4 * 32 * 8);
+    EXPECT_EQ(row_of(all, "cache", "int8, scale per token")["bits_per_token"], 4 * (32 * 8 + 32));
+    EXPECT_EQ(recommended(all, "cache")["precision"], "e4m3");
+    EXPECT_FALSE(row_of(all, "cache", "int4, scale per token")["reaches"]);
 }
 
 TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
@@ -165,7 +171,7 @@ TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
                                           std::to_string(keep), "--error", std::to_string(error)}));
     };
     const json all = with(0.5, 1);
-    const json &index = row_of(all["index"], name), &cache = row_of(all["cache"], name);
+    const json index = row_of(all, "index", name), cache = row_of(all, "cache", name);
     const char *share = mean_of(index, "mass_share") < mean_of(index, "recall_share")
                             ? "mass_share"
                             : "recall_share",
@@ -173,26 +179,29 @@ TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
                             ? "dense_error"
                             : "sparse_error";
     const auto end = [](const json& row, const char* measure, const char* of) {
-        return row[measure][of].get<double>();
+        return row[concat(measure, of)].get<double>();
     };
-    ASSERT_GT(mean_of(index, share), end(index, share, "low") + 1e-4);
-    ASSERT_LT(mean_of(cache, error), end(cache, error, "high") - 1e-4);
-    const json missed = with((mean_of(index, share) + end(index, share, "low")) / 2,
-                             (mean_of(cache, error) + end(cache, error, "high")) / 2);
-    EXPECT_FALSE(row_of(missed["index"], name)["reaches"]) << index;
-    EXPECT_FALSE(row_of(missed["cache"], name)["reaches"]) << cache;
+    ASSERT_GT(mean_of(index, share), end(index, share, "_low") + 1e-4);
+    ASSERT_LT(mean_of(cache, error), end(cache, error, "_high") - 1e-4);
+    const json missed = with((mean_of(index, share) + end(index, share, "_low")) / 2,
+                             (mean_of(cache, error) + end(cache, error, "_high")) / 2);
+    EXPECT_FALSE(row_of(missed, "index", name)["reaches"]) << index;
+    EXPECT_FALSE(row_of(missed, "cache", name)["reaches"]) << cache;
     // As far as to_string goes.
     const json met = with(
-        std::min(end(index, "mass_share", "low"), end(index, "recall_share", "low")) - 1e-5,
-        std::max(end(cache, "dense_error", "high"), end(cache, "sparse_error", "high")) + 1e-5);
-    EXPECT_TRUE(row_of(met["index"], name)["reaches"]) << index;
-    EXPECT_TRUE(row_of(met["cache"], name)["reaches"]) << cache;
+        std::min(end(index, "mass_share", "_low"), end(index, "recall_share", "_low")) - 1e-5,
+        std::max(end(cache, "dense_error", "_high"), end(cache, "sparse_error", "_high")) + 1e-5);
+    EXPECT_TRUE(row_of(met, "index", name)["reaches"]) << index;
+    EXPECT_TRUE(row_of(met, "cache", name)["reaches"]) << cache;
 
-    const auto of_layer = [](const json& row, size_t layer, const char* measure) {
-        return mean_of(row["layers"][layer], measure);
+    const auto of_layer = [&](const char* table, int layer, const char* measure) {
+        const json key{{"precision", name}, {"layer", layer}};
+        return mean_of(test::row_of(all, table, key), measure);
     };
-    EXPECT_EQ(index["worst_layer"], std::min(of_layer(index, 0, share), of_layer(index, 1, share)));
-    EXPECT_EQ(cache["worst_layer"], std::max(of_layer(cache, 0, error), of_layer(cache, 1, error)));
+    EXPECT_EQ(index["worst_layer"],
+              std::min(of_layer("index_layers", 0, share), of_layer("index_layers", 3, share)));
+    EXPECT_EQ(cache["worst_layer"],
+              std::max(of_layer("cache_layers", 0, error), of_layer("cache_layers", 3, error)));
 }
 
 TEST_F(PrecisionTest, MeasuresTheFormatsScalesAndRotationsThatAreAskedFor) {
@@ -200,7 +209,7 @@ TEST_F(PrecisionTest, MeasuresTheFormatsScalesAndRotationsThatAreAskedFor) {
                              {"--formats", "int8", "--scales", "token", "--rotations", "hadamard"});
     for (const char* part : {"index", "cache"}) {
         std::vector<std::string> names;
-        for (const json& row : all[part]["rows"]) names.push_back(row["name"]);
+        for (const json& row : rows_of_table(all, part)) names.push_back(row["precision"]);
         EXPECT_EQ(names, (std::vector<std::string>{"f32", "int8, scale per token, rotated"}));
     }
     std::istringstream page(file_text(path("out/precision.txt")));
@@ -225,26 +234,22 @@ TEST_F(PrecisionTest, ThePageSaysWhichFormatsAreWithinTheTarget) {
         }
         return word;
     };
-    EXPECT_EQ(last_word("f32     none    none "), "yes");
-    EXPECT_EQ(last_word("e4m3    none    none "), "yes");
-    EXPECT_EQ(last_word("int4    token   none "), "no");
+    EXPECT_EQ(last_word("f32     none    no "), "yes");
+    EXPECT_EQ(last_word("e4m3    none    no "), "yes");
+    EXPECT_EQ(last_word("int4    token   no "), "no");
 }
 
 TEST_F(PrecisionTest, FullPrecisionLosesNothing) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0, 3}});
     const json all = summary(file, as_analyzed());
-    for (const json& row : {all["index"]["rows"][0], all["cache"]["rows"][0]}) {
-        EXPECT_EQ(row["name"], "f32");
-        for (const char* end : {"value", "low", "high"}) {
-            EXPECT_EQ(row["mass_share"][end], 1.0);
-            if (row.contains("precision_recall")) {
-                EXPECT_EQ(row["precision_recall"][end], 1.0);
-                EXPECT_EQ(row["recall_share"][end], 1.0);
-            } else {
-                EXPECT_EQ(row["dense_error"][end], 0.0);
-                EXPECT_EQ(row["sparse_error"][end], 0.0);
-            }
-        }
+    const json index = rows_of_table(all, "index")[0], cache = rows_of_table(all, "cache")[0];
+    for (const json& row : {index, cache}) EXPECT_EQ(row["precision"], "f32");
+    for (const std::string end : {"", "_low", "_high"}) {
+        for (const json& row : {index, cache}) EXPECT_EQ(row["mass_share" + end], 1.0);
+        EXPECT_EQ(index["precision_recall" + end], 1.0);
+        EXPECT_EQ(index["recall_share" + end], 1.0);
+        EXPECT_EQ(cache["dense_error" + end], 0.0);
+        EXPECT_EQ(cache["sparse_error" + end], 0.0);
     }
 }
 
@@ -256,20 +261,19 @@ TEST_F(PrecisionTest, MoreBitsLoseLessByFar) {
     const std::vector<std::string> chain{"int4, scale per token", "int8, scale per token", "f16",
                                          "f32"};
     for (size_t n = 0; n + 1 < chain.size(); ++n) {
-        const json &less = row_of(all["index"], chain[n]),
-                   &more = row_of(all["index"], chain[n + 1]);
+        const json less = row_of(all, "index", chain[n]), more = row_of(all, "index", chain[n + 1]);
         EXPECT_LE(1 - mean_of(more, "precision_recall"),
                   0.5 * (1 - mean_of(less, "precision_recall")))
             << chain[n];
         for (const char* measure : {"dense_error", "sparse_error"})
-            EXPECT_LT(mean_of(row_of(all["cache"], chain[n + 1]), measure),
-                      0.25 * mean_of(row_of(all["cache"], chain[n]), measure))
+            EXPECT_LT(mean_of(row_of(all, "cache", chain[n + 1]), measure),
+                      0.25 * mean_of(row_of(all, "cache", chain[n]), measure))
                 << chain[n];
     }
-    const json& int4 = row_of(all["index"], chain[0]);
+    const json int4 = row_of(all, "index", chain[0]);
     EXPECT_LT(mean_of(int4, "precision_recall"), 0.99);
-    EXPECT_LT(int4["precision_recall"]["low"], int4["precision_recall"]["value"]);
-    EXPECT_GT(int4["precision_recall"]["high"], int4["precision_recall"]["value"]);
+    EXPECT_LT(int4["precision_recall_low"], int4["precision_recall"]);
+    EXPECT_GT(int4["precision_recall_high"], int4["precision_recall"]);
 }
 
 TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
@@ -282,9 +286,9 @@ TEST_F(PrecisionTest, WithoutAnIndexBranchTheCacheIsMeasured) {
     EXPECT_NE(outcome.out.find("No layer has an Index Branch"), std::string::npos);
     EXPECT_EQ(outcome.out.find("sparse error"), std::string::npos) << outcome.out;
     const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_TRUE(all["index"].is_null());
-    EXPECT_EQ(all["cache"]["rows"][all["cache"]["recommended"].get<size_t>()]["name"], "e4m3");
-    EXPECT_FALSE(row_of(all["cache"], "e4m3").contains("sparse_error"));
+    EXPECT_TRUE(rows_of_table(all, "index").empty());
+    EXPECT_EQ(recommended(all, "cache")["precision"], "e4m3");
+    EXPECT_TRUE(row_of(all, "cache", "e4m3")["sparse_error"].is_null());
 }
 
 TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
@@ -299,11 +303,14 @@ TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
           "reaches it; the nearest is int4, scale per t"})
         EXPECT_NE(outcome.err.find(words), std::string::npos) << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_TRUE(all["index"]["recommended"].is_null());
-    EXPECT_TRUE(all["cache"]["recommended"].is_null());
+    EXPECT_FALSE(all["verdict"]["reached"]);
+    for (const char* part : {"index", "cache"}) {
+        EXPECT_TRUE(recommended(all, part).is_null());
+        EXPECT_EQ(test::row_of(all, part, {{"is_nearest", true}})["format"], "int4") << part;
+    }
     // Full precision is there to compare with, and not on offer.
-    EXPECT_EQ(all["cache"]["rows"][0]["name"], "f32");
-    EXPECT_FALSE(all["cache"]["rows"][0]["asked"]);
+    EXPECT_EQ(rows_of_table(all, "cache")[0]["precision"], "f32");
+    EXPECT_FALSE(rows_of_table(all, "cache")[0]["asked"]);
     EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
 }
 
@@ -368,7 +375,7 @@ TEST_F(PrecisionTest, LeavesTheRotationOutWhereHeadsHaveOtherWidths) {
               std::string::npos)
         << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_EQ(all["options"]["rotations"], json({"none"}));
+    EXPECT_EQ(all["run"]["options"]["rotations"], json({"none"}));
 }
 
 }  // namespace

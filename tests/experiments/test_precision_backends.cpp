@@ -149,7 +149,7 @@ TEST_F(PrecisionRuns, TheCacheIsReadAsItIsStored) {
             if (rotated) rotate(*values);
         }
         const std::string name = to_string(precision);
-        const json& row = row_of(all["cache"], name);
+        const json row = row_of(all, "cache", name);
         EXPECT_NEAR(mean_of(row, "dense_error"),
                     relative_error(reference.dense_attention(p, stored).out, dense), 1e-5)
             << name;
@@ -184,7 +184,7 @@ TEST_F(PrecisionRuns, IdsAreThoseOfTheBackendsOwnFormats) {
                       .code,
                   0);
         const json analyzed = json::parse(file_text(path("analyzed/summary.json")))["rows"][0];
-        const json& row = row_of(all["index"], name);
+        const json row = row_of(all, "index", name);
         EXPECT_NEAR(mean_of(row, "mass_kept"), analyzed["mass_kept"].get<double>(), 1e-9) << name;
         EXPECT_NEAR(mean_of(row, "block_recall"), analyzed["block_recall"].get<double>(), 1e-9);
         EXPECT_NEAR(mean_of(row, "output_error"), analyzed["output_error"].get<double>(), 1e-9);
@@ -212,16 +212,16 @@ TEST_F(PrecisionRuns, ABackendsOwnKernelsAgreeWithTheSimulation) {
     own.insert(own.end(), {"--backend", "broken"});
     const json answered = summary(file, own);
     for (const char* part : {"index", "cache"})
-        ASSERT_EQ(simulated[part]["rows"].size(), answered[part]["rows"].size());
-    for (size_t s = 0; s < simulated["index"]["rows"].size(); ++s) {
-        json a = simulated["index"]["rows"][s], b = answered["index"]["rows"][s];
+        ASSERT_EQ(rows_of_table(simulated, part).size(), rows_of_table(answered, part).size());
+    for (size_t s = 0; s < rows_of_table(simulated, "index").size(); ++s) {
+        json a = rows_of_table(simulated, "index")[s], b = rows_of_table(answered, "index")[s];
         const bool has = b["scale"] == "none";
-        EXPECT_EQ(a["computed_in"], "f32") << a["name"];
-        EXPECT_EQ(b["computed_in"], has ? b["format"] : json("f32")) << a["name"];
+        EXPECT_EQ(a["computed_in"], "f32") << a["precision"];
+        EXPECT_EQ(b["computed_in"], has ? b["format"] : json("f32")) << a["precision"];
         for (const char* measure : {"precision_recall", "block_recall", "mass_kept", "mass_share"})
-            EXPECT_EQ(a[measure], b[measure]) << a["name"] << ' ' << measure;
+            EXPECT_EQ(a[measure], b[measure]) << a["precision"] << ' ' << measure;
         // The queries of this file are f32, which is all that a cache is attended to in.
-        EXPECT_EQ(answered["cache"]["rows"][s]["computed_in"], "f32");
+        EXPECT_EQ(rows_of_table(answered, "cache")[s]["computed_in"], "f32");
     }
     EXPECT_NE(file_text(path("out/precision.txt")).find("int8: the values that the format holds"),
               std::string::npos);
@@ -232,13 +232,13 @@ TEST_F(PrecisionRuns, ABackendsOwnKernelsReadACacheOfTheQueriesType) {
     const std::string file = path("bf16.h5");
     ASSERT_EQ(kSynth({"--out", file, "--tokens", "512", "--element", "bf16"}).code, 0);
     register_broken_backend("nothing");
-    const json cache = summary(file, as_analyzed({"--formats", "f32,bf16,f16,e4m3", "--scales",
-                                                  "none", "--backend", "broken"}))["cache"];
-    for (const json& row : cache["rows"])
-        EXPECT_EQ(row["computed_in"], row["name"] == "bf16" ? "bf16" : "f32") << row["name"];
+    const json all = summary(file, as_analyzed({"--formats", "f32,bf16,f16,e4m3", "--scales",
+                                                "none", "--backend", "broken"}));
+    for (const json& row : rows_of_table(all, "cache"))
+        EXPECT_EQ(row["computed_in"], row["precision"] == "bf16" ? "bf16" : "f32") << row;
     // What is left is the rounding of the output.
-    EXPECT_GT(mean_of(row_of(cache, "bf16"), "dense_error"), 0);
-    EXPECT_LT(mean_of(row_of(cache, "bf16"), "dense_error"), 0x1p-9);
+    EXPECT_GT(mean_of(row_of(all, "cache", "bf16"), "dense_error"), 0);
+    EXPECT_LT(mean_of(row_of(all, "cache", "bf16"), "dense_error"), 0x1p-9);
 }
 
 class PrecisionOnBackends : public testing::TestWithParam<std::string> {};

@@ -10,6 +10,7 @@
 #include "experiments/fit/state.h"
 #include "experiments/precision/layer.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {
@@ -116,10 +117,10 @@ TEST_F(PrecisionProjections, IdsAreThoseOfWeightsAndProductsRoundedByHand) {
         ASSERT_EQ(run({file_}, "fit", norm).code, 0);
         const std::string results = path("fit/results.h5");
         const json all = summary(file_, {"--indexer", results, "--formats", "f16,bf16,e5m2,int8"});
-        const json& rows = all["projections"]["rows"];
+        const json& rows = rows_of_table(all, "projections");
         ASSERT_EQ(rows.size(), 7U);
-        EXPECT_EQ(rows[0]["name"], "f32");
-        EXPECT_EQ(rows[0]["precision_recall"]["value"], 1.0);
+        EXPECT_EQ(rows[0]["precision"], "f32");
+        EXPECT_EQ(rows[0]["precision_recall"], 1.0);
         EXPECT_EQ(rows[0]["bits_per_weight"], 32);
         const Tensor<int32_t, 3> full = ids(results, nullptr, false);
         size_t row = 1;
@@ -128,17 +129,17 @@ TEST_F(PrecisionProjections, IdsAreThoseOfWeightsAndProductsRoundedByHand) {
                 const json& of = rows[row++];
                 EXPECT_EQ(of["format"], format->name);
                 EXPECT_EQ(of["product"], product ? format->name : "f32");
-                EXPECT_EQ(of["name"], concat(format->name, product ? ", rounded product" : ""));
+                EXPECT_EQ(of["precision"],
+                          concat(format->name, product ? ", rounded product" : ""));
                 EXPECT_EQ(of["bits_per_weight"], format == &kQuarter ? 8 : 16);
                 const double share = common(full, ids(results, format, product));
-                EXPECT_NEAR(of["precision_recall"]["value"].get<double>(), share, 1e-12)
-                    << of["name"];
+                EXPECT_NEAR(of["precision_recall"].get<double>(), share, 1e-12) << of["precision"];
                 if (format != &kHalf) {
-                    EXPECT_LT(share, 1) << of["name"];
+                    EXPECT_LT(share, 1) << of["precision"];
                 }
             }
         // That a rounded product differs is seen.
-        EXPECT_NE(rows[5]["precision_recall"]["value"], rows[6]["precision_recall"]["value"]);
+        EXPECT_NE(rows[5]["precision_recall"], rows[6]["precision_recall"]);
         std::filesystem::remove_all(path("fit"));
     }
 }
@@ -149,14 +150,14 @@ TEST_F(PrecisionProjections, OperandsAreThoseThatTheFitWrites) {
     std::vector<std::string> with = formats;
     with.insert(with.end(), {"--indexer", results});
     const json projected = summary(file_, with), stored = summary(path("fit/indexer.h5"), formats);
-    EXPECT_EQ(projected["options"]["block_size"], kBlock);
-    EXPECT_EQ(projected["options"]["top_k"], kTopK);
-    EXPECT_EQ(projected["index"], stored["index"]);
-    EXPECT_EQ(projected["cache"], stored["cache"]);
-    EXPECT_TRUE(stored["projections"].is_null());
+    EXPECT_EQ(projected["run"]["options"]["block_size"], kBlock);
+    EXPECT_EQ(projected["run"]["options"]["top_k"], kTopK);
+    for (const char* table : {"index", "cache", "index_layers", "cache_layers"})
+        EXPECT_EQ(rows_of_table(projected, table), rows_of_table(stored, table)) << table;
+    EXPECT_TRUE(rows_of_table(stored, "projections").empty());
     // No format without a scale is asked for.
-    EXPECT_TRUE(
-        summary(file_, {"--indexer", results, "--formats", "int8"})["projections"].is_null());
+    const json without = summary(file_, {"--indexer", results, "--formats", "int8"});
+    EXPECT_TRUE(rows_of_table(without, "projections").empty());
 }
 
 TEST_F(PrecisionProjections, ThePageHasATableAndARecommendation) {
@@ -164,7 +165,7 @@ TEST_F(PrecisionProjections, ThePageHasATableAndARecommendation) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     for (const char* words :
          {"index projections: w_q and w_k in the format", "\nbf16    bf16         16 ",
-          "index projections, mass share and recall share of at least 0.1:\n      bf16, "})
+          "index projections, mass share and recall share of at least 0.1: bf16, "})
         EXPECT_NE(outcome.out.find(words), std::string::npos) << words << '\n' << outcome.out;
 }
 

@@ -106,11 +106,13 @@ TEST_F(Price, OfACacheIsOfAllLayersOfTheModelThatWasAnalysed) {
         return summary(kCache, {path("analysed/results.h5")});
     };
     const json two = cached("{}"), six = cached(kOfSix);
-    EXPECT_EQ(two["model_layers"], 2);
-    EXPECT_EQ(six["model_layers"], 6);
+    EXPECT_EQ(two["run"]["options"]["model_layers"], 2);
+    EXPECT_EQ(six["run"]["options"]["model_layers"], 6);
     EXPECT_TRUE(says("those of 2 layers, scaled to 6")) << page_;
-    EXPECT_NEAR(six["selectors"][0]["written_bytes_per_token"].get<double>(),
-                3 * two["selectors"][0]["written_bytes_per_token"].get<double>(), 1e-9);
+    const auto written = [](const json& of) {
+        return row_of(of, "selectors")["written_bytes_per_token"].get<double>();
+    };
+    EXPECT_NEAR(written(six), 3 * written(two), 1e-9);
 }
 
 TEST(ModelLayers, AreThoseOfTheKindsCaptured) {

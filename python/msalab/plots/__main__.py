@@ -89,10 +89,10 @@ def more_sections(options, files: ExitStack):
     return before, after
 
 
-ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front}),
-         "msa-cache-summary": (read_cache, {"cache": cache_curves}),
-         "msa-precision-summary": (read_precision, {"precision": loss_by_bits})}
-OF_PROGRAM = {"msa-reuse": (read_sharing, {"reuse_distance": loss_by_distance,
+ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front})}
+OF_PROGRAM = {"msa-cache": (read_cache, {"cache": cache_curves}),
+              "msa-precision": (read_precision, {"precision": loss_by_bits}),
+              "msa-reuse": (read_sharing, {"reuse_distance": loss_by_distance,
                                            "reuse_patterns": sharing_patterns})}
 
 

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Hit rates, the link and prefetch of a KV cache off the GPU: the summary.json of `msa-cache`."""
+"""Hit rates, the link and prefetch of a KV cache off the GPU: the tables of `msa-cache`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from .. import results
 from ..table import Table
 from . import style
-from .cost import read_json
-from .results import ResultsError
 
 POINT = ("blocks", "share_of_context", "cache_bytes", "hit_rate", "hit_rate_lfu",
          "hit_rate_belady", "misses_per_token", "bytes_per_token", "link_seconds_per_token",
@@ -37,50 +35,31 @@ class CacheReport:
         return len(set(self.layers["layer"].tolist())) > 1
 
 
-def _number(value) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _point(selector: str, point: dict, recommended: bool) -> list:
-    return [selector, int(point["blocks"]), *(_number(point[name]) for name in POINT[1:]),
-            recommended]
-
-
-def _points(of: dict) -> list[list]:
-    chosen = of["recommended"] and of["recommended"]["blocks"]
-    rows = [_point(of["selector"], point, point["blocks"] == chosen) for point in of["points"]]
-    if chosen is not None and chosen not in [point["blocks"] for point in of["points"]]:
-        rows.append(_point(of["selector"], of["recommended"], True))
-    return sorted(rows, key=lambda row: row[1])
-
-
-def _median(counts) -> float:
-    """The distance that half of the reuses do not exceed; NaN where there are none."""
-    sums = np.cumsum(counts)
-    return float(np.searchsorted(sums, sums[-1] / 2)) if len(sums) and sums[-1] else math.nan
-
-
-def _layer(of: dict) -> list:
-    before = of["previous_layer"]
-    return [of["layer"], of["selector"], of["steps"], of["smallest_cache"],
-            of["cold"] / of["uses"], _median(of["reuses"]), of["previous_step"]["hit_share"],
-            _number(before and before["hit_share"])]
+def _points(caches: results.Table, selector: str) -> list[tuple]:
+    """The sizes tried, and the recommended one among them or beside them."""
+    of = caches.where(selector=selector)
+    rows = {role: list(of.where(cache_role=role).select(*POINT).rows())
+            for role in ("tried", "recommended")}
+    chosen = {row[0] for row in rows["recommended"]}
+    tried = {row[0] for row in rows["tried"]}
+    points = [*rows["tried"], *(row for row in rows["recommended"] if row[0] not in tried)]
+    return [(selector, *row, row[0] in chosen) for row in sorted(points)]
 
 
 def read_cache(path) -> CacheReport:
-    summary = read_json(path, "msa-cache-summary")
-    if not summary["selectors"]:
-        raise ResultsError(f"{path}: has no selectors")
-    link = summary["link"]
+    answer = results.open(path, "msa-cache")
+    selectors, (measured,) = answer["selectors"]["selector"].tolist(), answer["measured"].records()
+    if not selectors:
+        raise results.ResultsError(f"{answer.path}: has no selectors")
+    options, layers = answer.run["options"], answer["layers"].select(*LAYER)
+    for name in ("median_distance", "previous_layer_share"):  # NaN where there is none
+        layers.columns[name] = layers[name].astype(float)
     return CacheReport(
         Table.from_rows(("selector", *POINT, "recommended"),
-                        [row for of in summary["selectors"] for row in _points(of)]),
-        Table.from_rows(LAYER, [_layer(of) for of in summary["layers"]]),
-        [str(of["selector"]) for of in summary["selectors"]],
-        int(summary["context_blocks"]), float(link["bytes_per_token"]),
-        f"{link['bytes_per_second'] / 1e9:g} GB/s, {_time_text(link['seconds_per_token'])} per "
-        "token", summary["prefetch"] is not None,
-        {name: str(text) for name, text in summary["definitions"].items()})
+                        [row for name in selectors for row in _points(answer["caches"], name)]),
+        layers, selectors, measured["context_blocks"], measured["most_bytes_per_token"],
+        f"{options['link']:g} GB/s, {_time_text(options['time_per_token'] * 1e-6)} per token",
+        options["prefetch"] != "none", answer.definitions)
 
 
 def _time_text(seconds: float) -> str:

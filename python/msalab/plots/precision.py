@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What number formats lose against their bits: the summary.json of `msa-precision`."""
+"""What number formats lose against their bits: the tables of `msa-precision`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 
+from .. import results
 from ..table import Table
 from . import style
-from .cost import read_json
-from .results import ResultsError
 
 PARTS = {"index": "index operands", "projections": "index projections", "cache": "KV cache"}
 # What the target is of, the larger loss of the two: 1 - a share, or an error.
@@ -20,7 +19,7 @@ _SHARES = ("mass_share", "recall_share")
 _LOSSES = {"index": _SHARES, "projections": _SHARES, "cache": ("dense_error", "sparse_error")}
 _MEASURES = ("precision_recall", "block_recall", "mass_kept", "mass_share", "recall_share",
              "output_error", "dense_error", "sparse_error")
-_ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in ("", "_low", "_high"))
+_ESTIMATES = tuple(f"{name}{end}" for name in _MEASURES for end in results.ENDS)
 _FLOOR = 1e-5  # smaller losses are drawn here
 _FLOOR_TEXT = "≤10$^{-5}$"
 
@@ -34,55 +33,42 @@ class Precisions:
     definitions: dict[str, str]
 
 
-def _number(value) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _estimates(of: dict) -> list[float]:
-    return [_number(of[name][end]) if name in of else math.nan
-            for name in _MEASURES for end in ("value", "low", "high")]
-
-
 def _loss(part: str, of: dict) -> list[float]:
     """The loss of the targeted measure that is worst, with its interval."""
     losses = []
     for name in _LOSSES[part]:
-        if name in of:
-            value, low, high = (_number(of[name][end]) for end in ("value", "low", "high"))
+        value, low, high = (of[f"{name}{end}"] for end in results.ENDS)
+        if not math.isnan(value):
             losses.append([1 - value, 1 - high, 1 - low] if name in _SHARES
                           else [value, low, high])
-    return max(losses, key=lambda loss: loss[0])
+    return max(losses, key=lambda loss: loss[0], default=[math.nan] * 3)
 
 
 def read_precision(path) -> Precisions:
-    summary = read_json(path, "msa-precision-summary")
+    answer = results.open(path, "msa-precision")
+    if not len(answer["cache"]):
+        raise results.ResultsError(f"{answer.path}: has no formats of the {PARTS['cache']}")
     rows, drawn, recommended = [], [], {}
-    for part in PARTS:
-        found = summary[part]
-        if found is None:
-            continue
-        if not found["rows"]:
-            raise ResultsError(f"{path}: has no formats of the {PARTS[part]}")
-        chosen = found["recommended"]
-        if chosen is not None:
-            recommended[part] = str(found["rows"][int(chosen)]["name"])
-        for place, row in enumerate(found["rows"]):
-            first = [PARTS[part], str(row["name"]), str(row["format"]),
-                     str(row.get("scale", "none")), bool(row.get("rotated", False)),
-                     str(row.get("product", "")), float(row.get("bits_per_token", math.nan)),
-                     float(row.get("bits_per_weight", row.get("bits_per_value", math.nan)))]
-            rows.append([*first, *_estimates(row), _number(row["worst_layer"]),
-                         bool(row["reaches"]), place == chosen])
-            drawn.append([*first, *_loss(part, row), place == chosen])
+    for part, words in PARTS.items():
+        for row in answer[part].records():
+            chosen = row["is_recommended"]
+            if chosen:
+                recommended[part] = row["precision"]
+            first = [words, row["precision"], row["format"], row.get("scale", "none"),
+                     row.get("rotated", False), row.get("product", ""),
+                     row.get("bits_per_token", math.nan),
+                     row["bits_per_weight" if part == "projections" else "bits_per_value"]]
+            rows.append([*first, *(row.get(name, math.nan) for name in _ESTIMATES),
+                         row["worst_layer"], row["reaches"], chosen])
+            drawn.append([*first, *_loss(part, row), chosen])
     columns = ("part", "precision", "format", "scale", "rotated", "product", "bits_per_token",
                "bits_per_value")
-    target = summary["target"]
+    options = answer.run["options"]
     return Precisions(
         Table.from_rows((*columns, *_ESTIMATES, "worst_layer", "reaches", "recommended"), rows),
         Table.from_rows((*columns, "loss", "loss_low", "loss_high", "recommended"), drawn),
-        {part: float(target["error"]) if part == "cache" else 1 - float(target["keep"])
-         for part in PARTS}, recommended,
-        {name: str(text) for name, text in summary["definitions"].items()})
+        {part: float(options["error"]) if part == "cache" else 1 - float(options["keep"])
+         for part in PARTS}, recommended, answer.definitions)
 
 
 def _draw_part(axes, of: Table, formats: list[str], target: float):

@@ -4,18 +4,18 @@
 #pragma once
 
 #include <cstdint>
-#include <iosfwd>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/results.h"
 #include "experiments/cache/layer.h"
+#include "experiments/report/report.h"
 
 namespace msa::experiments::cache {
 
 /// A selector on a layer.
-struct LayerReport {
+struct LayerFindings {
     int64_t layer = 0;
     std::string selector;
     int64_t steps = 0, groups = 0, block_bytes = 0, smallest_cache = 0;
@@ -24,9 +24,13 @@ struct LayerReport {
     Seen seen{};                        // all groups together
 };
 
+/// Why a cache is among the findings.
+enum class Role : uint8_t { recommended, tried, whole_context };
+
 /// An LRU cache of `blocks` blocks for each layer and group. Numbers per token cover all layers of
 /// the model and all groups.
 struct Point {
+    Role role = Role::tried;
     std::string selector{};
     int64_t blocks = 0;
     double share_of_context = 0;
@@ -39,7 +43,7 @@ struct Point {
                                                    // per token, with prefetch by the previous layer
 };
 
-struct SelectorReport {
+struct SelectorFindings {
     std::string selector;
     std::vector<Point> points{};         // for the tried sizes
     std::optional<Point> recommended{};  // the smallest that meets the time
@@ -51,34 +55,21 @@ struct SelectorReport {
     int64_t layers_guessed = 0;  // that have a previous one
 };
 
-struct Report {
-    std::string file, element;
+struct Findings {
+    std::string element;
     int64_t block_size = 0, context_blocks = 0, steps = 0, sequences = 0, model_layers = 0;
     bool prefetch = false;                   // by the previous layer
     double link = 0, seconds_per_token = 0;  // bytes a second
-    std::vector<LayerReport> layers{};       // by layer, then by selector
-    std::vector<SelectorReport> selectors{};
+    std::vector<LayerFindings> layers{};     // by layer, then by selector
+    std::vector<SelectorFindings> selectors{};
     double bytes_per_token() const { return link * seconds_per_token; }  // at most
     bool reached() const;                                                // by any selector
 };
 
 /// From results.h5 of msa-cache.
-Report make_report(const io::ResultsReader&);
+Findings make_findings(const io::ResultsReader&);
 
-/// Text of each number of the summary, JSON object.
-std::string cache_definitions();
-
-/// summary.json: {"format", "program", "options", "definitions", "file", sizes, "link",
-/// "selectors": [{"recommended", "points", ...}], "layers": [...]}.
-std::string cache_summary(const Report&, const io::RunRecord&);
-
-/// rows.csv: the points of all selectors.
-std::string cache_rows_csv(const Report&);
-
-/// The page: recommended sizes, hit rates by size, reuse and prefetch by layer.
-void print_report(const Report&, std::ostream& out);
-
-/// Why no cache meets the time, and the time that the nearest one needs; empty if one does.
-std::string nearest_text(const Report&);
+/// The tables selectors, caches, layers, reuses and measured.
+report::Report make_report(const io::ResultsReader&);
 
 }  // namespace msa::experiments::cache
