@@ -165,8 +165,8 @@ def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
 
 
 def test_the_context_is_that_of_a_sequence(tmp_path):
-    path = make_results(tmp_path / "two.h5", Case(lengths=(192, 192), layers=(3,), kv_heads=1, query_heads=2,
-                                                  stride=4))
+    path = tmp_path / "two.h5"
+    make_results(path, Case(lengths=(192, 192), layers=(3,), kv_heads=1, query_heads=2, stride=4))
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
     words = " ".join((tmp_path / "out" / "report.html").read_text(encoding="utf-8").split())
     assert "<dd>192<small>tokens, the longest of 2 sequences; of 384 tokens in all 96 analysed" in words
