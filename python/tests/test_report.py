@@ -152,16 +152,20 @@ def with_captures(path, to, of=None, windows=()):
 def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
     """Of the same data under another name it does not, nor where a file does not say what it is of."""
     results = with_captures(results_path, tmp_path / "results.h5")
-    summary = json.loads(Path(make_cost.write_all(tmp_path)["reuse"]).read_text(encoding="utf-8"))
-    reuse = tmp_path / "other.json"
-    reuse.write_text(json.dumps(summary | ({"captures": of} if of else {})), encoding="utf-8")
-    assert main([str(results), "--out", str(tmp_path / "out"), "--reuse", str(reuse), "--layers", "3"]) == 0
+    made, given = make_cost.write_all(tmp_path), []
+    for name in ("reuse", "advise"):  # of both forms of a summary
+        summary = json.loads(Path(made[name]).read_text(encoding="utf-8"))
+        summary.get("run", summary).update({"captures": of} if of else {})
+        (tmp_path / f"{name}.json").write_text(json.dumps(summary), encoding="utf-8")
+        given += [f"--{name}", str(tmp_path / f"{name}.json")]
+    assert main([str(results), "--out", str(tmp_path / "out"), *given, "--layers", "3"]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert page.count("Other data than the rest of this page:") == is_other
+    said = (f"Other data than the rest of this page: a.h5 ({of[0]['model']}, {of[0]['tokens']} tokens), "
+            "not a.h5 (tiny, 384 tokens)." if is_other else "Other data")
+    assert page.count(said) == 2 * is_other
     if is_other:
         section = page[page.index("Which layers may share"):]
-        assert (f"a.h5 ({of[0]['model']}, {of[0]['tokens']} tokens), not a.h5 (tiny, 384 tokens)."
-                in section[:section.index("<img")])
+        assert said in section[:section.index("<figure")]
 
 
 def test_the_context_is_that_of_a_sequence(tmp_path):

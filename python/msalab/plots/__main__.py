@@ -88,7 +88,8 @@ def more_sections(options, results: Results, files: ExitStack):
         path = getattr(options, name)
         if path:
             drawn = read(path, reader)
-            captures = json.loads(Path(path).read_text(encoding="utf-8")).get("captures")
+            summary = json.loads(Path(path).read_text(encoding="utf-8"))
+            captures = summary.get("run", summary).get("captures")
             after.append(of_file(path, make, drawn, note=other_data(path, captures, of_page)))
     if options.pilot:
         after.append(of_file(options.pilot, pilot_section, read(options.pilot, read_records)))
