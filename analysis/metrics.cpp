@@ -83,8 +83,7 @@ constexpr Metric kTable[] = {
      "that "
      "the lower block id decides"},
     {"tied_by_rounding", "tied by rounding", "share of queries", "group",
-     "the same of scores that differ by no more than twice what rounding the index operands to "
-     "their element type changes"},
+     "the same of scores that differ by no more than twice the error of their float sums"},
     {"all_tied", "all tied", "share of queries", "group",
      "the same of queries whose candidates all have one score"},
     // Of an Index Branch.

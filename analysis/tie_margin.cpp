@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "core/number/convert.h"
+#include "core/tolerance.h"
 
 namespace msa::analysis {
 namespace {
@@ -56,9 +56,7 @@ void TieMargin::add(const Problem& p, const SelectionRule& rule, std::span<const
 }
 
 Tensor<double, 2> index_score_rounding(const Problem& p, View<const float, 3> index_q,
-                                       View<const float, 2> index_k, Element element) {
-    const double u = storage_roundoff(element);
-    const double relative = (2 * u + u * u) * p.index_scale();
+                                       View<const float, 2> index_k) {
     // [Nk] the largest norm from the first key of the sequence up to this one.
     std::vector<double> largest(static_cast<size_t>(index_k.extent(0)));
     const std::vector<int64_t>& starts = p.batch.cu_seqlens_k();
@@ -72,8 +70,9 @@ Tensor<double, 2> index_score_rounding(const Problem& p, View<const float, 3> in
         const KeyRange seen = visible_keys(p)[static_cast<size_t>(i)];
         if (seen.count == 0) continue;
         for (int64_t r = 0; r < p.kv_heads; ++r)
-            all(i, r) = relative * norm(index_q[i][r]) *
-                        largest[static_cast<size_t>(seen.first + seen.count - 1)];
+            all(i, r) =
+                logit_bound(p.index_scale(), norm(index_q[i][r]),
+                            largest[static_cast<size_t>(seen.first + seen.count - 1)], p.index_dim);
     }
     return all;
 }

@@ -4,10 +4,10 @@
 // are more than f >= 1 candidates, the margin is
 //   m = score of the f-th highest - score of the (f + 1)-th highest >= 0,
 // and the row is `tied` if m = 0: the block ids decide, not the scores. It is
-// `tied_by_rounding` if m is at most twice the rounding error of a score: another order of sums,
-// batch or element type may then select other blocks. It is `all_tied` if all candidates have the
-// same score. all_tied implies tied, and tied implies tied_by_rounding. Rows with no choice to make
-// do not count.
+// `tied_by_rounding` if m is at most twice the error of a score's float sum: another order of that
+// sum, as in another batch, may then select other blocks. It is `all_tied` if all candidates have
+// the same score. all_tied implies tied, and tied implies tied_by_rounding. Rows with no choice to
+// make do not count.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,10 @@ private:
     std::vector<Mean> means_;  // tied of all groups, then by rounding, then all tied
 };
 
-/// [Nq, Hkv]: bound on the error of scale * index_q . index_k if both operands were rounded to
-/// `element`: (2 u + u^2) scale |index_q| max |index_k| over the keys that the query sees, with u
-/// the roundoff of `element`. Operands [Nq, Hkv, didx] and [Nk, didx].
+/// [Nq, Hkv]: logit_bound (core/tolerance.h) of scale * index_q . index_k with the longest of the
+/// keys that the query sees: how far a float sum of the operands as they are stored, in any order,
+/// is off. Operands [Nq, Hkv, didx] and [Nk, didx].
 Tensor<double, 2> index_score_rounding(const Problem&, View<const float, 3> index_q,
-                                       View<const float, 2> index_k, Element element);
+                                       View<const float, 2> index_k);
 
 }  // namespace msa::analysis

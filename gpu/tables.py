@@ -6,7 +6,7 @@ usage: tables.py [--write]    without --write, says which tables differ
 
 A table stands between the lines "<!-- table NAME from data/bench -->" and "<!-- end -->". Speed-ups
 are over the fastest dense attention of the same record, or torch.topk. Where a record has none of a
-case, another record's counts.
+case, another record's of the same device counts.
 """
 
 import json
@@ -49,7 +49,8 @@ class Records:
                      if b["kind"] == "ceiling" and "median_us" in b} for record in records]
         self.measured = []
         for record, own_fastest, own_ceilings in zip(records, fastest, ceilings):
-            beside = ChainMap(own_fastest, *fastest)
+            beside = ChainMap(own_fastest, *(of for other, of in zip(records, fastest)
+                                             if other["device"] == record["device"]))
             self.measured += [{**m, "beside": beside.get(baselines.key_of_measurement(m)),
                                "ceilings": ChainMap(own_ceilings, *ceilings)}
                               for m in record["measurements"] if "median_us" in m]

@@ -8,6 +8,7 @@
 #include "experiments/analyze/options.h"
 #include "experiments/analyze/summary.h"
 #include "experiments/driver/completed.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/programs.h"
@@ -19,7 +20,7 @@ namespace {
 /// Fills in what depends on the file, and checks the options against it. What became of k.
 std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
                     const io::ActivationsReader& file, std::ostream& err) {
-    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    const std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (int64_t number : o.layers) sampled_queries(o, file.info().cu_seqlens, number, o.seed);
     std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
     const bool chosen = !o.selectors.empty();

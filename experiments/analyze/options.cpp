@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/select/selector.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::analyze {
@@ -35,7 +36,7 @@ bool AnalyzeOptions::dumps(const std::string& what) const {
 OptionTable option_table(AnalyzeOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
-    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.numbers("layers", "L,...", o.layers, kFullLayersHelp);
     add_selectors(table, o.selectors, list_pointwise_selectors());
     add_sizes(table, o, &o.forced_first);
     add_oracle(table, o);

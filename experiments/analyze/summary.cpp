@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/analyze/summary.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <stdexcept>
@@ -8,8 +9,11 @@
 #include "analysis/metrics.h"
 #include "analysis/recall.h"
 #include "core/error.h"
+#include "core/select/selector.h"
 #include "experiments/analyze/options.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
+#include "experiments/driver/learned_note.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/rows.h"
@@ -100,6 +104,13 @@ const std::vector<ColumnOf<Row>> kNames{
 /// The table, with the counts that stand in files alone.
 Rows measured(const io::ResultsReader& results) {
     std::vector<ColumnOf<Row>> columns = kNames;
+    const std::vector<std::string> layers = results.list("/layers");
+    if (std::ranges::any_of(layers, [&](const std::string& layer) {
+            return results.has("/layers/" + layer, "window");
+        }))
+        columns.push_back({window_column(), [&](const Row& row) {
+                               return window_value(results, "/layers/" + row.layer);
+                           }});
     for (const Measure& of : kMeasures)
         columns.push_back(
             {metric_column(of.key), [&](const Row& row) { return value(results, row, of); }});
@@ -107,6 +118,29 @@ Rows measured(const io::ResultsReader& results) {
         columns.push_back(
             {{name}, [&, name](const Row& row) { return count(results, row, name); }});
     return {columns, rows(results)};
+}
+
+/// The learned indexers among the selectors, beside those that nobody trains.
+ordered_json weak(const io::ResultsReader& results) {
+    const std::vector<Row> all = rows(results);
+    std::vector<Learned> learned;
+    for (const Row& row : all) {
+        if (make_selector(name_of_label(row.selector))->family() != Family::index_branch) continue;
+        const auto number = [&](const Row& of, const char* name) {
+            return results.number(metrics_group(of, false), name);
+        };
+        Learned& of =
+            learned.emplace_back(Learned{std::stoll(row.layer), row.selector,
+                                         number(row, "block_recall"), number(row, "mass_kept")});
+        for (const Row& other : all) {
+            if (other.layer != row.layer) continue;
+            const std::string_view name = name_of_label(other.selector);
+            if (name == "random") of.random_recall = number(other, "block_recall");
+            if (name == "window" || name == "mean-key")
+                of.rivals.push_back({other.selector, number(other, "mass_kept")});
+        }
+    }
+    return weak_indexers(learned);
 }
 
 /// How sure the recalls and masses are, or why nothing says so.
@@ -194,6 +228,7 @@ std::string summary_json(const io::ResultsReader& results) {
                 measure::interval_json(sure[n], numbers.drawn());
     }
     summary["dropped_sinks"] = sinks_that_are_dropped(results);
+    summary["weak_indexers"] = weak(results);
     summary["ties"] = ties(results);
     return summary.dump(2) + "\n";
 }
@@ -218,6 +253,11 @@ void print_table(const io::ResultsReader& results, std::ostream& out) {
     print_intervals(results, out);
     print_choices(results, out);
     print_dropped_sinks(sinks_that_are_dropped(results), out);
+    print_weak_indexers(weak(results),
+                        "more --steps or a larger --index-dim of msa-fit-indexer, or "
+                        "--forced-first 1",
+                        out);
+    print_windows(results, "/layers", out);
     measure::print_ties(ties(results), out);
     if (!all.empty()) {
         const int64_t counted = count(results, all.front(), "rows_counted");

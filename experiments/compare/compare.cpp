@@ -11,6 +11,7 @@
 #include "experiments/compare/rows.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -90,7 +91,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     if (!parsed) return 0;
     CompareOptions& o = *parsed;
     const io::ActivationsReader file(o.files);
-    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    const std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
     for (int64_t number : o.layers)

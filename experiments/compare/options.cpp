@@ -7,6 +7,7 @@
 
 #include "core/select/token_selector.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::compare {
@@ -63,7 +64,7 @@ const char* to_string(Ablation ablation) {
 OptionTable option_table(CompareOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o);
-    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.numbers("layers", "L,...", o.layers, kFullLayersHelp);
     add_selectors(table, o.selectors, list_policies());
     table
         .names(

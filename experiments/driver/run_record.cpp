@@ -112,6 +112,7 @@ void record_captures(const io::ActivationsReader& data, io::RunRecord& record) {
     for (size_t n = 0; n < names.size(); ++n) {
         const io::Capture& of = data.captures()[n];
         all.push_back({{"input", names[n]},
+                       {"model", valid_utf8(data.info().model_id)},
                        {"first_sequence", of.first_sequence},
                        {"sequences", of.sequences},
                        {"first_token", of.first_token},

@@ -41,4 +41,26 @@ inline constexpr Measure kMeasures[] = {
     {"entropy_teacher", &Evaluation::entropy_teacher},
 };
 
+/// Mass kept of the best evaluation with the first block forced.
+inline constexpr const char* kFirstForced = "first_forced_mass";
+
+/// What choices that nobody trains do where the fit is evaluated, with as many blocks.
+struct Untrained {
+    double random_recall = 0;  // block recall that blocks by chance have on average
+    double window_mass = 0, mean_key_mass = 0;  // kept by these selectors, the first block forced
+};
+struct UntrainedMeasure {
+    const char* name;
+    double Untrained::*value;
+    const char* definition;
+};
+inline constexpr UntrainedMeasure kUntrained[] = {
+    {"random_recall", &Untrained::random_recall,
+     "block recall of blocks by chance, the forced ones aside: its expected value"},
+    {"window_mass", &Untrained::window_mass,
+     "mass that the selector window keeps with as many blocks, the first one forced"},
+    {"mean_key_mass", &Untrained::mean_key_mass,
+     "mass that the selector mean-key keeps with as many blocks, the first one forced"},
+};
+
 }  // namespace msa::experiments::fit

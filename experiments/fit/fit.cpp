@@ -5,7 +5,7 @@
 
 #include "analysis/rows.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/layers.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/queue.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -25,11 +25,11 @@ namespace {
 /// Fills in what depends on the file, and checks the options against it.
 std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& file,
                                    std::ostream& err) {
-    std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (const std::vector<int64_t>& of : shared_layers(o)) {
         const int64_t layer = of.front();
         check_layers(file, of, o.architecture);
-        check_start(o.start, index_form(o, file, layer), file.layer(layer),
+        check_start(o, index_form(o, file, layer), file.layer(layer),
                     model_frequencies(o, file, layer));
     }
     return layers;

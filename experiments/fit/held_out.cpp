@@ -28,9 +28,9 @@ analysis::State joined(const std::vector<analysis::State>& layers, size_t measur
 
 }  // namespace
 
-HeldOut::OfLayer::OfLayer(const FitOptions& o, const Member& of, const std::vector<int64_t>& tokens,
+HeldOut::OfLayer::OfLayer(const FitOptions& o, const Member& of, const std::vector<int64_t>& asked,
                           int threads)
-    : member(of), queries(of.operands, of.data, tokens, *o.teacher, threads) {
+    : member(of), tokens(asked), queries(of.operands, of.data, asked, *o.teacher, threads) {
     const LayerOperands& layer = of.operands;
     Backend& backend = layer.backend;
     const Problem& p = queries.problem;
@@ -60,6 +60,68 @@ int64_t HeldOut::dead_heads() const {
         error.add(kinds_, of.dense_out, of.dense_out);
         all += error.dead_heads();
     }
+    return all;
+}
+
+double HeldOut::mass_kept(const OfLayer& of, View<const int32_t, 3> ids) const {
+    const Problem& p = of.queries.problem;
+    analysis::Recall recall(p.kv_heads, {o_.oracle_without_local});
+    recall.add(p, kinds_, ids, of.oracle_ids, of.mass);
+    return analysis::average(recall.mass_kept());
+}
+
+double HeldOut::first_forced_mass(const IndexWeights& weights) const {
+    Backend& backend = own().member.operands.backend;
+    const IndexOperands index(backend, weights, own().member.data, own().queries, threads_);
+    const Tensor<int32_t, 3> ids =
+        fetch(backend, own().member.indexer->select(own().queries.problem, first_forced(), index));
+    double all = 0;
+    for (const OfLayer& of : layers_)
+        all += mass_kept(of, ids) / static_cast<double>(layers_.size());
+    return all;
+}
+
+double HeldOut::mass_kept(const OfLayer& of, const char* name) const {
+    const LayerOperands& layer = of.member.operands;
+    const TrainingLayer& data = of.member.data;
+    const Problem& p = of.queries.problem;
+    Backend& backend = layer.backend;
+    const std::unique_ptr<Selector> selector = make_selector(name);
+    const SelectorLayer whole{.problem = data.problem,
+                              .backend = backend,
+                              .k = {backend, layer.k.view(), data.k.view()},
+                              .seed = o_.seed,
+                              .number = data.info.layer,
+                              .sinks = layer.sinks};
+    const SelectorChunk chunk(whole, p, of.tokens,
+                              {backend, of.queries.q.view(), host_view(of.queries.host_q)});
+    selector->prepare(whole);
+    return mass_kept(
+        of, fetch(backend, selector->select(whole, chunk, selector->adjust(first_forced(), 0))));
+}
+
+Untrained HeldOut::untrained() const {
+    Untrained all;
+    for (const OfLayer& of : layers_) {
+        const auto layers = static_cast<double>(layers_.size());
+        all.window_mass += mass_kept(of, "window") / layers;
+        all.mean_key_mass += mass_kept(of, "mean-key") / layers;
+    }
+    analysis::Mean recall;
+    const Problem& p = own().queries.problem;
+    for (size_t i = 0; i < kinds_.size(); ++i) {
+        if (kinds_[i] != analysis::RowKind::counted) continue;
+        const int64_t blocks = visible_blocks(visible_keys(p)[i].count, p.block_size);
+        int64_t forced = 0;
+        for (int64_t b = 0; b < blocks; ++b) forced += is_forced(o_.rule, b, blocks) ? 1 : 0;
+        const auto free = static_cast<double>(blocks - forced),
+                   slots = std::min(static_cast<double>(o_.rule.top_k - forced), free);
+        // Of the oracle's free blocks, any is among as many by chance with probability slots /
+        // free.
+        const double found = free > 0 ? slots * slots / free : 0;
+        recall.add((static_cast<double>(forced) + found) / (static_cast<double>(forced) + slots));
+    }
+    all.random_recall = recall.value();
     return all;
 }
 

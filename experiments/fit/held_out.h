@@ -9,6 +9,7 @@
 #include "core/backend.h"
 #include "core/indexer/index_branch.h"
 #include "core/io/results.h"
+#include "core/select/selector.h"
 #include "core/selection.h"
 #include "experiments/fit/evaluation.h"
 #include "experiments/fit/indexer.h"
@@ -33,12 +34,17 @@ public:
     int64_t rows_counted() const;
     /// Heads without an output error (analysis::OutputError::dead_heads).
     int64_t dead_heads() const;
+    /// Means over the layers, on the queries in the averages.
+    Untrained untrained() const;
+    /// Mass kept with these weights and the first block forced, likewise.
+    double first_forced_mass(const IndexWeights&) const;
 
 private:
     /// What a layer has of the queries, whatever the weights.
     struct OfLayer {
         OfLayer(const FitOptions&, const Member&, const std::vector<int64_t>& tokens, int threads);
         const Member& member;
+        std::vector<int64_t> tokens;
         QueryOperands queries;
         Tensor<float, 3> dense_out, mass;
         Tensor<int32_t, 3> oracle_ids;
@@ -50,6 +56,11 @@ private:
         Tensor<int32_t, 3> ids;
     };
     OfQueries measure(const IndexWeights&) const;
+    SelectionRule first_forced() const { return force(o_.rule, 1, o_.rule.forced_local); }
+    /// Mean over the layer's queries and groups.
+    double mass_kept(const OfLayer&, View<const int32_t, 3> ids) const;
+    /// Of a selector, the first block forced.
+    double mass_kept(const OfLayer&, const char* selector) const;
     const OfLayer& own() const { return layers_.front(); }
 
     const FitOptions& o_;

@@ -31,7 +31,8 @@ std::vector<int64_t> sample(const std::vector<int64_t>& tokens, int64_t wanted, 
 
 /// What the numbers of a layer hang on.
 void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& data,
-                 const Split& split, const HeldOut& held_out, const PolicyCost& cost) {
+                 const Split& split, const HeldOut& held_out, const PolicyCost& cost,
+                 const IndexWeights& best) {
     const std::string group = concat("/fit/", data.info.layer);
     for (const auto& [name, value] : {std::pair{"tokens", data.problem.keys()},
                                       {"blocks", data.problem.blocks()},
@@ -44,6 +45,11 @@ void write_sizes(io::UnitWriter& to, const FitOptions& o, const TrainingLayer& d
     to.attribute(group, "split", split.text);
     to.attribute(group, "index_flops", cost.flops);
     to.attribute(group, "index_bytes", cost.bytes);
+    to.attribute(group, "head_dim", data.problem.head_dim);
+    if (data.problem.window) to.attribute(group, "window", *data.problem.window);
+    to.attribute(group, kFirstForced, held_out.first_forced_mass(best));
+    const Untrained untrained = held_out.untrained();
+    for (const UntrainedMeasure& of : kUntrained) to.attribute(group, of.name, untrained.*of.value);
 }
 
 std::string diverged(const io::ActivationsReader& file, int64_t layer, int64_t step, int64_t good,
@@ -69,7 +75,8 @@ struct Work {
         : form(index_form(run.options, run.file, layers.front())),
           members(read_members(run, layers, form, backend, threads)),
           data(members.front()->data),
-          trainer(run.options, members, run.split.train, threads, workers) {
+          trainer(run.options, members, run.split.train, threads, workers),
+          pairs(choose_pairs(run.options, data, run.split.train, form)) {
         if (fitted(form.architecture).reads_x)
             whitening.emplace(data.hidden(),
                               sample(run.split.train, kWhiteningTokens, run.options.seed), threads);
@@ -86,6 +93,7 @@ struct Work {
     /// After which the hidden states of `data` are whitened, where the architecture reads them.
     std::optional<Whitening> whitening;
     Trainer trainer;
+    std::vector<int64_t> pairs;  // of the model's RoPE, which the form has
 };
 
 constexpr int64_t kTimedSteps = 10;
@@ -161,7 +169,7 @@ void fit_layer(const FitRun& run, std::span<const int64_t> layers, const Checkpo
     const std::vector<int64_t> evaluated = sample(run.split.held_out, o.eval_queries, o.seed);
     const HeldOut held_out(o, work.members, evaluated, worker.threads);
     const IndexWeights start =
-        start_weights(o.start, work.form, work.data, run.split.train, o.seed);
+        start_weights(o.start, work.form, work.pairs, work.data, run.split.train, o.seed);
     FitState state;
     if (std::optional<FitState> saved = checkpoint.load())
         state = std::move(*saved);
@@ -172,7 +180,7 @@ void fit_layer(const FitRun& run, std::span<const int64_t> layers, const Checkpo
     take_steps(run, work, held_out, checkpoint, workers, worker.progress, progress, state);
     write_fit(to, layer, state, work.plain(state.best));
     write_sizes(to, o, work.data, run.split, held_out,
-                cost_per_query(*work.members.front()->indexer, work.data));
+                cost_per_query(*work.members.front()->indexer, work.data), state.best);
     if (layers.size() > 1)
         to.write<int64_t, 1>(concat("/fit/", layer, "/layers"),
                              {layers.data(), {std::ssize(layers)}},

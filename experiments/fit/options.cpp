@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/layer_pattern.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/programs.h"
@@ -43,8 +44,12 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                 "index heads of --architecture dsa or qsa; default: one per group, with which dsa "
                 "costs as much as msa, and qsa a quarter",
                 at_least(1));
-    table.count("index-dim", "N", o.index_dim, "didx, channels of an index head",
-                between(kMinIndexDim, kMaxIndexDim));
+    table.count(
+        "index-dim", "N", o.index_dim,
+        "didx, channels of an index head, with which its cost grows. Below the head dim of "
+        "the model, the start has a part of the RoPE pairs alone: where it or the fit keeps "
+        "less than mean keys do, the head dim is what to try first",
+        between(kMinIndexDim, kMaxIndexDim));
     add_sizes(table, o);
     table.count("every", "N", o.every,
                 "a layer gets an indexer of its own every N layers of the model, and the layers "
@@ -60,6 +65,10 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                 "channels of an index head that RoPE rotates, 0 for none; default: as in the "
                 "model's heads");
     table.real("rope-theta", "T", o.rope_theta, "of RoPE; default: the model's");
+    table.choice("rope-pairs", "WHICH", o.rope_pairs, {"energy", "every-nth"},
+                 "where an index head has fewer RoPE pairs than the model's heads: those of most "
+                 "energy, rms of the group's mean query times rms of its key, or every nth, whose "
+                 "frequencies are those of a theta, as msalab convert needs them");
 }
 
 void add_training(OptionTable& table, FitOptions& o) {
@@ -133,7 +142,7 @@ void check(const FitOptions& o) {
 OptionTable option_table(FitOptions& o) {
     OptionTable table(kAbout);
     add_files(table, o, ", with x (seerattention without, too)");
-    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.numbers("layers", "L,...", o.layers, kFullLayersHelp);
     add_index_branch(table, o);
     add_training(table, o);
     add_oracle(table, o);

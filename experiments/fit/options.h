@@ -20,6 +20,8 @@ namespace msa::experiments::fit {
 enum class SplitBy : uint8_t { position, sequence, token };
 /// The initial weights (experiments/fit/start.h).
 enum class Start : uint8_t { normal, from_qk, pca };
+/// Which of the model's RoPE pairs an index head has, where it has fewer.
+enum class WhichPairs : uint8_t { energy, every_nth };
 
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     FitOptions() { block_size = 64; }
@@ -30,6 +32,7 @@ struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     bool rms_norm = false;
     std::optional<int64_t> rotary_dim;  // default: the model's
     std::optional<double> rope_theta;   // default: the model's
+    WhichPairs rope_pairs = WhichPairs::energy;
     int64_t steps = 1500;
     std::optional<int64_t> warmup_steps;  // default: 300, at most steps
     int64_t queries_per_step = 512;

@@ -2,6 +2,7 @@
 #include "experiments/fit/rope.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -62,6 +63,11 @@ std::optional<RopeParameters> configured(const io::ActivationsReader& file,
     return parse_rope(file.info().model_config, info.head_dim);
 }
 
+bool same_frequencies(std::span<const double> some, std::span<const double> others) {
+    return std::ranges::equal(
+        some, others, [](double a, double b) { return std::fabs(a - b) <= kSameFrequency * b; });
+}
+
 }  // namespace
 
 std::optional<RopeParameters> parse_rope(const std::string& text, int64_t head_dim) {
@@ -102,6 +108,12 @@ std::vector<double> model_frequencies(const FitOptions& o, const io::Activations
     return rope_frequencies(p, longest_sequence(file.info().cu_seqlens)).inverse;
 }
 
+bool chooses_pairs(const FitOptions& o, const IndexForm& form, std::span<const double> model) {
+    const auto rotary = 2 * std::ssize(model);
+    return o.rope_pairs == WhichPairs::energy && form.rotary_dim > 0 && form.rotary_dim < rotary &&
+           (!o.rope_theta || same_frequencies(plain_frequencies(rotary, *o.rope_theta), model));
+}
+
 IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int64_t layer) {
     const io::LayerInfo& info = file.layer(layer);
     const std::vector<double> model = model_frequencies(o, file, layer);
@@ -116,10 +128,10 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     const std::optional<double> theta = o.rope_theta ? o.rope_theta : info.rope_theta;
     form.rope_theta = theta.value_or(form.rope_theta);
     const auto pairs = static_cast<size_t>(form.rotary_dim / 2);
-    if (!theta && pairs > 0) {
+    if (!theta && pairs > 0 && !chooses_pairs(o, form, model)) {
         require(model.size() >= pairs && model.size() % pairs == 0, "--rope-dim is ",
                 form.rotary_dim, ", must divide the model's rotary_dim = ", 2 * model.size(),
-                ", whose frequencies are scaled");
+                ", whose frequencies are scaled, unless --rope-pairs is energy");
         for (size_t c = 0; c < pairs; ++c)
             form.rope_frequencies.push_back(model[c * (model.size() / pairs)]);
     }

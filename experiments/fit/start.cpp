@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <complex>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "core/error.h"
@@ -15,6 +17,7 @@
 #include "core/rope.h"
 #include "experiments/driver/sample.h"
 #include "experiments/fit/architecture.h"
+#include "experiments/fit/rope.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -26,6 +29,13 @@ using Eigen::MatrixXcd;
 using Eigen::MatrixXd;
 using Eigen::VectorXd;
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+std::vector<int64_t> some_of(std::span<const int64_t> tokens, uint64_t seed) {
+    std::vector<int64_t> some;
+    for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), kMostTokens, seed))
+        some.push_back(tokens[static_cast<size_t>(n)]);
+    return some;
+}
 
 IndexWeights normal_weights(const IndexForm& form, uint64_t seed) {
     IndexWeights w(form);
@@ -56,8 +66,8 @@ struct Root {
 
 class ClosedForm {
 public:
-    ClosedForm(const IndexForm& form, const TrainingLayer& data, std::span<const int64_t> tokens,
-               bool weighted);
+    ClosedForm(const IndexForm& form, std::span<const int64_t> pairs, const TrainingLayer& data,
+               std::span<const int64_t> tokens, bool weighted);
 
     /// Overwrites the channels of `w` that the fit reaches; the others of index_q become 0.
     void fill(IndexWeights& w) const;
@@ -72,6 +82,7 @@ private:
     int64_t channels() const { return form_.index_dim; }
 
     IndexForm form_;
+    std::span<const int64_t> pairs_;               // of the model
     int64_t groups_, head_dim_, rotary_, passes_;  // of the model
     bool weighted_;
     double scale_;        // of the main logits, in those of the index
@@ -97,9 +108,29 @@ MatrixXd head_means(const TrainingLayer& data, View<const float, 3> field,
     return mean / static_cast<double>(heads);
 }
 
-ClosedForm::ClosedForm(const IndexForm& form, const TrainingLayer& data,
-                       std::span<const int64_t> tokens, bool weighted)
+/// Of each of the model's pairs, the sum over groups of the rms of the mean query times that of the
+/// key.
+VectorXd pair_energy(const TrainingLayer& data, std::span<const int64_t> tokens) {
+    const int64_t groups = data.problem.kv_heads, width = data.problem.head_dim;
+    const std::ptrdiff_t pairs = std::ssize(data.rope);
+    const auto squares = [&](View<const float, 3> field) {
+        return VectorXd(head_means(data, field, tokens, groups).colwise().squaredNorm());
+    };
+    const VectorXd q = squares(data.q), k = squares(data.k);
+    VectorXd energy = VectorXd::Zero(pairs);
+    for (int64_t r = 0; r < groups; ++r) {
+        const auto of_pairs = [&](const VectorXd& of) -> VectorXd {
+            return of.segment(r * width, pairs) + of.segment(r * width + pairs, pairs);
+        };
+        energy += of_pairs(q).cwiseProduct(of_pairs(k)).cwiseSqrt();
+    }
+    return energy;
+}
+
+ClosedForm::ClosedForm(const IndexForm& form, std::span<const int64_t> pairs,
+                       const TrainingLayer& data, std::span<const int64_t> tokens, bool weighted)
     : form_(form),
+      pairs_(pairs),
       groups_(data.problem.kv_heads),
       head_dim_(data.problem.head_dim),
       rotary_(2 * std::ssize(data.rope)),
@@ -132,7 +163,7 @@ MatrixXd ClosedForm::of_heads(const MatrixXd& values, int64_t channel) const {
 
 void ClosedForm::rotated_pair(int64_t pair, MatrixXd& to_q, MatrixXd& to_k) const {
     using namespace std::complex_literals;
-    const int64_t low = pair * (rotary_ / form_.rotary_dim), high = low + rotary_ / 2;
+    const int64_t low = pairs_[static_cast<size_t>(pair)], high = low + rotary_ / 2;
     const auto complex = [&](const MatrixXd& values) -> MatrixXcd {
         return of_heads(values, low) + 1i * of_heads(values, high);
     };
@@ -189,8 +220,8 @@ void ClosedForm::passing(MatrixXd& to_q, MatrixXd& to_k) const {
 
 /// A gate's: W_q takes the mean of the group's queries, W_k the mean of the block's keys, each to
 /// channels that carry its share of their product.
-void fill_gate(const IndexForm& form, const TrainingLayer& data, std::span<const int64_t> tokens,
-               bool weighted, IndexWeights& w) {
+void fill_gate(const IndexForm& form, std::span<const int64_t> pairs, const TrainingLayer& data,
+               std::span<const int64_t> tokens, bool weighted, IndexWeights& w) {
     const int64_t dims = data.problem.head_dim, rotary = 2 * std::ssize(data.rope);
     const int64_t channels = form.index_dim, heads = data.problem.group_size();
     const int64_t passes = dims - rotary, kept = std::min(channels - form.rotary_dim, passes);
@@ -204,7 +235,7 @@ void fill_gate(const IndexForm& form, const TrainingLayer& data, std::span<const
         for (int64_t pair = 0; pair < form.rotary_dim / 2; ++pair)
             for (int64_t half : {0, 1})
                 to_q(pair + half * form.rotary_dim / 2,
-                     pair * (rotary / form.rotary_dim) + half * rotary / 2) = 1;
+                     pairs[static_cast<size_t>(pair)] + half * rotary / 2) = 1;
         MatrixXd to_k = to_q;
         if (kept > 0) {
             const auto q = queries.middleCols(r * dims + rotary, passes),
@@ -273,12 +304,13 @@ void ClosedForm::fill(IndexWeights& w) const {
 
 }  // namespace
 
-void check_start(Start start, const IndexForm& form, const io::LayerInfo& layer,
+void check_start(const FitOptions& o, const IndexForm& form, const io::LayerInfo& layer,
                  std::span<const double> model) {
-    if (start == Start::normal) return;
+    if (o.start == Start::normal) return;
     require(form.groups % layer.kv_heads == 0 && layer.query_heads % form.groups == 0,
             "--index-heads is ", form.groups, ", must be a multiple of the ", layer.kv_heads,
             " groups that divides the ", layer.query_heads, " query heads unless --init is normal");
+    if (chooses_pairs(o, form, model)) return;
     const auto rotary = 2 * std::ssize(model);
     require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--rope-dim is ",
             form.rotary_dim, ", must divide the model's rotary_dim = ", rotary,
@@ -288,23 +320,41 @@ void check_start(Start start, const IndexForm& form, const io::LayerInfo& layer,
                                         : form.rope_frequencies;
     for (size_t c = 0; c < own.size(); ++c) {
         const double of_model = model[c * (model.size() / own.size())];
-        require(std::fabs(own[c] - of_model) <= 1e-9 * of_model, "--rope-theta is ",
+        require(std::fabs(own[c] - of_model) <= kSameFrequency * of_model, "--rope-theta is ",
                 form.rope_theta, ", which makes the frequency of pair ", c, " ", own[c],
                 ", must be the model's = ", of_model, " unless --init is normal");
     }
 }
 
-IndexWeights start_weights(Start start, const IndexForm& form, const TrainingLayer& data,
-                           std::span<const int64_t> tokens, uint64_t seed) {
+std::vector<int64_t> choose_pairs(const FitOptions& o, const TrainingLayer& data,
+                                  std::span<const int64_t> tokens, IndexForm& form) {
+    const int64_t of_model = std::ssize(data.rope), wanted = form.rotary_dim / 2;
+    std::vector<int64_t> pairs(static_cast<size_t>(wanted));
+    if (!chooses_pairs(o, form, data.rope)) {
+        for (int64_t c = 0; c < wanted; ++c) pairs[static_cast<size_t>(c)] = c * of_model / wanted;
+        return pairs;
+    }
+    const VectorXd energy = pair_energy(data, some_of(tokens, o.seed));
+    std::vector<int64_t> all(static_cast<size_t>(of_model));
+    std::iota(all.begin(), all.end(), 0);
+    std::ranges::stable_sort(all, std::greater<>(), [&](int64_t pair) { return energy(pair); });
+    std::copy_n(all.begin(), wanted, pairs.begin());
+    std::ranges::sort(pairs);
+    for (int64_t pair : pairs)
+        form.rope_frequencies.push_back(data.rope[static_cast<size_t>(pair)]);
+    return pairs;
+}
+
+IndexWeights start_weights(Start start, const IndexForm& form, std::span<const int64_t> pairs,
+                           const TrainingLayer& data, std::span<const int64_t> tokens,
+                           uint64_t seed) {
     IndexWeights w = normal_weights(form, seed);
     if (start == Start::normal) return w;
-    std::vector<int64_t> some;
-    for (int64_t n : stratified_sample(static_cast<int64_t>(tokens.size()), kMostTokens, seed))
-        some.push_back(tokens[static_cast<size_t>(n)]);
+    const std::vector<int64_t> some = some_of(tokens, seed);
     if (form.traits().own_inputs)
-        fill_gate(form, data, some, start == Start::from_qk, w);
+        fill_gate(form, pairs, data, some, start == Start::from_qk, w);
     else
-        ClosedForm(form, data, some, start == Start::from_qk).fill(w);
+        ClosedForm(form, pairs, data, some, start == Start::from_qk).fill(w);
     return w;
 }
 

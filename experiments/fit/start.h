@@ -8,6 +8,7 @@
 //          - a pair of channels that RoPE rotates at one frequency is a complex number, and what
 //            commutes with the rotation is a complex factor: the index key's pair is the first
 //            principal component of the groups' pairs of that frequency;
+//            Where the index has fewer pairs than the model, choose_pairs says which;
 //          - the channels that pass take the leading principal components of the groups' channels
 //            that pass.
 //          Components are those of the keys weighted by how large the queries are along them, and
@@ -26,7 +27,9 @@
 // of the group's keys, weighted or not. The largest and the least keys start with weight 0.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/indexer/index_branch.h"
 #include "experiments/fit/data.h"
@@ -34,12 +37,21 @@
 namespace msa::experiments::fit {
 
 /// Throws InputError if the start is impossible: from_qk and pca need the model's frequencies (its
-/// rotary_dim a multiple of the index's, with evenly spaced pairs), and index heads that divide the
-/// query heads of each group evenly.
-void check_start(Start, const IndexForm&, const io::LayerInfo&, std::span<const double> model);
+/// rotary_dim a multiple of the index's, with evenly spaced pairs, unless chooses_pairs), and index
+/// heads that divide the query heads of each group evenly.
+void check_start(const FitOptions&, const IndexForm&, const io::LayerInfo&,
+                 std::span<const double> model);
 
-/// To be called after check_start; `tokens` are those of training.
-IndexWeights start_weights(Start, const IndexForm&, const TrainingLayer& whitened,
-                           std::span<const int64_t> tokens, uint64_t seed);
+/// The model's pair of each pair of the index, ascending; evenly spaced, unless chooses_pairs. Then
+/// they are those of most energy, and the form gets their frequencies: the sum over groups of the
+/// rms of the mean query times the rms of the key, neither of which RoPE changes. `tokens` are
+/// those of training.
+std::vector<int64_t> choose_pairs(const FitOptions&, const TrainingLayer&,
+                                  std::span<const int64_t> tokens, IndexForm&);
+
+/// To be called after check_start, with what choose_pairs returns.
+IndexWeights start_weights(Start, const IndexForm&, std::span<const int64_t> pairs,
+                           const TrainingLayer& whitened, std::span<const int64_t> tokens,
+                           uint64_t seed);
 
 }  // namespace msa::experiments::fit

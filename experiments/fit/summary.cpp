@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/fit/summary.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <set>
 
 #include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
+#include "experiments/driver/learned_note.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/rows.h"
 #include "experiments/driver/run_record.h"
@@ -171,6 +174,9 @@ Rows evaluation_rows(const io::ResultsReader& results, const Evaluations& found)
         {{"steps", "steps"}, &Evaluated::step},
         {{"", "kept"}, [](Of e) { return std::string(e.is_kept() ? "*" : ""); }},
         {{"best_step"}, &Evaluated::best_step}};
+    if (std::ranges::any_of(found, [&](Of e) { return results.has(group_of(e.layer), "window"); }))
+        columns.push_back(
+            {window_column(), [&](Of e) { return window_value(results, group_of(e.layer)); }});
     for (const Measure& measure : kMeasures)
         columns.push_back({metric_column(measure.metric), measure.value});
     columns.push_back({{"split"}, [&](Of e) { return results.text(group_of(e.layer), "split"); }});
@@ -179,7 +185,57 @@ Rows evaluation_rows(const io::ResultsReader& results, const Evaluations& found)
     for (const char* name : kCosts)
         columns.push_back(
             {{name}, [&, name](Of e) { return results.number(group_of(e.layer), name); }});
+    columns.push_back(
+        {{kFirstForced}, [&](Of e) { return results.number(group_of(e.layer), kFirstForced); }});
+    for (const UntrainedMeasure& of : kUntrained)
+        columns.push_back(
+            {{of.name}, [&](Of e) { return results.number(group_of(e.layer), of.name); }});
     return {columns, found};
+}
+
+/// Starts in closed form, and what is kept, beside what nobody trains.
+ordered_json weak(const io::ResultsReader& results, const Evaluations& found) {
+    const bool closed_form =
+        recorded_options<FitOptions>(results.run().options).start != Start::normal;
+    std::vector<Learned> all;
+    for (const Evaluated& e : found) {
+        const bool is_start = e.step == 0 && closed_form && !e.is_kept();
+        if (!is_start && !e.is_kept()) continue;
+        const std::string group = group_of(e.layer);
+        Learned& of = all.emplace_back(
+            Learned{std::stoll(e.layer), is_start ? "the start" : "what is kept", e.block_recall,
+                    e.mass_kept, results.number(group, "random_recall")});
+        if (e.is_kept())
+            of.rivals = {{"window", results.number(group, "window_mass")},
+                         {"mean-key", results.number(group, "mean_key_mass")}};
+    }
+    return weak_indexers(all);
+}
+
+/// Where the first block would be worth its slot.
+void print_first_forced(const io::ResultsReader& results, const Evaluations& found,
+                        std::ostream& out) {
+    constexpr double kWorth = 0.005;
+    std::string gains;
+    for (const Evaluated& of : found) {
+        const double forced = results.number(group_of(of.layer), kFirstForced);
+        if (of.is_kept() && forced > of.mass_kept + kWorth)
+            gains += concat(gains.empty() ? "" : "; ", "layer ", of.layer, ", ",
+                            fixed_text(of.mass_kept, 3), " to ", fixed_text(forced, 3));
+    }
+    if (!gains.empty())
+        print_paragraph(
+            out, "Keeps more mass with the first block forced (--forced-first 1): " + gains + ".");
+}
+
+std::string remedy(const io::ResultsReader& results, const FitOptions& o) {
+    const int64_t head_dim = size_of(results, results.list("/fit").front(), "head_dim");
+    std::string words = "more --steps";
+    if (o.index_dim < head_dim && head_dim <= kMaxIndexDim)
+        words += concat(", --index-dim ", head_dim, " (the channels of the model's heads)");
+    if (o.rule.forced_first == 0)
+        words += ", --forced-first 1, with which window and mean-key are measured here";
+    return words;
 }
 
 }  // namespace
@@ -202,6 +258,9 @@ std::string fit_definitions(const std::string& note) {
         "output error; averages go over queries, then over groups or heads";
     for (const char* name : {"dead_heads", kCosts[0], kCosts[1]})
         definitions[name] = analysis::metric(name).definition;
+    definitions[kFirstForced] =
+        "mass that the best evaluation keeps with the first block forced (--forced-first 1)";
+    for (const UntrainedMeasure& of : kUntrained) definitions[of.name] = of.definition;
     definitions["intervals"] =
         std::string(measure::kIntervalsWords) + "; of the best evaluation, on its held-out queries";
     definitions["gain"] =
@@ -230,6 +289,7 @@ std::string fit_summary_json(const io::ResultsReader& results) {
         }
         summary["rows"].push_back(row);
     }
+    summary["weak_indexers"] = weak(results, found);
     return summary.dump(2) + "\n";
 }
 
@@ -251,6 +311,9 @@ void print_fit_table(const io::ResultsReader& results, std::ostream& out) {
         print_paragraph(out, "Made worse by further steps: " + layers_text(worse) +
                                  ". More queries to train on, fewer steps or a smaller --lr may "
                                  "help.");
+    print_first_forced(results, found, out);
+    print_weak_indexers(weak(results, found), remedy(results, options), out);
+    print_windows(results, "/fit", out);
     out << '\n';
     rows.print_definitions(out);
     print_intervals(results, out);

@@ -26,6 +26,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int64_t kWindowTokens = 1024;
+constexpr const char* kWindow = "sliding_window";
 
 const About kAbout{
     .program = kProgram,
@@ -243,12 +244,26 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
         << "\n  tokens    " << about["tokens"] << " in " << about["sequences"] << " sequence"
         << (about["sequences"] == 1 ? "" : "s")
         << (about["token_ids"] == true ? ", with token ids" : "") << "\n\n";
-    Table sizes({"layer", "Hq", "Hkv", "dh", "didx", "d_model", "stored", "q_state", "k_state",
-                 "softmax_scale"});
+    std::vector<std::string> headings{"layer",   "Hq",     "Hkv",     "dh",      "didx",
+                                      "d_model", "stored", "q_state", "k_state", "softmax_scale"},
+        keys{"layer",     "query_heads", "kv_heads", "head_dim", "index_dim",
+             "model_dim", "element",     "q_state",  "k_state",  "softmax_scale"};
+    std::vector<std::string> full;
     for (const ordered_json& layer : about["layers"])
-        sizes.add(cells(layer, {"layer", "query_heads", "kv_heads", "head_dim", "index_dim",
-                                "model_dim", "element", "q_state", "k_state", "softmax_scale"}));
+        if (!layer.contains(kWindow)) full.push_back(cell(layer["layer"]));
+    const bool windowed = full.size() < about["layers"].size();
+    if (windowed) {
+        headings.emplace_back("window");
+        keys.emplace_back(kWindow);
+    }
+    Table sizes(headings);
+    for (const ordered_json& layer : about["layers"]) sizes.add(cells(layer, keys));
     sizes.print(out, "  ");
+    if (windowed)
+        out << "  Layers with a sliding window of so many tokens stay as they are. "
+            << (full.empty() ? "There is no other."
+                             : "What can be sparse: --layers " + join(full, ","))
+            << '\n';
     for (const ordered_json& layer : about["layers"]) {
         if (layer.contains("dsa_heads"))
             out << "  layer " << layer["layer"] << " has DSA's indexer: " << layer["dsa_heads"]

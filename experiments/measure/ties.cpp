@@ -24,8 +24,7 @@ constexpr double kSays = 0.5;     // and from which a choice is said to say noth
 Tensor<double, 2> rounding_of(const ChunkView& of, const Choice& choice) {
     if (name_of_label(choice.selector) != "index") return {};
     return analysis::index_score_rounding(of.problem, host_view(of.host_index_q),
-                                          of.view().index_k.host(),
-                                          of.view().data.elements.index.values);
+                                          of.view().index_k.host());
 }
 
 std::string percent_text(const ordered_json& share) {
@@ -93,9 +92,9 @@ void print_ties(const ordered_json& ties, std::ostream& out) {
         print_paragraph(
             out,
             concat(choice,
-                   " decides queries by scores that are equal or within the rounding of its "
-                   "operands, in layer ",
-                   layers, ": another batch, order of sums or element type may choose others."));
+                   " decides queries by scores that are equal or within the rounding of their "
+                   "float sums, in layer ",
+                   layers, ": another order of sums, as in another batch, may choose others."));
 }
 
 }  // namespace msa::experiments::measure

@@ -81,7 +81,8 @@ OptionTable option_table(PrecisionOptions& o) {
                      " channels; fp4 always has scales of blocks, int8 and int4 need one)"));
     add_names(table, "rotations", o.rotations, rotation_names(),
               "rotation of the channels of each head, before they are stored");
-    table.numbers("layers", "L,...", o.layers, "layers; default: all of the file, or of --indexer");
+    table.numbers("layers", "L,...", o.layers,
+                  "layers; default: all of the file without a sliding window, or of --indexer");
     add_sizes(table, o);
     add_all_rows(table, o);
     add_queries(table, o);

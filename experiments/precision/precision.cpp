@@ -7,6 +7,7 @@
 
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -50,7 +51,7 @@ std::map<int64_t, IndexWeights> resolve(PrecisionOptions& o, std::span<const std
                                         const io::ActivationsReader& file, std::ostream& err) {
     fit::FittedBranches fitted;
     if (!o.indexer.empty()) fitted = fit::read_branches(o.indexer, file, o.layers);
-    std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
+    std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (io::LayerInfo& layer : layers) {
         if (o.indexer.empty()) break;
         layer.index_dim = fitted.weights.at(layer.layer).form().index_dim;

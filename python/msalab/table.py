@@ -51,6 +51,13 @@ class Table:
 
         return pandas.DataFrame(self.columns)
 
+    def of(self, **among) -> Table:
+        """The rows whose named columns have one of the given values."""
+        keep = np.ones(len(self), bool)
+        for name, values in among.items():
+            keep &= np.isin(self[name], values)
+        return Table(**{name: values[keep] for name, values in self.columns.items()})
+
     def to_csv(self, path):
         """Floats are written so that reading them back gives the same bits."""
         with open(path, "w", newline="", encoding="utf-8") as file:

@@ -312,3 +312,16 @@ def test_weights_of_other_shapes_and_types_are_refused(tmp_path, weight, words):
     layer.weights["w_index_k"] = weight
     with pytest.raises(CaptureError, match=f"layer 0: {words}"):
         capture(Fake(lambda *_: layer), [range(8)], tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("windowed, said", [
+    ((), None), ((1,), "layer 1: a sliding window of 64 tokens, which msalab leaves as it is; --layers 0,2 captures "
+                       "what can be sparse"),
+    ((0, 1, 2), "layers 0, 1, 2: a sliding window of 64 tokens, which msalab leaves as it is")])
+def test_layers_with_a_window_are_named(tmp_path, windowed, said):
+    def layer(tokens, number):
+        return replace(random_layer(tokens, number), sliding_window=64 if number in windowed else None)
+
+    notes = []
+    capture(Fake(layer), [[1, 2, 3]], tmp_path / "a.h5", [0, 1, 2], note=notes.append)
+    assert [note for note in notes if "window" in note] == ([said] if said else [])

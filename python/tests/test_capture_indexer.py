@@ -2,6 +2,8 @@
 """msalab capture --indexer: Index Branches beside the activations of a model that has none. Needs PyTorch,
 transformers and the compiled module."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,17 @@ def test_they_are_what_the_index_branches_make_of_the_hidden_states(folder, tmp_
 def test_others_are_refused(folder, tmp_path, capsys, fits, words, error):
     assert captured(folder, tmp_path / "a.h5", fits, *words)
     assert error in capsys.readouterr().err and not (tmp_path / "a.h5").exists()
+
+
+@pytest.mark.parametrize("thetas", [(1e4, 1e4), (1e4, None), (None, None), (1e4, 5e5)])
+def test_layers_keep_their_own_frequencies(tmp_path, thetas):
+    """msa-fit-indexer chooses RoPE pairs layer by layer: what msalab train writes of them is not said once."""
+    fits = {}
+    for number, theta in enumerate(thetas):
+        fit = fit_of(number, norm=True)
+        own = fitted.plain_frequencies(8, theta) if theta else np.asarray([1, 0.3, 0.1, 0.01]) / (1 + number)
+        fits[number] = replace(fit, frequencies=own, theta=theta)
+    (tmp_path / fitted.TRAINED).write_bytes(fitted.packed(fits, RULE, "here"))
+    read = fitted.read(tmp_path)
+    for number, fit in fits.items():
+        np.testing.assert_array_equal(read[number].frequencies, fit.frequencies)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 import json
 import math
+import re
+from pathlib import Path
 
 import make_cost
 import numpy as np
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 
 from msalab.plots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
                       mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
-                      read_bench, read_comparison, read_cost, roofline, union_blocks)
+                      read_bench, read_comparison, read_cost, read_speedups, roofline, union_blocks)
 from msalab.plots.__main__ import main
 from msalab.plots.comparison import pareto_front
 from msalab.plots.style import OTHERS, label_ends, save
@@ -43,11 +45,55 @@ def test_measured_speedups_stand_beside_the_roofline(files):
     chance = predicted_over_measured(by_chance, bench)  # beside random selections
     assert list(zip(chance["pipeline"], chance["tokens"])) == [
         ("dense", 32768), ("automatic", 32768), ("dense", 131072)]
-    figure, table = efficiency_triple(cost, bench)
+    figure, table = efficiency_triple(cost, read_speedups(files["bench"]))
     measured = table.where(quantity="prefill", source="measured")
     np.testing.assert_allclose(measured["ratio"], [5, 5])
-    np.testing.assert_array_equal(lines(figure.axes[1])["measured"][:, 1], measured["ratio"])
+    drawn = lines(figure.axes[1])["measured, structured blocks"]
+    np.testing.assert_array_equal(drawn[:, 1], measured["ratio"])
     assert not len(table.where(quantity="decode", source="measured"))
+
+
+def test_a_speed_up_is_over_the_fastest_baseline_of_its_card_and_record(files, tmp_path):
+    """Another record's baseline counts where the own one has none, and never that of another card."""
+    def record(name, device, started, measured, baselines=()):
+        (tmp_path / name).write_text(json.dumps({
+            "format": "msa-bench", "format_version": 2, "device": device, "started": started,
+            "measurements": measured, "baselines": {"measurements": [
+                {"kind": "square", "backend": by, "queries": tokens, "keys": tokens, "median_us": 1e6 * seconds}
+                for by, tokens, seconds in baselines]}}), encoding="utf-8")
+        return tmp_path / name
+
+    def layer(tokens, seconds, selection="structured"):
+        return make_cost.measurement("square", "layer", tokens, seconds, selection=selection)
+
+    dense = make_cost.measurement("square", "dense_attention", 64, 9, answered_by="cuDNN 9.19.0")
+    paths = [record("a.json", "card", "2026-01-01", [dense, layer(64, 2), layer(128, 1, "random")],
+                    [("FlashAttention 4", 64, 6), ("slow", 64, 7)]),
+             record("b.json", "card", "2026-01-02", [layer(256, 1)], [("FlashAttention 4", 128, 8)]),
+             record("c.json", "other card", "2026-01-03", [], [("slow", 64, 1), ("slow", 256, 1)])]
+    for order in (paths, paths[::-1]):
+        found = read_speedups(*order)
+        assert list(zip(found["tokens"], found["selection"], found["baseline"], found["ratio"])) == [
+            (64, "structured", "FlashAttention 4", 3), (128, "random", "FlashAttention 4", 8)]
+    cost = read_cost(files["cost"])
+    figure, table = efficiency_triple(cost, found)
+    assert figure.axes[1].get_title(loc="left") == ("prefill speed-up over the fastest dense: "
+                                                    "FlashAttention 4")
+    assert table.where(source="measured")["tokens"].tolist() == [64]
+    by_chance = {**cost, "sizes": {**cost["sizes"], "union_blocks": None}}
+    assert efficiency_triple(by_chance, found)[1].where(source="measured")["tokens"].tolist() == [128]
+
+
+def test_the_report_and_the_readme_say_one_speed_up():
+    root = Path(__file__).resolve().parents[2]
+    found = read_speedups(*(root / "data" / "bench").glob("cuda-h100*.json"))
+    rows = re.findall(r"\| a layer's prefill, (\w+) \| (\d+)([KM]) \| .* \| (.*) [\d.]+ m?s: ([\d.]+)× \|",
+                      (root / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) >= 6
+    for selection, count, unit, baseline, ratio in rows:
+        ours = found.where(phase="prefill", selection=selection,
+                           tokens=int(count) * {"K": 1 << 10, "M": 1 << 20}[unit])
+        assert (ours["baseline"].tolist(), [f"{of:.1f}" for of in ours["ratio"]]) == ([baseline], [ratio])
 
 
 def test_what_records_hold(tmp_path):
@@ -92,8 +138,9 @@ def test_of_several_records_the_last_one_started_counts(tmp_path, older, newer):
 
 
 def test_every_measured_context_has_a_tick(files):
-    bench = {"prefill/dense/8192": 2, "prefill/automatic/8192/structured": 1}
-    figure, _ = efficiency_triple(read_cost(files["cost"]), bench)
+    found = Table.from_rows(("phase", "tokens", "selection", "baseline", "ratio"),
+                            [("prefill", 8192, "structured", "cuDNN", 2.0)])
+    figure, _ = efficiency_triple(read_cost(files["cost"]), found)
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     assert labels == ["8K", "32K", "128K"]
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 import base64
+import json
 import re
 import shutil
 import warnings
 from html.parser import HTMLParser
+from pathlib import Path
 
+import h5py
 import make_cost
 import pytest
 from make_results import Case, keep_everything, make_results
@@ -127,6 +130,67 @@ def test_costs_and_comparisons_come_as_sections(full_report):
     headers = [attributes["title"] for tag, attributes in Elements(page).found if tag == "th"]
     assert GLOSSARY["predicted_over_measured"] in headers and "what index_flops means, in MFLOP" in headers
     assert "Averages over 40 queries in the prefill phase" in page
+
+
+def captures(model="tiny", tokens=384, sequences=1, name="a.h5"):
+    return [{"input": name, "model": model, "first_sequence": 0, "sequences": sequences, "first_token": 0,
+             "tokens": tokens}]
+
+
+def with_captures(path, to, of=None, windows=()):
+    shutil.copy(path, to)
+    with h5py.File(to, "r+") as file:
+        file["run"].attrs["captures"] = json.dumps(of or captures())
+        for layer, window in windows:
+            file[f"layers/{layer}"].attrs["window"] = window
+    return to
+
+
+@pytest.mark.parametrize("of, is_other", [
+    (captures(name="indexer.h5"), False), (captures(model="planted"), True), (captures(tokens=1024), True),
+    (None, False)])
+def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
+    """Of the same data under another name it does not, nor where a file does not say what it is of."""
+    results = with_captures(results_path, tmp_path / "results.h5")
+    made, given = make_cost.write_all(tmp_path), []
+    for name in ("reuse", "advise"):  # of both forms of a summary
+        summary = json.loads(Path(made[name]).read_text(encoding="utf-8"))
+        summary.get("run", summary).update({"captures": of} if of else {})
+        (tmp_path / f"{name}.json").write_text(json.dumps(summary), encoding="utf-8")
+        given += [f"--{name}", str(tmp_path / f"{name}.json")]
+    assert main([str(results), "--out", str(tmp_path / "out"), *given, "--layers", "3"]) == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    said = (f"Other data than the rest of this page: a.h5 ({of[0]['model']}, {of[0]['tokens']} tokens), "
+            "not a.h5 (tiny, 384 tokens)." if is_other else "Other data")
+    assert page.count(said) == 2 * is_other
+    if is_other:
+        section = page[page.index("Which layers may share"):]
+        assert said in section[:section.index("<figure")]
+
+
+def test_the_context_is_that_of_a_sequence(tmp_path):
+    path = tmp_path / "two.h5"
+    make_results(path, Case(lengths=(192, 192), layers=(3,), kv_heads=1, query_heads=2, stride=4))
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    words = " ".join((tmp_path / "out" / "report.html").read_text(encoding="utf-8").split())
+    assert "<dd>192<small>tokens, the longest of 2 sequences; of 384 tokens in all 96 analysed" in words
+    assert "in 1 GQA group of 2<" in words
+
+
+def test_layers_with_a_window_are_marked_and_in_no_mean(results_path, tmp_path):
+    path = with_captures(results_path, tmp_path / "windowed.h5", windows=[(3, 64)])
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    words = " ".join((tmp_path / "out" / "report.html").read_text(encoding="utf-8").split())
+    assert "Means over layer 6. The others attend to a sliding window of 64 tokens" in words
+    with Results(path) as results:
+        summary = summary_table(results)
+        assert summary["window"][summary["layer"] == 3].tolist() == [64] * 3
+        full = summary.where(layer=6)
+        kept = best_practical(full)
+        assert f"<b>{kept[0]}</b> keeps most: <b>{100 * kept[1]:.1f}&nbsp;%</b>" in words
+        oracle = float(full["oracle_mass"].mean())
+        assert f"can keep {100 * oracle:.1f}&nbsp;% of the attention" in words
+        assert set(summary.columns) <= set(definitions(results))
 
 
 def test_what_is_named_is_named_in_the_page(full_report):

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "core/indexer/projection.h"
 #include "core/io/results.h"
@@ -114,6 +115,16 @@ void interleave(View<float, 3> heads, int64_t rotary) {
         }
 }
 
+/// Of projections [heads * dh, d_model].
+void make_loud(Tensor<float, 2>& w, const Linear& spec) {
+    for (int64_t h = 0; h < w.extent(0); h += spec.head_dim)
+        for (int64_t half : {0, 1})
+            for (float& value :
+                 std::span(w.view()[h + spec.loud_pair + half * spec.rotary_dim / 2].data(),
+                           static_cast<size_t>(spec.model_dim)))
+                value *= 3;
+}
+
 }  // namespace
 
 std::string Fit::write(const std::string& name, const Linear& spec) const {
@@ -147,8 +158,8 @@ std::string Fit::write(const std::string& name, const Linear& spec) const {
             const int64_t heads = layer.heads(field);
             const auto stream = static_cast<uint64_t>(1000 * (spec.alike ? 4 : layer.layer + 1)) +
                                 static_cast<uint64_t>(field);
-            const Tensor<float, 2> w =
-                normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
+            Tensor<float, 2> w = normal<2>({heads * spec.head_dim, spec.model_dim}, stream, 0.5F);
+            if (spec.loud_pair >= 0 && field != io::Field::v) make_loud(w, spec);
             Tensor<float, 3> values = project(x, w, heads);
             if (field != io::Field::v && spec.rotary_dim > 0)
                 apply_rope(values, positions, spec.rotary_dim, 100);

@@ -23,6 +23,7 @@ struct Linear {
     uint64_t stream = 1;     // of x
     bool alike = false;      // all layers are as layer 3 is
     int64_t window_of = -1;  // layer with a sliding window of 64
+    int64_t loud_pair = -1;  // of RoPE, which has most of the energy of queries and keys
 };
 
 /// How far two right fits may differ.

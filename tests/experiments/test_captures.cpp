@@ -91,8 +91,10 @@ TEST_P(CapturesOf, AFileSplitInTwoAreTheFile) {
     EXPECT_EQ(run.inputs, digests);
     EXPECT_EQ(json::parse(run.options)["files"], json::parse(R"(["a.h5", "b.h5"])"));
     const json captures = json::parse(R"([
-        {"input": "a.h5", "first_sequence": 0, "sequences": 2, "first_token": 0, "tokens": 420},
-        {"input": "b.h5", "first_sequence": 2, "sequences": 1, "first_token": 420, "tokens": 280}])");
+        {"input": "a.h5", "model": "test", "first_sequence": 0, "sequences": 2,
+         "first_token": 0, "tokens": 420},
+        {"input": "b.h5", "model": "test", "first_sequence": 2, "sequences": 1,
+         "first_token": 420, "tokens": 280}])");
     EXPECT_EQ(json::parse(run.captures), captures);
     const json all = json::parse(file_text(path("parts/summary.json")));
     EXPECT_EQ(all.contains("run") ? all["run"]["captures"] : all["captures"], captures);

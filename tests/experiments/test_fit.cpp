@@ -38,6 +38,8 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
                                "intervals",    "gain",          "index_flops",      "index_bytes",
                                "dead_heads"};
     for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
+    for (const auto& of : experiments::fit::kUntrained) keys.insert(of.name);
+    keys.insert(experiments::fit::kFirstForced);
     int layer = 3;
     for (const json& row : summary["rows"]) {
         std::set<std::string> found;

@@ -234,7 +234,7 @@ TEST_F(FitSharedAll, RefusesLayersThatCannotShare) {
               std::string::npos);
     const std::string windows = write("windows.h5", {.layers = {3, 4}, .window_of = 4});
     EXPECT_NE(
-        refused(windows, {"--every", "2"})
+        refused(windows, {"--every", "2", "--layers", "3,4"})
             .find("layer 3 has sliding_window none, layer 4 has 64: an indexer can be shared"),
         std::string::npos);
     EXPECT_EQ(run({windows}, "alone").code, 0);

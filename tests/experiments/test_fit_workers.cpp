@@ -52,16 +52,18 @@ protected:
         parallel::run_group(count, [&](const parallel::Group& right) {
             WrongGroup workers(right, error);
             const std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = 1});
-            const IndexForm form = fit::index_form(*o, file, 3);
+            IndexForm form = fit::index_form(*o, file, 3);
             fit::Members members;
             members.push_back(std::make_unique<fit::Member>(
                 fit::read_layer(file, 3, *o, form, true), *backend, 1));
             fit::TrainingLayer& data = members.front()->data;
+            const std::vector<int64_t> pairs = fit::choose_pairs(*o, data, split.train, form);
             fit::pool(data, file, form);
             const fit::Trainer trainer(*o, members, split.train, 1, workers);
-            fit::FitState state = fit::start_state(
-                right.is_first() ? fit::start_weights(o->start, form, data, split.train, o->seed)
-                                 : IndexWeights(form));
+            fit::FitState state =
+                fit::start_state(right.is_first() ? fit::start_weights(o->start, form, pairs, data,
+                                                                       split.train, o->seed)
+                                                  : IndexWeights(form));
             trainer.broadcast_state(state);
             Fitted& mine = all[static_cast<size_t>(right.rank())];
             while (state.step < o->steps && trainer.advance(state))

@@ -45,6 +45,7 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
             f"attention in {model.model_id}; there are: {', '.join(map(str, model.layers))}")
     cu_seqlens = np.cumsum([0, *map(len, sequences)])
     progress = Progress(note, len(wanted) * int(cu_seqlens[-1]))
+    windows: dict[int, int] = {}  # of the layers that have one
     with ActivationsWriter(path, model_id=model.model_id, model_config=model.model_config,
                            producer=model.producer, cu_seqlens=cu_seqlens,
                            tokens=np.concatenate(sequences), overwrite=overwrite) as writer:
@@ -59,6 +60,8 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
                 writer.write(number, int(cu_seqlens[sequence]), layer)
                 if not sequence and not recorded:
                     note(_size_text(layer, int(cu_seqlens[-1]), len(wanted)))
+                if layer.sliding_window:
+                    windows[number] = int(layer.sliding_window)
                 recorded.add(number)
                 progress.count(len(tokens))
                 note(f"sequence {sequence + 1}/{len(sequences)}, {len(tokens)} tokens: "
@@ -69,6 +72,21 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
             require(not missing, f"sequence {sequence}: nothing came of layer "
                     f"{', '.join(map(str, missing))}")
         writer.finish()
+    if windows:
+        note(_windows_text(windows, wanted))
+
+
+def _windows_text(windows: dict[int, int], layers: list[int]) -> str:
+    """Which layers have a sliding window, so that msalab leaves them as they are, and which have none."""
+    def text(numbers) -> str:
+        return ("layer " if len(numbers) == 1 else "layers ") + ", ".join(map(str, numbers))
+
+    of = {window: [number for number in layers if windows.get(number) == window]
+          for window in sorted(set(windows.values()))}
+    full = [number for number in layers if number not in windows]
+    words = "; ".join(f"{text(numbers)}: a sliding window of {window} tokens" for window, numbers in of.items())
+    return (f"{words}, which msalab leaves as it is"
+            + (f"; --layers {','.join(map(str, full))} captures what can be sparse" if full else ""))
 
 
 def _size_text(layer: Layer, tokens: int, layers: int) -> str:

@@ -119,9 +119,11 @@ def _read_safetensors(path) -> dict[int, Fitted]:
         groups, dim, theta = form["index_n_heads"], form["index_head_dim"], form["rope_theta"]
         parts = PARTS if form["rms_norm_eps"] is not None else PARTS[:2]
         found = {}
-        frequencies = np.asarray(form.get("rope_frequencies", plain_frequencies(form["rotary_dim"],
-                                                                                theta or 1)))
         for layer in form["layers"]:
+            own = form.get("rope_frequencies")
+            own = own[str(layer)] if isinstance(own, dict) else own  # of all layers in files before
+            frequencies = (plain_frequencies(form["rotary_dim"], theta) if own is None else
+                           np.asarray(own, np.float64))
             name = {part: NAME.format(layer=layer, part=part) for part in parts}
             require(names.issuperset(name.values()), f"{path}: has no Index Branch of layer {layer}")
             width = file.get_slice(name["q_proj"]).get_shape()[1]
@@ -152,7 +154,10 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
                 "MiniMax-M3's has: msa-fit-indexer --norm rms fits them")
         require(len(branch.frequencies), f"{place}: the Index Branch has no RoPE, and MiniMax-M3's has")
         require(branch.theta is not None, f"{place}: the Index Branch has RoPE of other frequencies than "
-                "those of a theta, which MiniMax-M3's configuration cannot say one by one")
+                "those of a theta, which MiniMax-M3's configuration cannot say one by one; where the model's "
+                "are those of a theta, msa-fit-indexer --rope-pairs every-nth has such")
+        require(branch.theta == branches[wanted[0]].theta, f"{place}: theta {branch.theta}, of layer "
+                f"{wanted[0]} {branches[wanted[0]].theta}; MiniMax-M3's configuration has one for all layers")
     of = rule(path)
     require(of["forced_first"] == 0, f"{path}: was fitted with --forced-first {of['forced_first']}, and "
             "MiniMax-M3 keeps no first blocks")
@@ -161,12 +166,12 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
 
 def packed(branches: dict[int, Fitted], of: dict[str, int], place: str) -> bytes:
     """Index Branches and their rule as a file of safetensors, under the names of MiniMax-M3. What its
-    configuration cannot say stands beside: no norm, other frequencies than a theta's, forced first blocks.
-    CaptureError where layers differ in what is said once."""
+    configuration cannot say stands beside: no norm, the frequencies of each layer where not all are of one
+    theta, forced first blocks. CaptureError where layers differ in what is said once."""
     wanted, tensors = list(branches), {}
     first = branches[wanted[0]]
     for layer, branch in branches.items():
-        for what, value in (("theta", lambda one: one.theta), ("rotary dim", _rotary),
+        for what, value in (("rotary dim", _rotary),
                             ("index dim", lambda one: len(one.w_k)), ("groups", lambda one: one.groups)):
             require(value(branch) == value(first), f"{place}: layer {layer}: {what} {value(branch)}, of "
                     f"layer {wanted[0]} {value(first)}; MiniMax-M3's configuration has one for all layers")
@@ -175,13 +180,15 @@ def packed(branches: dict[int, Fitted], of: dict[str, int], place: str) -> bytes
             values += [branch.norm_q - 1, branch.norm_k - 1]
         tensors |= {NAME.format(layer=layer, part=part): np.ascontiguousarray(value)
                     for part, value in zip(PARTS, values)}
+    theta = first.theta if all(branch.theta == first.theta for branch in branches.values()) else None
     form = {"layers": wanted, "index_n_heads": first.groups, "index_head_dim": len(first.w_k),
             **{OF_M3.get(name, name): value for name, value in of.items() if value or name in OF_M3},
-            "rope_type": "default", "rope_theta": first.theta, "rotary_dim": _rotary(first),
+            "rope_type": "default", "rope_theta": theta, "rotary_dim": _rotary(first),
             "rope_layout": "halves", "rms_norm_eps": None if first.norm_q is None else EPSILON,
             "index_scale": len(first.w_k) ** -0.5}
-    if first.theta is None:
-        form["rope_frequencies"] = first.frequencies.tolist()
+    if theta is None:
+        form["rope_frequencies"] = {str(layer): branch.frequencies.tolist()
+                                    for layer, branch in branches.items()}
     return save(tensors, {METADATA: json.dumps(form)})  # one entry: several have no order, and bytes differ
 
 

@@ -7,7 +7,8 @@ from .by_layer import mass_by_layer, sink_by_layer
 from .cache import cache_curves, read_cache
 from .comparison import mass_kept_versus_budget, mass_kept_versus_cost, read_comparison
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
-                   predicted_over_measured_bars, read_bench, read_cost, roofline, union_blocks)
+                   predicted_over_measured_bars, read_bench, read_cost, read_speedups, roofline,
+                   union_blocks)
 from .entropy import entropy_per_layer
 from .evaluation import read_evaluation
 from .fit import FitResults
@@ -43,7 +44,7 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
            "predicted_over_measured",
            "predicted_over_measured_bars", "probed_curves", "queries_per_block", "read_advice", "read_bench",
            "read_cache", "read_comparison", "read_cost", "read_evaluation", "read_precision",
-           "read_records", "read_sharing", "read_torch_times", "retrieval_curves", "rival_bars",
+           "read_records", "read_sharing", "read_speedups", "read_torch_times", "retrieval_curves", "rival_bars",
            "rival_table", "rival_title", "roofline", "save", "selection_heat_map",
            "sharing_patterns", "sink_bars",
            "sink_by_layer", "summary_table", "training_curves", "training_loss", "union_blocks"]

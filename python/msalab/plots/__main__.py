@@ -2,6 +2,7 @@
 """msalab plot results.h5 --out DIR: every picture as PNG, SVG and CSV, and report.html."""
 
 import argparse
+import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,8 +37,24 @@ def layer_list(text: str) -> list[int] | str:
     return text if text == ALL else distinct_integers(text)
 
 
-def of_file(path, make, *arguments):
-    """The section that `make` makes, whose errors name the file."""
+def other_data(path, captures, of_page) -> str:
+    """That a file is of other activations than the page; empty where it is of the same, or where either
+    does not say. Files may be other ones, as msa-fit-indexer's indexer.h5 beside its input."""
+    def known(of):
+        return [(one.get("model"), one["tokens"], one["sequences"]) for one in of]
+
+    def words(of):
+        return " and ".join(f"{one['input']} ({one['model']}, {one['tokens']} tokens)" if one.get("model")
+                            else f"{one['input']} ({one['tokens']} tokens)" for one in of)
+
+    with blamed(path, "its captures are damaged"):
+        if not captures or not of_page or known(captures) == known(of_page):
+            return ""
+        return f"Other data than the rest of this page: {words(captures)}, not {words(of_page)}."
+
+
+def of_file(path, make, *arguments, note=""):
+    """The section that `make` makes, whose errors name the file; `note` is read first."""
     fault = "is damaged, its section cannot be drawn"
 
     def draw(results, layers):
@@ -46,7 +63,7 @@ def of_file(path, make, *arguments):
 
     with blamed(path, fault):
         section = make(*arguments)
-    return replace(section, draw=draw)
+    return replace(section, draw=draw, note=note)
 
 
 def read(path, reader, *arguments):
@@ -54,27 +71,26 @@ def read(path, reader, *arguments):
         return reader(*arguments or (path,))
 
 
-def more_sections(options, files: ExitStack):
+OF_SUMMARIES = (("compare", read_comparison, comparison_section), ("evaluate", read_evaluation, evaluation_section),
+                ("advise", read_advice, advice_section), ("cache", read_cache, cache_section),
+                ("reuse", read_sharing, sharing_section), ("precision", read_precision, precision_section))
+
+
+def more_sections(options, results: Results, files: ExitStack):
     """(before, after): the sections of files beside the results, as they stand on the page."""
     before, after = [], []
+    of_page = results.run_json("captures")
     if options.fit:
-        before.append(of_file(options.fit, training_section,
-                              files.enter_context(FitResults(options.fit))))
-    if options.compare:
-        after.append(of_file(options.compare, comparison_section,
-                             read(options.compare, read_comparison)))
-    if options.evaluate:
-        after.append(of_file(options.evaluate, evaluation_section,
-                             read(options.evaluate, read_evaluation)))
-    if options.advise:
-        after.append(of_file(options.advise, advice_section, read(options.advise, read_advice)))
-    if options.cache:
-        after.append(of_file(options.cache, cache_section, read(options.cache, read_cache)))
-    if options.reuse:
-        after.append(of_file(options.reuse, sharing_section, read(options.reuse, read_sharing)))
-    if options.precision:
-        after.append(of_file(options.precision, precision_section,
-                             read(options.precision, read_precision)))
+        fit = files.enter_context(FitResults(options.fit))
+        before.append(of_file(options.fit, training_section, fit,
+                              note=other_data(options.fit, fit.run_json("captures"), of_page)))
+    for name, reader, make in OF_SUMMARIES:
+        path = getattr(options, name)
+        if path:
+            drawn = read(path, reader)
+            summary = json.loads(Path(path).read_text(encoding="utf-8"))
+            captures = summary.get("run", summary).get("captures")
+            after.append(of_file(path, make, drawn, note=other_data(path, captures, of_page)))
     if options.pilot:
         after.append(of_file(options.pilot, pilot_section, read(options.pilot, read_records)))
     records = ", ".join(options.bench)
@@ -150,7 +166,7 @@ def _plot(options):
         return
     with ExitStack() as files:
         results = files.enter_context(Results(options.results))
-        before, after = more_sections(options, files)
+        before, after = more_sections(options, results, files)
         instead = []
         if options.selections:
             whole = files.enter_context(Results(options.selections))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +44,25 @@ def read_cost(path) -> dict:
     return read_json(path, "msa-cost", "msa-cost-measured")
 
 
+def _phase(measured: dict) -> str:
+    """Of a measurement of msa-bench; empty where it is of neither."""
+    if measured["kind"] == "square":
+        return "prefill"
+    if measured["kind"] == "decode" and measured["sequences"] == measured["queries"] == 1:
+        return "decode"
+    return ""
+
+
+def _in_order(records) -> list[dict]:
+    """Records by their start. The Z goes, since 10:01Z would come after 10:01.5Z. A record without
+    a time is the oldest."""
+    return sorted(records, key=lambda record: record.get("started", "").rstrip("Z"))
+
+
 def _measured_names(measured: dict) -> list[str]:
     """What a measurement of msa-bench counts towards, as names of read_bench()."""
-    if measured["kind"] == "square":
-        phase = "prefill"
-    elif measured["kind"] == "decode" and measured["sequences"] == measured["queries"] == 1:
-        phase = "decode"
-    else:
+    phase = _phase(measured)
+    if not phase:
         return []
     stage, tokens = measured["stage"], measured["keys"]
     if stage == "dense_attention":
@@ -74,9 +87,7 @@ def read_bench(*paths) -> dict[str, float]:
     several records, the one that was started last; of several index elements, the one that was
     measured first. ResultsError when no record holds any of these."""
     seconds: dict[str, float] = {}
-    records = [read_json(path, "msa-bench") for path in paths]
-    # The Z goes, since 10:01Z would come after 10:01.5Z. A record without a time is the oldest.
-    for record in sorted(records, key=lambda record: record.get("started", "").rstrip("Z")):
+    for record in _in_order(read_json(path, "msa-bench") for path in paths):
         of_record: dict[str, dict[str, float]] = {}
         for measured in record["measurements"]:
             if "skipped" in measured:
@@ -93,11 +104,16 @@ def read_bench(*paths) -> dict[str, float]:
     return seconds
 
 
+def _selection(cost: dict) -> str:
+    """The selections of a benchmark that are like those of the costs."""
+    return "random" if cost["sizes"]["union_blocks"] is None else "structured"
+
+
 def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
     """Roofline over measured milliseconds, of what read_bench() found: on random selections where
     the costs take blocks to be chosen by chance, on structured ones where they were given the union
     of a tile; without records an empty table."""
-    selection = "random" if cost["sizes"]["union_blocks"] is None else "structured"
+    selection = _selection(cost)
     rows = []
     for context in cost["contexts"]:
         for phase in PHASES:
@@ -113,12 +129,48 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
                             "predicted_over_measured"), rows)
 
 
-def _speedups(bench: dict[str, float], phase: str) -> list[tuple[int, float]]:
-    """(tokens, dense over the layer on structured selections) where both were measured."""
-    names = {int(name.split("/")[2]): name for name in bench
-             if name.startswith(f"{phase}/automatic/") and name.endswith("/structured")}
-    return [(n, bench[f"{phase}/dense/{n}"] / bench[names[n]]) for n in sorted(names)
-            if f"{phase}/dense/{n}" in bench]
+def _fastest_dense(record: dict) -> dict[tuple[str, int], tuple[float, str]]:
+    """(microseconds, name) of the fastest dense attention of a record by (phase, tokens), as
+    gpu/baselines.py has it: its own by cuDNN, and what others' kernels took beside it."""
+    found = [(m, m.get("answered_by", "")) for m in record["measurements"]
+             if m["stage"] == "dense_attention" and "median_us" in m]
+    found = [(m, "cuDNN" if by.startswith("cuDNN") else "msalab") for m, by in found]
+    found += [({"sequences": 1, **m}, m["backend"])
+              for m in record.get("baselines", {}).get("measurements", ())
+              if m["kind"] in ("square", "decode") and "median_us" in m]
+    fastest: dict[tuple[str, int], tuple[float, str]] = {}
+    for measured, name in found:
+        phase = _phase(measured)
+        if phase:
+            case = phase, measured["keys"]
+            fastest[case] = min(fastest.get(case, (np.inf, "")), (measured["median_us"], name))
+    return fastest
+
+
+def read_speedups(*paths) -> Table:
+    """How much faster a layer was than the fastest dense attention, the baseline, of the same
+    record; where that has none of a case, of another record of the same device. Of several
+    records, the one that was started last; of several index elements, the one that was measured
+    first."""
+    records = _in_order(read_json(path, "msa-bench") for path in paths)
+    fastest = [_fastest_dense(record) for record in records]
+    found = {}
+    for record, own in zip(records, fastest):
+        same_card = [of for other, of in zip(records, fastest)
+                     if other.get("device") == record.get("device")]
+        beside = ChainMap(own, *reversed(same_card))
+        of_record: dict[tuple, tuple] = {}
+        for measured in record["measurements"]:
+            phase = _phase(measured)
+            case = phase, measured.get("keys")
+            if measured["stage"] == "layer" and "median_us" in measured and case in beside:
+                baseline, name = beside[case]
+                of_record.setdefault((*case, str(measured.get("selection"))), (
+                    measured["median_us"] / 1e3, name, baseline / 1e3,
+                    baseline / measured["median_us"]))
+        found |= of_record
+    return Table.from_rows(("phase", "tokens", "selection", "layer_ms", "baseline", "baseline_ms",
+                            "ratio"), [(*case, *found[case]) for case in sorted(found)])
 
 
 def _tokens_text(tokens: float, _=None) -> str:
@@ -154,10 +206,11 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
 
 
 @style.styled
-def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
+def efficiency_triple(cost: dict, speedups: Table | None = None):
     """FLOPs of dense attention over MSA by the paper's count, and the speed-ups of prefill and
     decode against the context (fig:efficiency): dashed what the roofline allows with the kernels'
-    accounting, solid what was measured on structured selections, whose neighbours choose alike."""
+    accounting, solid what read_speedups() found, both on the same kind of selection: blocks chosen
+    by chance, or structured ones where the costs were given the union of a tile."""
     united = cost["sizes"]["union_blocks"]
     allowed_label = "roofline, " + ("blocks chosen by chance" if united is None
                                     else f"unions of {united:g} blocks")
@@ -172,11 +225,16 @@ def efficiency_triple(cost: dict, bench: dict[str, float] | None = None):
         allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
         panel.plot(tokens, allowed, color=colour, linestyle="--", label=allowed_label)
         rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
-        points = _speedups(bench or {}, phase)
-        if points:
-            panel.plot(*zip(*points), color=colour, marker="s", label="measured")
+        found = (speedups.where(phase=phase, selection=_selection(cost)) if speedups is not None
+                 else ())
+        points, over = [], "dense"
+        if len(found):
+            points = list(zip(found["tokens"].tolist(), found["ratio"].tolist()))
+            over = "the fastest dense: " + ", ".join(dict.fromkeys(found["baseline"].tolist()))
+            panel.plot(*zip(*points), color=colour, marker="s",
+                       label=f"measured, {_selection(cost)} blocks")
         rows += [(phase, "measured", *point) for point in points]
-        panel.set_title(f"{phase} speed-up over dense", loc="left")
+        panel.set_title(f"{phase} speed-up over {over}", loc="left")
         panel.legend(loc="best")
     for panel in panels:
         panel.set_ylim(0, None)

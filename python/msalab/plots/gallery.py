@@ -17,7 +17,7 @@ from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
 from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
-                   predicted_over_measured_bars, roofline, union_blocks)
+                   predicted_over_measured_bars, read_speedups, roofline, union_blocks)
 from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
@@ -55,6 +55,7 @@ class Section:
     definitions: Mapping[str, str] = field(default_factory=dict)  # of its table's columns
     is_overview: bool = False  # of all layers, whichever the page shows by themselves
     suits: Callable[[Results], bool] = lambda results: True  # where not, it is left out
+    note: str = ""  # what must be known before the pictures are looked at
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -381,17 +382,20 @@ def precision_section(precisions: Precisions) -> Section:
 def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:
     """Of a cost file from sizes, with what the benchmark records measured beside it."""
     measured = predicted_over_measured(cost, bench)
+    speedups = read_speedups(*records)
 
     def pictures(*_):
-        yield Picture("efficiency", *efficiency_triple(cost, bench))
+        yield Picture("efficiency", *efficiency_triple(cost, speedups))
         if len(measured):
             yield Picture("predicted_over_measured", *predicted_over_measured_bars(cost, bench))
         yield Picture("roofline", *roofline(cost))
 
     found = (f"Solid lines were measured ({', '.join(Path(path).name for path in records)}), "
-             "on structured selections, in which neighbouring queries share most of their blocks; "
-             "the dashed roofline takes blocks to be chosen by chance unless msa-cost was given "
-             "--union-blocks, so a measured time may beat it."
+             "each beside the fastest dense attention of the same card and record, which the title "
+             "names. They and the dashed roofline are of the same selections: blocks chosen by "
+             "chance, or where msa-cost was given --union-blocks, structured ones, in which "
+             "neighbouring queries share most of their blocks. A measured ratio may lie above that of "
+             "the roofline, where dense attention is further from its own."
              if len(measured) else "Nothing has been measured for these sizes yet.")
     bars = (("The bars and the table hold prediction against measurement: the roofline's time over "
              "the measured one, on random selections where blocks are taken to be chosen by chance "

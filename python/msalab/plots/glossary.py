@@ -21,6 +21,7 @@ GLOSSARY = {
     "k": "Selected blocks per query and group, the local block included.",
     "local block": "The block that holds the query itself; always selected.",
     "layer": "Layer of the model, numbered as in the input file.",
+    "window": "Tokens that a layer with a sliding window attends to; it stays as it is, and is in no mean.",
     "GQA group": "The query heads that share one key-value head, and here one selection.",
     "IoU": "Overlap of two selections: blocks in both over blocks in either.",
     "q_outer": "Loop order in which one query at a time walks its selected blocks.",

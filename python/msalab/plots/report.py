@@ -78,9 +78,9 @@ def write_report(results: Results, out_dir, layers=None, before: Sequence[Sectio
 
 
 def telling_layers(results: Results) -> list[int]:
-    """At most MOST_LAYERS: the first and the last one, those with the strongest sink and the least
+    """At most MOST_LAYERS of those that can be sparse: the first and the last one, those with the strongest sink and the least
     mass kept, and others evenly between."""
-    layers = list(results.layers)
+    layers = list(results.full_layers)
     if len(layers) <= MOST_LAYERS:
         return layers
     practical = [name for name in results.selectors if "oracle" not in name] or results.selectors
@@ -135,8 +135,10 @@ def _render(results: Results, layers, every, summary: Table, sections, shown) ->
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(number=number, caption=caption, zip=zip,
                                label=lambda name: name.replace("_", " "))
-    best = best_practical(summary)
-    words = definitions(results)
+    full = [layer for layer in every if layer in results.full_layers] or every
+    counted = summary.of(layer=full)
+    best = best_practical(counted)
+    words, sizes = definitions(results), results.sizes(full[0])
     for section in sections:
         for name, text in section.definitions.items():
             alike = words.get(name, text) == text
@@ -144,8 +146,9 @@ def _render(results: Results, layers, every, summary: Table, sections, shown) ->
     return environment.get_template("report.html.jinja").render(
         layers=layers, every=every, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
-        oracle_mass=float(np.mean(summary["oracle_mass"])), is_nan=math.isnan,
-        sizes=results.sizes(layers[0]),
+        oracle_mass=float(np.mean(counted["oracle_mass"])), is_nan=math.isnan,
+        full=full, windows=sorted({results.window(layer) for layer in every if layer not in full}),
+        sizes=sizes, sequences=results.sequences, context=min(sizes.tokens, sizes.blocks * sizes.block_size),
         top_k=results.top_k(results.selectors[0], layers[0]),
         queries=len(results.queries(layers[0]).token), summary=summary, shares=SHARES,
         definitions=words, run=_plain_run(results),

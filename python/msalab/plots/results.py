@@ -222,16 +222,18 @@ class ResultsFile:
         return {"argv": json.dumps(made.get("argv", [])), **texts}
 
     def run_json(self, name: str) -> dict | list:
-        """A JSON attribute of /run: argv, options, definitions or inputs; empty where absent."""
-        kind = list if name == "argv" else dict
+        """A JSON attribute of /run: argv, captures, options, definitions or inputs; empty where absent."""
+        kind = list if name in ("argv", "captures") else dict
         try:
             value = json.loads(self.run.get(name, "[]" if kind is list else "{}"))
         except (ValueError, RecursionError) as error:
             raise ResultsError(f"{self.path}: /run attribute {name} is no JSON: {error}") from error
+        inner = dict if name == "captures" else str
         if not isinstance(value, kind) or kind is list and not all(
-                isinstance(word, str) for word in value):
+                isinstance(one, inner) for one in value):
+            of = " of objects" if inner is dict else " of texts"
             raise ResultsError(f"{self.path}: /run attribute {name} must be a JSON "
-                               f"{'list of texts' if kind is list else 'object'}")
+                               f"{'list' + of if kind is list else 'object'}")
         return value
 
     @cached_property
@@ -282,6 +284,23 @@ class Results(ResultsFile):
             raise ResultsError(f"{self.path}: /layers/{layer} has sizes that contradict each "
                                f"other: {sizes}")
         return sizes
+
+    @cached_property
+    def sequences(self) -> int:
+        """Of the captures together."""
+        with blamed(self.path, "/run attribute captures is damaged"):
+            of_captures = sum(int(of["sequences"]) for of in self.run_json("captures"))
+        return of_captures or 1 + int(self.queries(self.layers[0]).sequence.max())
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that the layer attends to, where it has a sliding window."""
+        layer = f"layers/{layer}"
+        return self._attribute(layer, "window", int) if "window" in self._at(layer).attrs else None
+
+    @cached_property
+    def full_layers(self) -> list[int]:
+        """Without a sliding window: those that can be sparse; where all have one, all."""
+        return [layer for layer in self.layers if self.window(layer) is None] or self.layers
 
     # What was found
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The summary rows: one per layer and selector, as in summary.json."""
+"""The summary rows: one per layer and selector, as in summary.json. Where a layer has a sliding window, a
+column `window` has its tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ COUNTS = ("rows_counted", "rows_trivial")
 
 def summary_table(results: Results, layers=None) -> Table:
     layers = results.layers if layers is None else layers
-    names = ("layer", "selector", *AVERAGES, "sink_mass_dense", "sink_mass_sparse",
+    windowed = ("window",) * any(results.window(layer) for layer in layers)
+    names = ("layer", *windowed, "selector", *AVERAGES, "sink_mass_dense", "sink_mass_sparse",
              "entropy_dense", "entropy_sparse", *COUNTS)
 
     def value(selector, layer, name):
@@ -20,6 +22,7 @@ def summary_table(results: Results, layers=None) -> Table:
             return results.average("dense", layer, name.removesuffix("_dense"))
         return results.average(selector, layer, name)
 
-    return Table.from_rows(names, ((layer, selector, *(value(selector, layer, name)
-                                                       for name in names[2:]))
+    values = names[2 + len(windowed):]
+    return Table.from_rows(names, ((layer, *(float(results.window(layer) or "nan") for _ in windowed), selector,
+                                    *(value(selector, layer, name) for name in values))
                                    for layer in layers for selector in results.selectors))

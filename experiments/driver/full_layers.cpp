@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#include "experiments/driver/full_layers.h"
+
+#include <map>
+#include <ostream>
+
+#include "experiments/driver/estimate.h"
+#include "experiments/driver/layers.h"
+#include "experiments/driver/options.h"
+#include "experiments/driver/table.h"
+
+namespace msa::experiments {
+namespace {
+
+constexpr const char* kWindow = "window";
+
+std::optional<int64_t> window_of(const io::LayerInfo& layer) {
+    const auto at = layer.own_attention.find("sliding_window");
+    if (at == layer.own_attention.end()) return std::nullopt;
+    return static_cast<int64_t>(at->second[0]);
+}
+
+/// Layers by their window.
+using Windows = std::map<int64_t, std::vector<int64_t>>;
+
+std::string text_of(const Windows& windows) {
+    std::string text;
+    for (const auto& [window, layers] : windows)
+        text +=
+            concat(text.empty() ? "" : ", ", layers_text(layers), " attend",
+                   layers.size() == 1 ? "s" : "", " to a sliding window of ", window, " tokens");
+    return text;
+}
+
+}  // namespace
+
+std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::ActivationsReader& file,
+                                            std::ostream& err) {
+    const bool named = !o.layers.empty();
+    std::vector<io::LayerInfo> layers = pick_layers(o, file, err), windowed, full;
+    for (const io::LayerInfo& layer : layers) (window_of(layer) ? windowed : full).push_back(layer);
+    if (windowed.empty()) return layers;
+    err << "note: " << windows_text(windowed) << ", which msalab leaves as it is: ";
+    if (named || full.empty()) {
+        err << "what is measured there no model can have\n";
+        return layers;
+    }
+    std::vector<std::string> left_out;
+    for (const io::LayerInfo& layer : windowed) left_out.push_back(std::to_string(layer.layer));
+    o.layers.clear();
+    for (const io::LayerInfo& layer : full) o.layers.push_back(layer.layer);
+    err << layers_text(o.layers) << (o.layers.size() == 1 ? " is" : " are")
+        << " measured alone; --layers " << join(left_out, ",") << " measures the others\n";
+    return full;
+}
+
+std::string windows_text(const std::vector<io::LayerInfo>& layers) {
+    Windows windows;
+    for (const io::LayerInfo& layer : layers)
+        if (const auto window = window_of(layer)) windows[*window].push_back(layer.layer);
+    return text_of(windows);
+}
+
+Value window_value(const io::ResultsReader& results, const std::string& group) {
+    if (!results.has(group, kWindow)) return {};
+    return static_cast<int64_t>(results.number(group, kWindow));
+}
+
+Column window_column() { return {kWindow, kWindow}; }
+
+void print_windows(const io::ResultsReader& results, const std::string& parent, std::ostream& out) {
+    Windows windows;
+    for (const std::string& layer : results.list(parent)) {
+        const std::string group = concat(parent, "/", layer);
+        if (results.has(group, kWindow))
+            windows[static_cast<int64_t>(results.number(group, kWindow))].push_back(
+                std::stoll(layer));
+    }
+    if (windows.empty()) return;
+    std::string text = text_of(windows);
+    text.front() = 'L';
+    print_paragraph(out, concat(text,
+                                ", and msalab leaves them as they are. Selectors choose among "
+                                "all blocks, of which most have no mass there: their "
+                                "recall says nothing."));
+}
+
+}  // namespace msa::experiments

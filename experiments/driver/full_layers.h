@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// Layers with a sliding window, in programs that measure what could be sparse: msalab leaves such a
+// layer as it is.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "core/io/activations.h"
+#include "core/io/results.h"
+#include "experiments/driver/rows.h"
+#include "experiments/driver/run_options.h"
+
+namespace msa::experiments {
+
+inline constexpr const char* kFullLayersHelp =
+    "layers; default: all without a sliding window, as only these can be made sparse";
+
+/// pick_layers(), where the layers that nobody named are those without a sliding window; where all
+/// have one, all. A note on `err` names those that have one.
+std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::ActivationsReader&,
+                                            std::ostream& err);
+
+/// "layers 0, 1 attend to a sliding window of 512 tokens"; empty without any.
+std::string windows_text(const std::vector<io::LayerInfo>&);
+
+/// The window of a layer, as results have it in the attribute `window` of its group; nothing
+/// without one.
+Value window_value(const io::ResultsReader&, const std::string& group);
+/// Its column, which tables have where a layer of theirs has a window.
+Column window_column();
+/// What that means for the numbers; nothing where no layer has one.
+void print_windows(const io::ResultsReader&, const std::string& parent, std::ostream& out);
+
+}  // namespace msa::experiments
