@@ -42,6 +42,12 @@ const char* rows_of(Field field) {
     return field == Field::qsa_k ? "pieces" : "tokens";
 }
 
+std::optional<int64_t> LayerInfo::window() const {
+    const auto found = own_attention.find("sliding_window");
+    if (found == own_attention.end()) return std::nullopt;
+    return static_cast<int64_t>(found->second.front());
+}
+
 bool LayerInfo::has(Field field) const {
     switch (field) {
         case Field::x: return model_dim > 0;
@@ -116,13 +122,9 @@ Problem layer_problem(const ActivationsInfo& info, const LayerInfo& layer, int64
                                layer.index_dim, block_size);
     p.batch = PackedBatch(info.cu_seqlens, info.cu_seqlens);
     p.softmax_scale_override = layer.softmax_scale;
-    const auto own = [&](const char* name) -> std::optional<double> {
-        const auto found = layer.own_attention.find(name);
-        if (found == layer.own_attention.end()) return {};
-        return found->second.front();
-    };
-    if (const auto window = own("sliding_window")) p.window = static_cast<int64_t>(*window);
-    p.softcap = own("softcap");
+    p.window = layer.window();
+    if (const auto cap = layer.own_attention.find("softcap"); cap != layer.own_attention.end())
+        p.softcap = cap->second.front();
     return p;
 }
 

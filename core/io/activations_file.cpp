@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/indexer/qsa_kl.h"
+#include "core/io/config_heads.h"
 #include "core/io/layer_attributes.h"
 #include "core/io/layout.h"
 #include "core/number/convert.h"
@@ -77,19 +78,14 @@ void check_index_dims(int64_t value, const h5::Place& place, const char* what) {
 
 /// The model's own head counts, where its config names them, against those of a layer.
 void check_config(const nlohmann::json& config, const LayerInfo& layer, const std::string& file) {
-    const auto number = [&](std::initializer_list<const char*> names) -> int64_t {
-        for (const char* name : names)
-            if (config.is_object() && config.contains(name) && config[name].is_number_integer())
-                return config[name].get<int64_t>();
-        return 0;
-    };
-    const int64_t kv = number({"num_kv_heads", "num_key_value_heads"});
-    require(kv == 0 || kv == layer.kv_heads, file, ": /layers/", layer.layer, "/k has ",
-            layer.kv_heads, " heads, model_config names ", kv,
-            " key-value heads; K and V must not be repeated to the query heads");
-    const int64_t query = number({"num_query_heads", "num_attention_heads"});
-    require(query == 0 || query == layer.query_heads, file, ": /layers/", layer.layer, "/q has ",
-            layer.query_heads, " heads, model_config names ", query);
+    const std::optional<int64_t> kv = config_kv_heads(config, layer.layer),
+                                 query = config_query_heads(config, layer.layer);
+    require(kv.value_or(layer.kv_heads) == layer.kv_heads, file, ": /layers/", layer.layer,
+            "/k has ", layer.kv_heads, " heads, model_config names ", kv.value_or(0),
+            " key-value heads for this layer; K and V must not be repeated to the query heads");
+    require(query.value_or(layer.query_heads) == layer.query_heads, file, ": /layers/", layer.layer,
+            "/q has ", layer.query_heads, " heads, model_config names ", query.value_or(0),
+            " for this layer");
 }
 
 /// DSA's indexer, where the layer has one. `place` and `shape` are of a field.
@@ -220,6 +216,9 @@ LayerInfo read_layer(hid_t file, const std::filesystem::path& path, int64_t numb
         require(layer.model_dim >= 1, place(Field::x).text(), " has no columns");
     }
     read_attributes(group, at, layer);
+    for (Field field : kFields)
+        if (layer.has(field))
+            h5::require_written(h5::open_dataset(file, place(field)), place(field));
     return layer;
 }
 
@@ -230,6 +229,7 @@ std::vector<int64_t> read_cu_seqlens(hid_t file, const std::filesystem::path& pa
     constexpr int64_t kMostSequences = int64_t{1} << 28;
     require(shape.size() == 1 && shape[0] >= 2 && shape[0] <= kMostSequences, at.text(),
             " must be a list of at least 2 integers");
+    h5::require_written(dataset, at);
     const h5::Handle type(H5Dget_type(dataset), H5Tclose);
     require(H5Tget_class(type) == H5T_INTEGER, at.text(), " must hold integers");
     std::vector<int64_t> values(static_cast<size_t>(shape[0]));
@@ -248,6 +248,7 @@ h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
             " must have one entry per token = ", tokens);
     require(H5Tget_class(h5::Handle(H5Dget_type(dataset), H5Tclose)) == H5T_INTEGER, at.text(),
             " must hold integers");
+    h5::require_written(dataset, at);
     return dataset;
 }
 

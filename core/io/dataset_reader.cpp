@@ -131,7 +131,7 @@ Tensor<T, Rank> DatasetReader::read_rows(const std::string& name, int64_t first_
 template <typename T, int Rank>
 Tensor<T, Rank> DatasetReader::read(const std::string& name) const {
     const h5::Lock lock;
-    const h5::Handle dataset = h5::open_object(impl_->file, impl_->at(name));
+    const h5::Handle dataset = h5::open_dataset(impl_->file, impl_->at(name));
     const std::vector<int64_t> extents = h5::extents(dataset);
     return read_rows<T, Rank>(name, 0, extents.empty() ? 0 : extents[0]);
 }

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <tuple>
 
 #include "core/io/file_error.h"
@@ -14,6 +13,34 @@
 
 namespace msa::io::h5 {
 namespace {
+
+/// The innermost message of HDF5's error stack, which is emptied.
+struct Failure {
+    std::string why;
+    bool of_system = false;  // the system's own words
+};
+
+Failure take_failure() {
+    Failure failure;
+    const auto visit = [](unsigned n, const H5E_error2_t* entry, void* to) -> herr_t {
+        if (n == 0 && entry->desc != nullptr) *static_cast<std::string*>(to) = entry->desc;
+        return 0;
+    };
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, visit, &failure.why);
+    H5Eclear2(H5E_DEFAULT);
+    // A failed write says when, where and how much; the system's words are in the middle.
+    const std::string marker = "error message = '";
+    if (const size_t at = failure.why.find(marker); at != std::string::npos) {
+        const size_t begin = at + marker.size();
+        failure = {failure.why.substr(begin, failure.why.find('\'', begin) - begin), true};
+    }
+    if (failure.why.find("version number") != std::string::npos)
+        failure.why += concat("; HDF5 ", H5_VERS_MAJOR, ".", H5_VERS_MINOR, ".", H5_VERS_RELEASE,
+                              " reads the file, which a later release may have written: write it "
+                              "for older ones (h5py: libver=('earliest', 'v110'))");
+    if (failure.why.empty()) failure.why = "no reason given";
+    return failure;
+}
 
 template <typename Parts>
 [[noreturn]] void bad(const Place& place, const Parts& rule) {
@@ -111,14 +138,6 @@ std::vector<std::string> texts_of(hid_t type, size_t count, const Read& read_int
     return values;
 }
 
-void check_chunk(const Place& place, hid_t type, const std::vector<hsize_t>& chunk) {
-    constexpr double kMostBytes = std::numeric_limits<uint32_t>::max();
-    auto bytes = static_cast<double>(H5Tget_size(type));
-    for (hsize_t extent : chunk) bytes *= static_cast<double>(extent);
-    if (bytes > kMostBytes)
-        bad(place, concat("needs chunks of ", bytes, " bytes, HDF5 takes at most ", kMostBytes));
-}
-
 Handle slab_space(hid_t dataset, const Slab& slab) {
     Handle space(H5Dget_space(dataset), H5Sclose);
     H5Sselect_hyperslab(space, H5S_SELECT_SET, slab.offset.data(), nullptr, slab.count.data(),
@@ -133,6 +152,37 @@ Handle slab_memory(const Slab& slab) {
 
 bool is_empty(const Slab& slab) {
     return std::find(slab.count.begin(), slab.count.end(), hsize_t{0}) != slab.count.end();
+}
+
+/// The file that an external link named, which HDF5 was not let into; empty without one.
+thread_local std::string other_file;
+
+/// Access to links that ends at those into other files. It lives as long as the process.
+hid_t in_this_file() {
+    static const hid_t access = [] {
+        const auto refuse = [](const char*, const char*, const char* file, const char*, unsigned*,
+                               hid_t, void*) -> herr_t {
+            other_file = file;
+            return -1;
+        };
+        const hid_t made = H5Pcreate(H5P_LINK_ACCESS);
+        H5Pset_elink_cb(made, refuse, nullptr);
+        return made;
+    }();
+    other_file.clear();
+    return access;
+}
+
+/// Why the last access failed. InputError where it met a link into another file: the data would not
+/// be those of the file whose checksum is recorded. SystemError where the system failed.
+std::string require_access(const Place& place) {
+    if (!other_file.empty())
+        bad(place, "is an external link into " + other_file +
+                       ", must lie in the file itself (h5py's copy with expand_external=True)");
+    Failure failure = take_failure();
+    if (failure.of_system)
+        throw SystemError(concat("cannot reach ", place.text(), ": ", failure.why));
+    return failure.why;
 }
 
 /// Of a file that is not of HDF5.
@@ -162,21 +212,7 @@ void Handle::reset() {
     id_ = H5I_INVALID_HID;
 }
 
-std::string take_error() {
-    std::string innermost;
-    const auto visit = [](unsigned n, const H5E_error2_t* entry, void* to) -> herr_t {
-        if (n == 0 && entry->desc != nullptr) *static_cast<std::string*>(to) = entry->desc;
-        return 0;
-    };
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, visit, &innermost);
-    H5Eclear2(H5E_DEFAULT);
-    // A failed write says when, where and how much; the system's own words are in the middle.
-    const std::string marker = "error message = '";
-    if (const size_t at = innermost.find(marker); at != std::string::npos)
-        innermost = innermost.substr(at + marker.size(),
-                                     innermost.find('\'', at + marker.size()) - at - marker.size());
-    return innermost.empty() ? "no reason given" : innermost;
-}
+std::string take_error() { return take_failure().why; }
 
 Handle open_file(const std::filesystem::path& path) {
     const Lock lock;
@@ -233,7 +269,10 @@ bool exists(hid_t location, const std::string& path) {
     // H5Lexists wants every parent to be there.
     for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
         const std::string prefix = path.substr(0, end);
-        if (prefix != "/" && H5Lexists(location, prefix.c_str(), H5P_DEFAULT) <= 0) return false;
+        const htri_t there =
+            prefix == "/" ? 1 : H5Lexists(location, prefix.c_str(), in_this_file());
+        if (there < 0) require_access({name_of(location, H5Fget_name), path});
+        if (there <= 0) return false;
         if (end == std::string::npos) return true;
     }
 }
@@ -262,8 +301,8 @@ std::vector<std::string> links(hid_t group) {
 Handle open_object(hid_t file, const Place& place) {
     const Lock lock;
     if (place.object != "/" && !exists(file, place.object)) bad(place, "is missing");
-    Handle object(H5Oopen(file, place.object.c_str(), H5P_DEFAULT), H5Oclose);
-    if (!object) bad(place, "cannot be opened: " + take_error());
+    Handle object(H5Oopen(file, place.object.c_str(), in_this_file()), H5Oclose);
+    if (!object) bad(place, "cannot be opened: " + require_access(place));
     return object;
 }
 
@@ -366,42 +405,6 @@ std::vector<int64_t> extents(hid_t dataset) {
     return {sizes.begin(), sizes.end()};
 }
 
-Handle open_dataset(hid_t file, const Place& place) {
-    Handle dataset = open_object(file, place);
-    if (H5Iget_type(dataset) != H5I_DATASET) bad(place, "must be a dataset");
-    const Handle layout(H5Dget_create_plist(dataset), H5Pclose);
-    const H5D_layout_t kind = H5Pget_layout(layout);
-    if (kind == H5D_VIRTUAL || H5Pget_external_count(layout) > 0) return dataset;  // other files'
-
-    const auto declared = [&](const std::vector<int64_t>& shape) {
-        const Handle type(H5Dget_type(dataset), H5Tclose);
-        auto bytes = static_cast<double>(H5Tget_size(type));
-        for (int64_t extent : shape) bytes *= static_cast<double>(static_cast<hsize_t>(extent));
-        return bytes;
-    };
-    const std::vector<int64_t> shape = extents(dataset);
-    double largest = declared(shape);
-    if (kind == H5D_CHUNKED) {
-        std::vector<hsize_t> chunk(shape.size());
-        H5Pget_chunk(layout, static_cast<int>(chunk.size()), chunk.data());
-        if (largest > 0) largest = std::max(largest, declared({chunk.begin(), chunk.end()}));
-    }
-    constexpr double kMostOfDeflate = 1032;  // bytes that one byte of deflate can stand for
-    hsize_t of_file = 0;
-    H5Fget_filesize(Handle(H5Iget_file_id(dataset), H5Fclose), &of_file);
-    const hsize_t stored = H5Dget_storage_size(dataset);
-    const double held =
-        kind == H5D_CONTIGUOUS && stored > 0
-            ? static_cast<double>(of_file)
-            : kMostOfDeflate *
-                  static_cast<double>(stored > 0 ? std::min(stored, of_file) : of_file);
-    if (largest > held)
-        bad(place, concat("declares ", largest, " bytes, more than the ",
-                          stored > 0 ? std::min(stored, of_file) : of_file,
-                          " bytes that the file stores can hold"));
-    return dataset;
-}
-
 std::optional<Element> element(hid_t dataset, const Place& place) {
     const Handle type(H5Dget_type(dataset), H5Tclose);
     const size_t size = H5Tget_size(type);
@@ -446,28 +449,6 @@ void write(hid_t dataset, hid_t memory, const Slab& slab, const void* from, cons
     if (is_empty(slab)) return;
     const Handle into = slab_space(dataset, slab), source = slab_memory(slab);
     check_write(H5Dwrite(dataset, memory, source, into, H5P_DEFAULT, from), place);
-}
-
-Handle create_dataset(hid_t file, const Place& place, hid_t type, const std::vector<hsize_t>& shape,
-                      const Storage& storage) {
-    const Handle parents(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
-    H5Pset_create_intermediate_group(parents, 1);
-    const Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_obj_track_times(layout, false);  // the same content, the same bytes
-    check_chunk(place, type, storage.chunk);
-    if (!storage.chunk.empty() && std::ranges::count(shape, hsize_t{0}) == 0) {
-        H5Pset_chunk(layout, static_cast<int>(storage.chunk.size()), storage.chunk.data());
-        if (storage.deflated) H5Pset_shuffle(layout);
-        if (storage.deflated) H5Pset_deflate(layout, 1);
-        H5Pset_fletcher32(layout);
-    }
-    const Handle space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr),
-                       H5Sclose);
-    Handle dataset(
-        H5Dcreate2(file, place.object.c_str(), type, space, parents, layout, H5P_DEFAULT),
-        H5Dclose);
-    if (!dataset) refused(place.text());
-    return dataset;
 }
 
 void write_texts(hid_t file, const Place& place, const std::vector<std::string>& values) {

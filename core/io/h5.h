@@ -52,7 +52,8 @@ struct Place {
     std::string text() const { return file.string() + ": " + object; }
 };
 
-/// The innermost message of HDF5's error stack; empties it.
+/// The innermost message of HDF5's error stack, and what to do where it is about a version; empties
+/// it.
 std::string take_error();
 
 /// Opens for reading. InputError for a missing, empty, truncated or non-HDF5 file.
@@ -66,16 +67,21 @@ Handle create_file(const std::filesystem::path& path);
 /// disk.
 void close_durably(Handle file, const std::filesystem::path& path);
 
+/// InputError where the path leads through another file.
 bool exists(hid_t location, const std::string& path);
 /// Orders names that end in a number ("layer 10" after "layer 9") as a reader would.
 bool natural_less(const std::string& a, const std::string& b);
 /// Links directly under a group, in natural order.
 std::vector<std::string> links(hid_t group);
-/// Opens a group or dataset; InputError "is missing" with the place.
+/// Opens a group or dataset; InputError "is missing" with the place, and where a link leads into
+/// another file.
 Handle open_object(hid_t file, const Place& place);
-/// Opens a dataset. InputError if it declares more bytes, or a larger chunk, than its stored bytes
-/// could hold. So the file's real size bounds what readers allocate.
+/// Opens a dataset. InputError if its values lie in other files, if it is stored with a filter that
+/// this library lacks, or if it declares more bytes, or a larger chunk, than its stored bytes could
+/// hold. So the file's real size bounds what readers allocate.
 Handle open_dataset(hid_t file, const Place& place);
+/// InputError unless every value of the dataset was written: HDF5 reads the others as 0.
+void require_written(hid_t dataset, const Place& place);
 /// Opens a group, made with its parents where missing.
 Handle make_group(hid_t file, const Place& place);
 /// `to` names the same object as `from`.

@@ -79,6 +79,9 @@ struct LayerInfo {
     std::map<std::string, std::vector<double>> own_attention;
     Element element = Element::f16;  // storage: f16, bf16 or f32, one for the whole layer
 
+    /// Keys that a query attends to at most; nothing without a sliding window.
+    std::optional<int64_t> window() const;
+
     bool has(Field) const;
     /// Heads of a field: Hq for q, Hkv for k, v, index_q, gate_q, gate_k, learned.dsa_heads for
     /// dsa_q, learned.qsa_heads for qsa_q, 1 for the others.

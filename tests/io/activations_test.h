@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -63,9 +64,14 @@ protected:
     }
     void write() const {
         ActivationsWriter writer(path_, info_, true);
-        for (Field field : kFields)
-            if (info_.layers[0].has(field)) writer.write(3, field, 0, 0, values(field));
+        write_fields(writer);
         writer.finish();
+    }
+    /// All fields but those of `but`.
+    void write_fields(ActivationsWriter& writer, std::span<const Field> but = {}) const {
+        for (Field field : kFields)
+            if (info_.layers[0].has(field) && std::ranges::find(but, field) == but.end())
+                writer.write(3, field, 0, 0, values(field));
     }
 
     /// The refusal of a file after `change` was made to a valid one; must name the file.
@@ -100,7 +106,11 @@ protected:
     static void reshape(hid_t file, const char* object, const std::vector<hsize_t>& shape,
                         hid_t type = H5T_IEEE_F32LE) {
         drop(file, object);
-        h5::create_dataset(file, {"", object}, type, shape, {});
+        const h5::Handle made = h5::create_dataset(file, {"", object}, type, shape, {});
+        const hsize_t count =
+            std::accumulate(shape.begin(), shape.end(), hsize_t{1}, std::multiplies<>());
+        const std::vector<char> zeros(count * H5Tget_size(type), 0);
+        h5::write(made, type, {std::vector<hsize_t>(shape.size(), 0), shape}, zeros.data(), {});
     }
 
     std::filesystem::path path_;

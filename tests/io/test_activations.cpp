@@ -106,6 +106,7 @@ TEST_F(Activations, RangesHeadsAndGatherAreRowsOfTheWhole) {
 TEST_F(Activations, ManyChunksStreamThroughAnyWindow) {
     info_.cu_seqlens = {0, 2500};
     info_.layers[0].index_dim = info_.layers[0].model_dim = 0;
+    info_.layers[0].learned = {};
     const Tensor<float, 3> k = test::normal<3>({2500, 2, 16}, 3);
     ActivationsWriter writer(path_, info_, true);
     writer.write(3, Field::q, 0, 0, test::normal<3>({2500, 4, 16}, 1));
@@ -140,6 +141,7 @@ TEST_F(Activations, TokensAreOptional) {
     ActivationsWriter writer(path_, info_, true);
     std::vector<int32_t> tokens(kTokens);
     std::iota(tokens.begin(), tokens.end(), 100);
+    write_fields(writer);
     writer.write_tokens(tokens);
     writer.finish();
     EXPECT_EQ(ActivationsReader(path_).tokens(), tokens);

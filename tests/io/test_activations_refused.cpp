@@ -74,6 +74,7 @@ TEST_F(Activations, KAndVRepeatedToTheQueryHeadsAreRefused) {
     info_.layers[0].index_dim = 0;
     const auto written = [&](bool k_repeats, bool v_repeats) {
         ActivationsWriter writer(path_, info_, true);
+        write_fields(writer, std::vector{Field::k, Field::v});
         for (const auto& [field, repeats] :
              {std::pair{Field::k, k_repeats}, {Field::v, v_repeats}}) {
             Tensor<float, 3> heads = values(field);
@@ -258,7 +259,8 @@ TEST_F(Activations, WhatTheFileMustHold) {
                   for (const char* object : {"/layers/3/gate_q", "/layers/3/gate_k"})
                       drop(file, object);
               }),
-              "/layers/3/k has 4 heads, model_config names 2 key-value heads; K and V must not be "
+              "/layers/3/k has 4 heads, model_config names 2 key-value heads for this layer; K and "
+              "V must not be "
               "repeated to the query heads");
     EXPECT_EQ(refusal_after([](hid_t file) {
                   H5Lmove(file, "/layers/3", file, "/layers/three", H5P_DEFAULT, H5P_DEFAULT);

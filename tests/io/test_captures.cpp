@@ -38,10 +38,12 @@ protected:
         for (Field field : kFields)
             for (const LayerInfo& layer : info.layers) {
                 const QueryRange rows = rows_of(info_, field, range);
-                if (layer.has(field) && layer.heads(field) == info_.layers[0].heads(field) &&
-                    layer.channels(field) == info_.layers[0].channels(field) &&
-                    info.rows(layer, field) == rows.end - rows.begin)
-                    writer.write(layer.layer, field, 0, 0, whole.read(3, field, rows));
+                if (!layer.has(field)) continue;
+                const Shape<3> shape{info.rows(layer, field), layer.heads(field),
+                                     layer.channels(field)};
+                Tensor<float, 3> values = whole.read(3, field, rows);
+                if (values.shape() != shape) values = Tensor<float, 3>(shape);
+                writer.write(layer.layer, field, 0, 0, values);
             }
         std::vector<int32_t> tokens;
         for (int64_t i = range.begin; i < range.end; ++i) tokens.push_back(static_cast<int>(7 * i));
