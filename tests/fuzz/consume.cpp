@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/io/activations.h"
+#include "core/io/h5.h"
 #include "core/io/results.h"
 #include "core/utf8.h"
 
