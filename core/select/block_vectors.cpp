@@ -55,8 +55,10 @@ Tensor<float, 3> group_vectors(const SelectorLayer& layer, const Problem& p, Vie
 VectorScores::VectorScores(const SelectorLayer& layer, View<const float, 3> vectors)
     : starts_(block_starts(layer.problem)) {
     const int64_t groups = vectors.extent(0), blocks = vectors.extent(1), all = vectors.extent(2);
-    for (int64_t first = 0; first < all; first += kMaxIndexDim) {
-        Part part{first, std::min(kMaxIndexDim, all - first), {}};
+    const int64_t count = ceil_div(all, kMaxIndexDim);
+    for (int64_t n = 0; n < count; ++n) {  // of equal width: none is narrower than kMinIndexDim
+        const int64_t first = n * all / count;
+        Part part{first, (n + 1) * all / count - first, {}};
         for (int64_t r = 0; r < groups; ++r) {
             Tensor<float, 2> keys({blocks, part.width});
             for (int64_t b = 0; b < blocks; ++b)
