@@ -4,9 +4,24 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include <algorithm>
+#include <thread>
+
+#include "core/error.h"
+
 namespace msa {
 
-int threads_or_all(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
+int most_threads() {
+    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
+}
+
+int threads_or_all(int asked) {
+    if (asked > 0) return asked;
+    const int all = omp_get_max_threads();
+    require(all <= most_threads(), "OMP_NUM_THREADS is ", all, ", must be at most ", most_threads(),
+            " on this machine");
+    return all;
+}
 
 #if !defined(__clang__)
 namespace {

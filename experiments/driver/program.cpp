@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/io/file_error.h"
+#include "core/threads.h"
 #include "core/utf8.h"
 #include "experiments/driver/ranks.h"
 
@@ -70,6 +71,7 @@ int program_main(const std::string& name, Run run, int argc, char** argv) {
     const std::vector<std::string> args(argv + 1, argv + argc);
     const auto start = [](std::span<const std::string>, std::ostream&, std::ostream&) {
         Ranks::world();
+        threads_or_all(0);  // refuses an OMP_NUM_THREADS that OpenMP would end the process by
         return 0;
     };
     if (const int code = guarded(name, start, args, std::cout, std::cerr); code != 0) return code;

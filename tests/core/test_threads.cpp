@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/error.h"
 #include "core/threads.h"
 #include "tests/support/sanitized.h"
 
@@ -21,6 +22,23 @@ int loop_of_four() {
 TEST(Threads, AskedForNoneAreOpenMpsOwn) {
     EXPECT_EQ(threads_or_all(3), 3);
     EXPECT_EQ(threads_or_all(0), omp_get_max_threads());
+}
+
+/// OpenMP would end the process where the system starts no more.
+TEST(Threads, MoreThanAMachineStartsAreRefused) {
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(most_threads());
+    EXPECT_EQ(threads_or_all(0), most_threads());
+    omp_set_num_threads(most_threads() + 1);
+    std::string message;
+    try {
+        threads_or_all(0);
+    } catch (const InputError& error) {
+        message = error.what();
+    }
+    omp_set_num_threads(before);
+    EXPECT_EQ(message, concat("OMP_NUM_THREADS is ", most_threads() + 1, ", must be at most ",
+                              most_threads(), " on this machine"));
 }
 
 /// A worker of PyTorch's DataLoader does so: fork after a loop, then a loop of its own.
