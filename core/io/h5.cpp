@@ -175,11 +175,10 @@ hid_t in_this_file() {
 
 /// Why the last access failed. InputError where it met a link into another file: the data would not
 /// be those of the file whose checksum is recorded. SystemError where the system failed.
-std::string require_access(const Place& place) {
+std::string require_access(const Place& place, const Failure& failure) {
     if (!other_file.empty())
         bad(place, "is an external link into " + other_file +
                        ", must lie in the file itself (h5py's copy with expand_external=True)");
-    Failure failure = take_failure();
     if (failure.of_system)
         throw SystemError(concat("cannot reach ", place.text(), ": ", failure.why));
     return failure.why;
@@ -208,7 +207,11 @@ Handle& Handle::operator=(Handle&& other) noexcept {
 void Handle::reset() {
     if (id_ < 0) return;
     const Lock lock;
-    close_(id_);
+    // What HDF5 could not close, as on a full disk, it would close once more with the file, and
+    // crash.
+    static bool half_closed = false;
+    const bool is_file = close_ == H5Fclose;
+    if (!(is_file && half_closed) && close_(id_) < 0) half_closed |= !is_file;
     id_ = H5I_INVALID_HID;
 }
 
@@ -271,7 +274,10 @@ bool exists(hid_t location, const std::string& path) {
         const std::string prefix = path.substr(0, end);
         const htri_t there =
             prefix == "/" ? 1 : H5Lexists(location, prefix.c_str(), in_this_file());
-        if (there < 0) require_access({name_of(location, H5Fget_name), path});
+        if (there < 0) {
+            const Failure failure = take_failure();  // before the name, which HDF5 is asked for
+            require_access({name_of(location, H5Fget_name), path}, failure);
+        }
         if (there <= 0) return false;
         if (end == std::string::npos) return true;
     }
@@ -302,7 +308,7 @@ Handle open_object(hid_t file, const Place& place) {
     const Lock lock;
     if (place.object != "/" && !exists(file, place.object)) bad(place, "is missing");
     Handle object(H5Oopen(file, place.object.c_str(), in_this_file()), H5Oclose);
-    if (!object) bad(place, "cannot be opened: " + require_access(place));
+    if (!object) bad(place, "cannot be opened: " + require_access(place, take_failure()));
     return object;
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -7,6 +8,22 @@
 #include "core/io/results.h"
 
 namespace msa::io {
+namespace {
+
+/// Whether `captures` is what record_captures() of experiments/driver writes.
+bool is_list_of_captures(const nlohmann::json& captures) {
+    const auto has = [](const nlohmann::json& of, const char* name) {
+        return of.contains(name) && of[name].is_number_integer();
+    };
+    return captures.is_array() && std::ranges::all_of(captures, [&](const nlohmann::json& of) {
+               return of.is_object() && of.contains("input") && of["input"].is_string() &&
+                      has(of, "first_sequence") && has(of, "sequences") && has(of, "first_token") &&
+                      has(of, "tokens") &&
+                      (!of.contains("model_layers") || has(of, "model_layers"));
+           });
+}
+
+}  // namespace
 
 /// What the file says of its run.
 struct ResultsReader::About {
@@ -42,6 +59,10 @@ struct ResultsReader::About {
         r.options = json("options");
         r.definitions = json("definitions");
         if (h5::has_attribute(about, "captures")) r.captures = json("captures");
+        require(r.captures.empty() || is_list_of_captures(nlohmann::json::parse(r.captures)),
+                of.at("/run").text(), " attribute captures is ", r.captures,
+                ", must be a list of captures with input, first_sequence, sequences, first_token "
+                "and tokens");
         r.commit = words("commit");
         r.compiler = words("compiler");
         for (const auto& [name, value] :

@@ -55,6 +55,19 @@ TEST_F(CompareOptions, BudgetsOfAsManyBlocksAreOneChoice) {
     }
 }
 
+/// Wherever the disk is full, the message says so: no object is said to be missing.
+TEST_F(CompareOptions, AFullDiskIsSaidToBe) {
+    for (const int kibibytes : {5, 60, 150, 199}) {
+        std::string line = concat("ulimit -f ", 2 * kibibytes,  // in blocks of 512 bytes
+                                  "; ASAN_OPTIONS=detect_leaks=0 ", MSA_BIN_DIR, "/msa-compare");
+        for (const std::string& word : args("full", {"--overwrite"})) line += " '" + word + "'";
+        const int status = std::system((line + " >/dev/null 2> " + path("err.txt")).c_str());
+        const std::string said = file_text(path("err.txt"));
+        EXPECT_EQ(WEXITSTATUS(status), 2) << said;
+        EXPECT_NE(said.find("File too large"), std::string::npos) << kibibytes << said;
+    }
+}
+
 TEST_F(CompareOptions, RopeIsAskedForWhereTheFileDoesNotSayIt) {
     const Outcome silent = kCompare(args("out", {"--selectors", "expected-attention"}));
     EXPECT_EQ(silent.code, 2);

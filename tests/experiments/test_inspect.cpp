@@ -233,6 +233,30 @@ TEST_F(Inspect, TextsOfTheRunAreJson) {
     EXPECT_EQ(kInspect({file}).code, 0);
 }
 
+TEST_F(Inspect, CapturesOfTheRunAreAList) {
+    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
+                        "--backend", "reference", "--selectors", "oracle"})
+                  .code,
+              0);
+    const std::string file = path("out/results.h5");
+    for (const std::string odd : {R"({"a":1})", R"("x")", "[1]", R"([{"input":"a.h5"}])"}) {
+        {
+            const io::h5::Handle h5(H5Fopen(file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+            io::h5::set_attribute(io::h5::open_object(h5, {file, "/run"}), "captures", odd);
+        }
+        for (const Program& program : {kInspect, kCache}) {
+            std::vector<std::string> args{file};
+            if (program.name == kCache.name) args.insert(args.end(), {"--out", path("c")});
+            const Outcome refused = program(args);
+            EXPECT_EQ(refused.code, 2) << program.name << odd;
+            EXPECT_NE(refused.err.find("/run attribute captures is " + odd +
+                                       ", must be a list of captures"),
+                      std::string::npos)
+                << refused.err;
+        }
+    }
+}
+
 TEST_F(Inspect, ADamagedFileOfResultsIsRefused) {
     ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
                         "--backend", "reference", "--selectors", "oracle"})
