@@ -57,8 +57,9 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     return layer;
 }
 
-/// Of some layers together: mean over layers, and the cost of the `share` of them.
-Kept together(const std::vector<const Kept*>& layers, double share) {
+/// Of some layers together: mean over layers, and the cost of the layers of the model that they
+/// stand for, beside those with a window.
+Kept together(const std::vector<const Kept*>& layers, const Advice& advice) {
     Kept all;
     static_cast<measure::Kept&>(all) = measure::mean_of({layers.begin(), layers.end()});
     all.order = layers.front()->order;
@@ -66,7 +67,7 @@ Kept together(const std::vector<const Kept*>& layers, double share) {
         all.cost = all.cost + layer->cost;
         if (layer->order != all.order) all.order.clear();
     }
-    all.cost = all.cost * share;
+    all.cost = all.cost * advice.share() + cost_of(advice.windowed);
     if (layers.size() == 1) all.union_blocks = layers.front()->union_blocks;
     return all;
 }
@@ -92,7 +93,7 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
             dense = dense + layer.dense;
     }
     if (kept.empty()) return choice;
-    choice.kept = together(kept, advice.share());
+    choice.kept = together(kept, advice);
     choice.kept.cost = choice.kept.cost + dense * advice.share();
     const size_t draws = choice.kept.draws[0].size();
     int64_t good = 0;
@@ -184,13 +185,14 @@ Advice make_advice(const io::ResultsReader& results) {
         advice.layers.push_back(read_layer(results, name, advice));
         advice.dense = advice.dense + advice.layers.back().dense;
     }
-    advice.dense = advice.dense * advice.share();
+    advice.windowed = read_windowed(results);
+    advice.dense = advice.dense * advice.share() + cost_of(advice.windowed);
     std::vector<size_t> candidates(advice.settings.size());
     std::iota(candidates.begin(), candidates.end(), size_t{0});
     for (size_t s : candidates) {
         std::vector<const Kept*> of;
         for (const LayerAdvice& layer : advice.layers) of.push_back(&layer.kept[s]);
-        advice.all.push_back(together(of, advice.share()));
+        advice.all.push_back(together(of, advice));
     }
     const auto bound = [&](size_t s) { return is_bound(advice.settings[s]); };
     if (!std::all_of(candidates.begin(), candidates.end(), bound)) std::erase_if(candidates, bound);

@@ -12,6 +12,7 @@
 #include "core/io/results.h"
 #include "experiments/advise/options.h"
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/windowed.h"
 #include "experiments/measure/drawn.h"
 
 namespace msa::experiments::advise {
@@ -53,8 +54,9 @@ struct Advice {
     std::vector<LayerAdvice> layers;
     /// Layers of the model for each of these.
     double share() const { return layers_share(asked, std::ssize(layers)); }
-    Cost dense;                 // of all layers of the model
-    std::vector<Kept> all;      // [settings] of all layers together, all of them sparse
+    std::vector<WindowedLayer> windowed;  // part of every cost of all layers
+    Cost dense;                           // of all layers of the model
+    std::vector<Kept> all;                // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;
     Choice nearest;                        // if nothing is recommended
@@ -73,8 +75,8 @@ Advice make_advice(const io::ResultsReader&);
 std::string advise_definitions();
 
 /// summary.json: {"format", "program", "options", "definitions", "target", "sampling",
-/// "recommended", "nearest", "why_none", "dense", "bound", "front": [...], "layers": [...],
-/// "settings": [...]}. An estimate is {"value", "low", "high"}.
+/// "recommended", "nearest", "why_none", "dense", "windowed", "bound", "front": [...], "layers":
+/// [...], "settings": [...]}. An estimate is {"value", "low", "high"}.
 std::string advise_summary(const Advice&, const io::RunRecord&);
 
 /// The page: the setting with its intervals, the Pareto front, the layers.

@@ -6,8 +6,7 @@
 #include "experiments/advise/advice.h"
 #include "experiments/advise/layer.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/layers.h"
-#include "experiments/driver/run.h"
+#include "experiments/driver/windowed.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -29,9 +28,10 @@ std::string lack_of(const AdviseOptions& o, const io::ActivationsReader& file,
 }
 
 /// Fills in what depends on the file, and checks the options against it.
-void resolve(AdviseOptions& o, const io::ActivationsReader& file, std::ostream& err) {
-    pick_layers(o, file, err);
-    resolve_pricing(o, file.info(), std::ssize(o.layers));
+void resolve(AdviseOptions& o, const io::ActivationsReader& file,
+             std::vector<WindowedLayer>& windowed, std::ostream& err) {
+    pick_without_window(o, file, windowed, err);
+    resolve_pricing(o, file.info(), o.layers, windowed);
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = kDefaultSelectors;
     std::erase_if(o.selectors, [&](const std::string& name) {
@@ -77,7 +77,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     AdviseOptions& o = *parsed;
     const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
-    resolve(o, file, err);
+    std::vector<WindowedLayer> windowed;
+    resolve(o, file, windowed, err);
     const Grid grid = grid_for(o, file, err);
     for (int64_t number : o.layers)  // throws where there are too few
         choose_tiles(o, file.info(), file.layer(number), grid.largest());
@@ -86,12 +87,12 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
     job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
-    return job.run(
-        layer_units(file, o.layers,
-                    [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-                        advise_layer(o, file, layer, grid.settings, on, worker, to);
-                    }),
-        o, *backend, complete, out);
+    std::vector<Unit> units = layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+            advise_layer(o, file, layer, grid.settings, on, worker, to);
+        });
+    std::ranges::move(windowed_units(file, windowed, o, on), std::back_inserter(units));
+    return job.run(std::move(units), o, *backend, complete, out);
 }
 
 std::string complete(const Completed& run) {

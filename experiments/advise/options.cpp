@@ -45,7 +45,9 @@ OptionTable option_table(AdviseOptions& o) {
                 "target: the most mass with at most this many tokens attended to by a query",
                 at_least(1));
     add_pricing(table, o, "; mass and error are those of FILE");
-    table.numbers("layers", "L,...", o.layers, "layers; default: all");
+    table.numbers(
+        "layers", "L,...", o.layers,
+        "layers, of which those with a sliding window keep it at its own cost; default: all");
     table.names(
         "selectors", "NAME,...", o.selectors,
         [](const std::string& name) { return pointwise_selector("selectors", name); },

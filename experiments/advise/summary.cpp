@@ -157,7 +157,7 @@ void print_layers(const Advice& advice, std::ostream& out) {
         const size_t s = *layer.recommended;
         lines.push_back({advice.settings[s], layer.kept[s], layer.dense, layer.layer});
     }
-    all = all * advice.share();
+    all = all * advice.share() + cost_of(advice.windowed);
     out << '\n';
     if (!lines.empty()) {
         out << "Each layer's own " << (advice.asked.budget ? "best" : "cheapest")
@@ -191,7 +191,7 @@ std::string advise_definitions() {
         "roofline of the layers together at the context, each for its share of the layers of the "
         "model, or of one layer, bf16: selection and attention in the fastest loop order; the "
         "union of a tile is the measured one where the queries of a "
-        "block are neighbours";
+        "block are neighbours; layers with a sliding window keep it, at their own cost";
     definitions["low, high"] = measure::kIntervalsWords;
     definitions["recommended"] =
         "under keep and error, the lowest cost of all layers; a layer is sparse where the far end "
@@ -229,6 +229,7 @@ std::string advise_summary(const Advice& advice, const io::RunRecord& run) {
                              {"why_none", nullptr},
                              {"bound", nullptr},
                              {"dense", cost_json(advice.dense)},
+                             {"windowed", windowed_table(advice.windowed).json()["rows"]},
                              {"front", front},
                              {"layers", layers},
                              {"settings", settings}});
@@ -288,6 +289,7 @@ void print_advice(const Advice& advice, const io::RunRecord& run, std::ostream& 
                         "The context is longer than what was captured: costs are of the "
                         "context, mass and error of the capture. At the same k a longer "
                         "context keeps less.");
+    if (!advice.windowed.empty()) print_paragraph(out, windowed_note(advice.windowed));
     print_paragraph(out, concat("Operands of FILE in ", run.element, "; costs are of bf16."));
     print_dropped_sinks(advice.dropped_sinks, out);
     print_captures(run, out);

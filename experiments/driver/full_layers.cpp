@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/full_layers.h"
 
-#include <map>
 #include <ostream>
 
 #include "experiments/driver/estimate.h"
@@ -14,22 +13,10 @@ namespace {
 
 constexpr const char* kWindow = "window";
 
-std::optional<int64_t> window_of(const io::LayerInfo& layer) {
-    const auto at = layer.own_attention.find("sliding_window");
-    if (at == layer.own_attention.end()) return std::nullopt;
-    return static_cast<int64_t>(at->second[0]);
-}
-
-/// Layers by their window.
-using Windows = std::map<int64_t, std::vector<int64_t>>;
-
-std::string text_of(const Windows& windows) {
-    std::string text;
-    for (const auto& [window, layers] : windows)
-        text +=
-            concat(text.empty() ? "" : ", ", layers_text(layers), " attend",
-                   layers.size() == 1 ? "s" : "", " to a sliding window of ", window, " tokens");
-    return text;
+Windows windows_of(const std::vector<io::LayerInfo>& layers) {
+    Windows windows;
+    for (const io::LayerInfo& layer : layers) windows[*layer.window()].push_back(layer.layer);
+    return windows;
 }
 
 }  // namespace
@@ -38,9 +25,9 @@ std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::Activations
                                             std::ostream& err) {
     const bool named = !o.layers.empty();
     std::vector<io::LayerInfo> layers = pick_layers(o, file, err), windowed, full;
-    for (const io::LayerInfo& layer : layers) (window_of(layer) ? windowed : full).push_back(layer);
+    for (const io::LayerInfo& layer : layers) (layer.window() ? windowed : full).push_back(layer);
     if (windowed.empty()) return layers;
-    err << "note: " << windows_text(windowed) << ", which msalab leaves as it is: ";
+    err << "note: " << windows_text(windows_of(windowed)) << ", which msalab leaves as it is: ";
     if (named || full.empty()) {
         err << "what is measured there no model can have\n";
         return layers;
@@ -54,11 +41,13 @@ std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::Activations
     return full;
 }
 
-std::string windows_text(const std::vector<io::LayerInfo>& layers) {
-    Windows windows;
-    for (const io::LayerInfo& layer : layers)
-        if (const auto window = window_of(layer)) windows[*window].push_back(layer.layer);
-    return text_of(windows);
+std::string windows_text(const Windows& windows) {
+    std::string text;
+    for (const auto& [window, layers] : windows)
+        text +=
+            concat(text.empty() ? "" : ", ", layers_text(layers), " attend",
+                   layers.size() == 1 ? "s" : "", " to a sliding window of ", window, " tokens");
+    return text;
 }
 
 Value window_value(const io::ResultsReader& results, const std::string& group) {
@@ -77,7 +66,7 @@ void print_windows(const io::ResultsReader& results, const std::string& parent, 
                 std::stoll(layer));
     }
     if (windows.empty()) return;
-    std::string text = text_of(windows);
+    std::string text = windows_text(windows);
     text.front() = 'L';
     print_paragraph(out, concat(text,
                                 ", and msalab leaves them as they are. Selectors choose among "

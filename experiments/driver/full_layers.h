@@ -4,6 +4,7 @@
 #pragma once
 
 #include <iosfwd>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,10 @@ inline constexpr const char* kFullLayersHelp =
 std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::ActivationsReader&,
                                             std::ostream& err);
 
+/// Layers by their window.
+using Windows = std::map<int64_t, std::vector<int64_t>>;
 /// "layers 0, 1 attend to a sliding window of 512 tokens"; empty without any.
-std::string windows_text(const std::vector<io::LayerInfo>&);
+std::string windows_text(const Windows&);
 
 /// The window of a layer, as results have it in the attribute `window` of its group; nothing
 /// without one.

@@ -30,7 +30,8 @@ std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReade
     return layers;
 }
 
-std::optional<int64_t> model_layers(const io::ActivationsInfo& info) {
+std::optional<int64_t> model_layers(const io::ActivationsInfo& info,
+                                    std::span<const int64_t> layers) {
     using nlohmann::json;
     json config = json::parse(info.model_config, nullptr, false);
     if (config.is_object() && config.contains("text_config")) config = config["text_config"];
@@ -40,11 +41,10 @@ std::optional<int64_t> model_layers(const io::ActivationsInfo& info) {
         if (count == config.end() || !count->is_number_integer() || *count < 1) continue;
         const auto kinds = config.find("layer_types");
         if (kinds == config.end() || !kinds->is_array()) return count->get<int64_t>();
-        std::set<json> captured;
-        for (const io::LayerInfo& layer : info.layers)
-            if (layer.layer < std::ssize(*kinds))
-                captured.insert((*kinds)[static_cast<size_t>(layer.layer)]);
-        return std::ranges::count_if(*kinds, [&](const json& k) { return captured.contains(k); });
+        std::set<json> those;
+        for (const int64_t layer : layers)
+            if (layer < std::ssize(*kinds)) those.insert((*kinds)[static_cast<size_t>(layer)]);
+        return std::ranges::count_if(*kinds, [&](const json& k) { return those.contains(k); });
     }
     return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,9 @@ namespace msa::experiments {
 std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReader&,
                                        std::ostream& err);
 
-/// Layers of the model that are of the kinds of those captured, as model_config says; nothing where
-/// it does not.
-std::optional<int64_t> model_layers(const io::ActivationsInfo&);
+/// Layers of the model that are of the kinds of `layers`, as model_config says; nothing where it
+/// does not.
+std::optional<int64_t> model_layers(const io::ActivationsInfo&, std::span<const int64_t> layers);
 /// --model-layers: for how many the layers measured stand.
 void add_model_layers(OptionTable&, std::optional<int64_t>&);
 

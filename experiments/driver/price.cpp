@@ -91,9 +91,10 @@ std::string pricing_text(const PricingOptions& o, int64_t measured, int64_t long
                   o.hardware, " (", kCeilings[static_cast<size_t>(o.ceilings)], " rates), ", of);
 }
 
-void resolve_pricing(PricingOptions& o, const io::ActivationsInfo& captured, int64_t measured) {
+void resolve_pricing(PricingOptions& o, const io::ActivationsInfo& captured, int64_t measured,
+                     int64_t all) {
     if (!o.context) o.context = longest_sequence(captured.cu_seqlens);
-    if (!o.model_layers) o.model_layers = std::max(model_layers(captured).value_or(0), measured);
+    if (!o.model_layers) o.model_layers = std::max(all, measured);
     require(*o.model_layers >= measured, "--model-layers is ", *o.model_layers,
             ", must be at least the ", measured, " layers measured");
 }
@@ -126,7 +127,8 @@ analysis::LayerSizes Pricer::sizes(int64_t block_size, int64_t top_k) const {
 }
 
 Price Pricer::dense() const {
-    const analysis::LayerSizes s = sizes(1, 1);
+    analysis::LayerSizes s = sizes(1, 1);
+    s.window = layer_.window();
     return price_of((decode_ ? decode_pipelines(s) : prefill_pipelines(s)).front(), 0, on_);
 }
 

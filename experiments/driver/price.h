@@ -43,9 +43,9 @@ struct TargetOptions {
 /// "prefill of 8K tokens on h100 (peak rates), 4 layers for the 30 of the model", for costs of so
 /// many layers; where the context is longer than any sequence captured, it says so.
 std::string pricing_text(const PricingOptions&, int64_t measured_layers, int64_t longest_sequence);
-/// What was not given: the context is the longest sequence captured, and the layers are those of
-/// the model, as it says, or the `measured` ones. InputError where there are more of these.
-void resolve_pricing(PricingOptions&, const io::ActivationsInfo&, int64_t measured);
+/// What was not given: the context is the longest sequence captured, and the layers are the `all`
+/// of the model, or the `measured` ones. InputError where there are more of these.
+void resolve_pricing(PricingOptions&, const io::ActivationsInfo&, int64_t measured, int64_t all);
 /// Layers of the model for each one measured.
 double layers_share(const PricingOptions&, int64_t measured);
 /// --context, --model-layers, --phase, --hardware, --ceilings. `beside`: what is not of the
@@ -75,6 +75,7 @@ struct Price {
 class Pricer {
 public:
     Pricer(const io::LayerInfo&, int64_t context, bool decode, const analysis::Hardware&);
+    /// Over the layer's sliding window, if it has one.
     Price dense() const;
     /// `union_blocks`: mean number of blocks that the queries of a tile select together; absent: as
     /// if chosen at random.

@@ -108,6 +108,8 @@ void record_captures(const io::ActivationsReader& data, io::RunRecord& record) {
     std::vector<std::filesystem::path> paths;
     for (const io::Capture& capture : data.captures()) paths.push_back(capture.path);
     const std::vector<std::string> names = names_of(paths);
+    std::vector<int64_t> captured;
+    for (const io::LayerInfo& layer : data.info().layers) captured.push_back(layer.layer);
     ordered_json all = ordered_json::array();
     for (size_t n = 0; n < names.size(); ++n) {
         const io::Capture& of = data.captures()[n];
@@ -117,7 +119,8 @@ void record_captures(const io::ActivationsReader& data, io::RunRecord& record) {
                        {"sequences", of.sequences},
                        {"first_token", of.first_token},
                        {"tokens", of.tokens}});
-        if (const auto layers = model_layers(data.info())) all.back()["model_layers"] = *layers;
+        if (const auto layers = model_layers(data.info(), captured))
+            all.back()["model_layers"] = *layers;
     }
     record.captures = all.dump();
 }

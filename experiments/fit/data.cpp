@@ -51,8 +51,7 @@ void check_layers(const io::ActivationsReader& file, std::span<const int64_t> la
             own.layer,
             " has no x, the input of the projections, which an Index Branch is fitted to");
     const auto window = [](const io::LayerInfo& of) {
-        const auto at = of.own_attention.find("sliding_window");
-        return at == of.own_attention.end() ? std::string("none") : number_text(at->second[0], 9);
+        return of.window() ? std::to_string(*of.window()) : std::string("none");
     };
     for (int64_t number : layers) {
         const io::LayerInfo& layer = file.layer(number);

@@ -42,7 +42,8 @@ OptionTable option_table(ReuseOptions& o) {
                "a pattern to report: layers A to B share the ids of A; layers in no group compute "
                "their own");
     table.numbers("layers", "L,...", o.layers,
-                  "layers; default: all of the file, which must be consecutive");
+                  "layers, of which those with a sliding window keep it at its own cost; default: "
+                  "all of the file, which must be consecutive");
     table.text("selector", "NAME", o.selector,
                "whose ids are shared: one of " + join(list_pointwise_selectors()) +
                    options_help(list_pointwise_selectors()));

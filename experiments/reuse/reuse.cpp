@@ -4,8 +4,7 @@
 #include "core/select/selector.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/estimate.h"
-#include "experiments/driver/layers.h"
-#include "experiments/driver/run.h"
+#include "experiments/driver/windowed.h"
 #include "experiments/programs.h"
 #include "experiments/reuse/layer.h"
 #include "experiments/reuse/sharing.h"
@@ -27,11 +26,11 @@ void require_alike(const std::string& file, const io::LayerInfo& a, const io::La
 
 /// Fills in what depends on the file, and checks the options against it.
 void resolve(ReuseOptions& o, std::span<const std::string> args, const io::ActivationsReader& file,
-             std::ostream& err) {
+             std::vector<WindowedLayer>& windowed, std::ostream& err) {
     const std::string& name = file.name();
     const bool all = o.layers.empty();
-    const std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
-    const std::string missing = missing_layers(o.layers);
+    const std::vector<io::LayerInfo> layers = pick_without_window(o, file, windowed, err);
+    const std::string missing = missing_layers(all_layers(o.layers, windowed));
     require(!all || missing.empty(), name, ": has layers ", list_text(o.layers), " and not ",
             missing,
             " between them, which would share ids, too; --layers with the numbers of "
@@ -46,7 +45,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
                 ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
     }
-    resolve_pricing(o, file.info(), std::ssize(o.layers));
+    resolve_pricing(o, file.info(), o.layers, windowed);
     require(o.block_size * o.rule.top_k <= *o.context, "--context is ", *o.context,
             ", must be at least the ", o.block_size * o.rule.top_k, " tokens of k blocks");
     grouped(o.layers, o.groups);
@@ -77,7 +76,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     ReuseOptions& o = *parsed;
     const analysis::Hardware on = read_hardware(o);
     const io::ActivationsReader file(o.files);
-    resolve(o, args, file, err);
+    std::vector<WindowedLayer> windowed;
+    resolve(o, args, file, windowed, err);
     const measure::LayerQueries queries = common_queries(o, file);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_first_backend(o);
@@ -86,12 +86,12 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                 err);
     job.describe(option_table(o), report::definitions(tables()), *backend, file, o.element);
     OwnIds own(o, file, queries);
-    return job.run(
-        layer_units(file, o.layers,
-                    [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
-                        reuse_layer(o, file, layer, queries, own, on, worker, to);
-                    }),
-        o, *backend, complete, out);
+    std::vector<Unit> units = layer_units(
+        file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
+            reuse_layer(o, file, layer, queries, own, on, worker, to);
+        });
+    std::ranges::move(windowed_units(file, windowed, o, on), std::back_inserter(units));
+    return job.run(std::move(units), o, *backend, complete, out);
 }
 
 std::string complete(const Completed& run) {

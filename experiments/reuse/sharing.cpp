@@ -59,6 +59,7 @@ void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
     shared.role = role;
     shared.name = name;
     shared.pattern = pattern;
+    shared.cost = cost_of(findings.windowed);
     const std::vector<size_t> from = sources(pattern);
     std::vector<const Kept*> kept;
     shared.each = true;
@@ -171,7 +172,9 @@ Findings make_findings(const io::ResultsReader& results) {
         findings.longest_sequence =
             static_cast<int64_t>(results.number("/layers/" + name, "longest_sequence"));
     }
-    findings.missing = missing_layers(findings.layers);
+    findings.windowed = read_windowed(results);
+    findings.dense = findings.dense + cost_of(findings.windowed);
+    findings.missing = missing_layers(all_layers(findings.layers, findings.windowed));
     findings.distances = by_distance(findings);
     find_patterns(costs, findings);
     return findings;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/io/results.h"
+#include "experiments/driver/windowed.h"
 #include "experiments/measure/drawn.h"
 #include "experiments/measure/sinks.h"
 #include "experiments/reuse/options.h"
@@ -70,9 +71,10 @@ struct Findings {
     double floor_mass = 0, floor_error = 0,
            oracle_mass = 0;  // means: of random blocks, of the oracle
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    std::vector<measure::Sink> sinks;  // with own ids
-    Cost dense;                        // of all layers
-    std::vector<Shared> patterns;      // own ids first; by role
+    std::vector<measure::Sink> sinks;     // with own ids
+    std::vector<WindowedLayer> windowed;  // part of every cost of all layers
+    Cost dense;                           // of all layers
+    std::vector<Shared> patterns;         // own ids first; by role
 
     /// The first pattern of a role, if any.
     const Shared* find(Role) const;
@@ -83,7 +85,7 @@ const Pair& pair_of(const Findings&, size_t source, size_t target);
 
 Findings make_findings(const io::ResultsReader&);
 
-/// The tables pairs, distances, patterns, measured and dropped_sinks.
+/// The tables pairs, distances, patterns, measured, windowed and dropped_sinks.
 report::Report make_report(const io::ResultsReader&);
 
 }  // namespace msa::experiments::reuse

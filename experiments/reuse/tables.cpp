@@ -225,8 +225,8 @@ report::Verdict verdict(const Findings& findings) {
 }  // namespace
 
 std::vector<report::Shape> tables() {
-    return {kDistances.shape(), kPatterns.shape(), kPairs.shape(), kMeasured.shape(),
-            measure::dropped_sinks_shape()};
+    return {kDistances.shape(), kPatterns.shape(), kPairs.shape(),
+            kMeasured.shape(),  windowed_shape(),  measure::dropped_sinks_shape()};
 }
 
 report::Report make_report(const io::ResultsReader& results) {
@@ -238,7 +238,8 @@ report::Report make_report(const io::ResultsReader& results) {
                    "; ", layers_text(findings.layers), '\n',
                    pricing_text(asked, std::ssize(findings.layers), findings.longest_sequence)),
         .tables = {kDistances.of(findings.distances), kPatterns.of(findings.patterns),
-                   kPairs.of(findings.pairs), kMeasured.of(findings)},
+                   kPairs.of(findings.pairs), kMeasured.of(findings),
+                   windowed_table(findings.windowed)},
         .verdict = verdict(findings)};
     report.note("references",
                 concat("Random blocks keep ", fixed_text(findings.floor_mass, kDecimals),
@@ -251,6 +252,7 @@ report::Report make_report(const io::ResultsReader& results) {
         report.note("is_bound", asked.selector +
                                     " needs the attention that it is to spare: what it would cost "
                                     "is no saving that can be had.");
+    report.note("windowed", windowed_note(findings.windowed));
     report.note(report::kIntervals,
                 concat("Measured on ", findings.queries, " queries, the same in all layers. ",
                        measure::draws_text(findings.blocks, findings.sequences, findings.seed)));

@@ -123,7 +123,7 @@ TEST(ModelLayers, AreThoseOfTheKindsCaptured) {
     }
     const auto of = [&](const char* config) {
         info.model_config = config;
-        return experiments::model_layers(info);
+        return experiments::model_layers(info, std::vector<int64_t>{1, 3});
     };
     EXPECT_EQ(of(""), std::nullopt);
     EXPECT_EQ(of("{}"), std::nullopt);
