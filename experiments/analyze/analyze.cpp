@@ -3,6 +3,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "core/cu_seqlens.h"
 #include "core/select/selector.h"
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
@@ -23,6 +24,11 @@ std::string resolve(AnalyzeOptions& o, std::span<const std::string> args,
     const std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (int64_t number : o.layers) sampled_queries(o, file.info().cu_seqlens, number, o.seed);
     std::string note = resolve_sizes(o, args, layers, file.info().cu_seqlens, err);
+    const int64_t blocks = ceil_div(longest_sequence(file.info().cu_seqlens), o.block_size);
+    require(o.all_rows || blocks > o.rule.top_k, file.name(), ": the longest sequence has ", blocks,
+            " blocks of --block-size = ", o.block_size,
+            " tokens, all of which --top-k keeps: there "
+            "is nothing to choose; choose smaller ones, or --all-rows");
     const bool chosen = !o.selectors.empty();
     if (!chosen) o.selectors = list_pointwise_selectors();
     std::erase_if(o.selectors, [&](const std::string& name) {

@@ -61,6 +61,24 @@ void note_left_out(const CompareOptions& o, const io::ActivationsReader& file,
             << reason.first << '\n';
 }
 
+/// Budgets that nobody named are of at most half of the longest sequence: queries that see no more
+/// than the largest one choose nothing.
+void fit_budgets(CompareOptions& o, std::span<const std::string> args,
+                 const io::ActivationsInfo& info, std::ostream& err) {
+    if (given(args, "budgets")) return;
+    const int64_t longest = longest_sequence(info.cu_seqlens);
+    const auto large = [&](const Budget& budget) {
+        return budget.value > static_cast<double>(longest / 2);
+    };
+    if (std::ranges::none_of(o.budgets, large)) return;
+    std::erase_if(o.budgets, large);
+    if (o.budgets.empty()) o.budgets.push_back(parse_budget(concat(ceil_div(longest, 4))));
+    o.asked.clear();
+    for (const Budget& budget : o.budgets) o.asked.push_back(budget.asked);
+    err << "note: --budgets is " << join(o.asked, ",") << " for a longest sequence of " << longest
+        << " tokens\n";
+}
+
 /// One line where budgets are more than the longest sequence.
 void note_large_budgets(const CompareOptions& o, const io::ActivationsInfo& info,
                         std::ostream& err) {
@@ -94,10 +112,11 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::vector<io::LayerInfo> layers = pick_full_layers(o, file, err);
     for (const io::LayerInfo& layer : layers) selectors_for(o, file, layer);  // can throw
     if (o.ablation != Ablation::block_size) take_own_block_size(o.block_size, args, layers, err);
-    for (int64_t number : o.layers)
-        sampled_queries(o, file.info().cu_seqlens, number, o.seed, o.prompt);  // can throw
     note_left_out(o, file, layers, err);
+    fit_budgets(o, args, file.info(), err);
     note_large_budgets(o, file.info(), err);
+    for (const io::LayerInfo& layer : layers)
+        compared_queries(o, file, layer, selectors_for(o, file, layer));  // can throw
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_first_backend(o);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "analysis/overlap.h"
+#include "core/cu_seqlens.h"
 #include "core/select/cost.h"
 #include "core/select/selector.h"
 #include "experiments/compare/plan.h"
@@ -225,6 +226,12 @@ measure::LayerQueries compared_queries(const CompareOptions& o, const io::Activa
     const Problem whole = io::layer_problem(file.info(), layer, o.block_size);
     const int64_t beyond = make_plan(o, selectors, whole, layer.learned).largest_budget;
     const Problem p = whole.with_query_rows(tokens);
+    const bool asks_for_all = std::ranges::any_of(
+        o.budgets, [](const Budget& budget) { return budget.is_share && budget.value == 1; });
+    require(asks_for_all || beyond < longest_sequence(file.info().cu_seqlens), "layer ",
+            layer.layer, ": the largest of --budgets is ", beyond,
+            " tokens in whole blocks, and no sequence is longer: there is nothing to choose; 1.0 "
+            "asks for dense attention");
     return {p, std::move(tokens), analysis::rows_beyond(p, beyond)};
 }
 

@@ -34,6 +34,8 @@ const std::vector<std::string> kSharings{"head", "group", "layer"};
 const std::vector<std::string> kAblations{"none", "block-size", "forced", "window"};
 const std::string kBudgets = "256,512,1024,2048";
 
+}  // namespace
+
 Budget parse_budget(const std::string& item) {
     Budget budget{item, 0, item.find('.') != std::string::npos};
     if (!budget.is_share) {
@@ -47,8 +49,6 @@ Budget parse_budget(const std::string& item) {
     budget.value = *share;
     return budget;
 }
-
-}  // namespace
 
 int64_t Budget::tokens(int64_t context) const {
     const double wanted = is_share ? value * static_cast<double>(context) : value;

@@ -26,6 +26,8 @@ struct Budget {
     /// In tokens, at most `context`.
     int64_t tokens(int64_t context) const;
 };
+/// "512" tokens, or a share "0.1". InputError naming --budgets.
+Budget parse_budget(const std::string& item);
 
 struct CompareOptions : RunOptions, ComputeOptions, QueryOptions, UnitOptions {
     std::vector<std::string> selectors;  // empty: all that the file has operands for

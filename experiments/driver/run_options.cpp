@@ -3,25 +3,16 @@
 
 #include <algorithm>
 #include <ostream>
-#include <thread>
 
 #include "core/cu_seqlens.h"
 #include "core/io/results.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
+#include "core/threads.h"
 #include "experiments/driver/ranks.h"
 #include "experiments/driver/sample.h"
 
 namespace msa::experiments {
-
-namespace {
-
-/// Where a system starts no more threads, OpenMP ends the process.
-int most_threads() {
-    return static_cast<int>(std::max(64U, 4 * std::thread::hardware_concurrency()));
-}
-
-}  // namespace
 
 void add_files(OptionTable& table, RunOptions& o, const std::string& with) {
     table
@@ -138,15 +129,41 @@ void add_sizes(OptionTable& table, SizeOptions& o, std::vector<int64_t>* forced_
 
 namespace {
 
+/// Whether all layers say the same of their Index Branch.
+bool alike(std::optional<int64_t> io::LayerInfo::*own, std::span<const io::LayerInfo> layers) {
+    return !layers.empty() && std::ranges::all_of(layers, [&](const auto& layer) {
+        return layer.*own && layer.*own == layers.front().*own;
+    });
+}
+
 void take_own(const char* option, std::optional<int64_t> io::LayerInfo::*own, int64_t& to,
               std::span<const std::string> args, std::span<const io::LayerInfo> layers,
               std::ostream& err) {
-    const bool alike = std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
-        return layer.*own && layer.*own == layers.front().*own;
-    });
-    if (layers.empty() || !alike || given(args, option) || to == *(layers.front().*own)) return;
+    if (!alike(own, layers) || given(args, option) || to == *(layers.front().*own)) return;
     to = *(layers.front().*own);
     err << "note: --" << option << " is " << to << ", as the file says of its Index Branch\n";
+}
+
+/// What neither the user nor the file says becomes small enough for the longest sequence: a
+/// selection of most of its blocks would be no selection.
+void fit_defaults(SizeOptions& o, std::span<const std::string> args,
+                  std::span<const io::LayerInfo> layers, int64_t longest, std::ostream& err) {
+    constexpr int64_t kBlocksOfK = 4;  // so many times k blocks, at least
+    const auto said = [&](const char* option, std::optional<int64_t> io::LayerInfo::*own) {
+        return given(args, option) || alike(own, layers);
+    };
+    const auto few = [&] { return ceil_div(longest, o.block_size) < kBlocksOfK * o.rule.top_k; };
+    const auto note = [&](const char* option, int64_t value) {
+        err << "note: --" << option << " is " << value << " for a longest sequence of " << longest
+            << " tokens, " << ceil_div(longest, o.block_size) << " blocks\n";
+    };
+    if (said("block-size", &io::LayerInfo::own_block_size) || !few()) return;
+    while (few() && o.block_size > kMinBlockSize) o.block_size /= 2;
+    note("block-size", o.block_size);
+    if (said("top-k", &io::LayerInfo::own_top_k) || !few()) return;
+    o.rule.top_k = std::max({int64_t{1}, ceil_div(longest, o.block_size) / kBlocksOfK,
+                             o.rule.forced_local + o.rule.forced_first});
+    note("top-k", o.rule.top_k);
 }
 
 }  // namespace
@@ -168,6 +185,7 @@ std::string resolve_sizes(SizeOptions& o, std::span<const std::string> args,
                           std::span<const io::LayerInfo> layers,
                           const std::vector<int64_t>& cu_seqlens, std::ostream& err) {
     take_own_sizes(o, args, layers, err);
+    fit_defaults(o, args, layers, longest_sequence(cu_seqlens), err);
     const int64_t blocks = ceil_div(longest_sequence(cu_seqlens), o.block_size);
     const int64_t most = std::max({int64_t{1}, blocks, o.rule.forced_local + o.rule.forced_first});
     if (o.rule.top_k <= most) return "";

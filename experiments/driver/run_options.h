@@ -78,8 +78,10 @@ void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
 /// The same for block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
-/// The same, and limits k to the blocks of the longest sequence (but not below the forced blocks).
-/// Returns a sentence about a changed k, which also goes to `err`; empty if k is unchanged.
+/// The same. Where neither the user nor the file says a block size, it is one that leaves at least
+/// 4k blocks in the longest sequence, or with a smaller k where it is not said either. Limits k to
+/// the blocks of the longest sequence (but not below the forced blocks). Returns a sentence about a
+/// changed k, which also goes to `err`; empty if k is unchanged.
 std::string resolve_sizes(SizeOptions&, std::span<const std::string> args,
                           std::span<const io::LayerInfo> layers,
                           const std::vector<int64_t>& cu_seqlens, std::ostream& err);

@@ -112,7 +112,7 @@ TEST_F(Analyze, AllBlocksLoseNothing) {
 }
 
 TEST_F(Analyze, WhereEveryRowIsTrivialThereAreNoNumbers) {
-    const Outcome outcome = run(make("a.h5"), "out", {}, "99");
+    const Outcome outcome = run(make("a.h5"), "out", {"--positions", ":32"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_NE(outcome.out.find("No query has more visible blocks than k"), std::string::npos);
     const json row = json::parse(file_text(path("out/summary.json")))["rows"][0];

@@ -133,7 +133,8 @@ TEST_F(AnalyzeRefusal, RefusesNanAndLeavesNothing) {
 TEST_F(AnalyzeRefusal, RefusesResultsThatExist) {
     const std::vector<std::string> args{make("a.h5"), "--out",        path("out"), "--backend",
                                         "reference",  "--block-size", "8",         "--selectors",
-                                        "oracle",     "--layers",     "0"};
+                                        "oracle",     "--layers",     "0",         "--top-k",
+                                        "4"};
     const auto with = [&](const char* flag) {
         std::vector<std::string> more = args;
         more.emplace_back(flag);

@@ -17,8 +17,9 @@ protected:
     std::vector<std::string> args(const std::string& out,
                                   const std::vector<std::string>& more = {}) const {
         std::vector<std::string> all{
-            file_,           "--out",  path(out),        "--backend",    "reference", "--selectors",
-            "oracle,random", "--dump", "outputs,scores", "--block-size", "8"};
+            file_,         "--out",         path(out), "--backend",      "reference",
+            "--selectors", "oracle,random", "--dump",  "outputs,scores", "--block-size",
+            "8",           "--top-k",       "4"};
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }

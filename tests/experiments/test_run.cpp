@@ -118,7 +118,13 @@ TEST_F(Driver, RefusesEmptyValuesAndZeroSizes) {
 TEST_F(Driver, MoreBlocksThanThereAreAreNotKept) {
     const std::string file = make("a.h5");  // 12 blocks of 8
     for (const std::string k : {"100000000", "2147483648"}) {
-        const Outcome outcome = kAnalyze(small(file, path(k), {"--top-k", k}));
+        const Outcome none = kAnalyze(small(file, path(k), {"--top-k", k}));
+        EXPECT_EQ(none.code, 2);
+        EXPECT_NE(
+            none.err.find("has 12 blocks of --block-size = 8 tokens, all of which --top-k keeps"),
+            std::string::npos)
+            << none.err;
+        const Outcome outcome = kAnalyze(small(file, path(k), {"--top-k", k, "--all-rows"}));
         ASSERT_EQ(outcome.code, 0) << outcome.err;
         const std::string note = "--top-k is " + k + ", more than the 12 blocks";
         EXPECT_NE(outcome.err.find("note: " + note), std::string::npos) << outcome.err;
@@ -130,7 +136,7 @@ TEST_F(Driver, MoreBlocksThanThereAreAreNotKept) {
     EXPECT_EQ(fit.code, 0) << fit.err;
     const Outcome compare = kCompare(small(
         file, path("compare"), {"--budgets", "99999999999999", "--selectors", "oracle,window"}));
-    EXPECT_EQ(compare.code, 0) << compare.err;
+    EXPECT_EQ(compare.code, 2) << compare.err;
     EXPECT_NE(compare.err.find("--budgets has 99999999999999, more than the 90 tokens"),
               std::string::npos)
         << compare.err;
