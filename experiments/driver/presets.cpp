@@ -163,6 +163,18 @@ void refuse_own_heads(const Object& config) {
                                    {"num_global_key_value_heads", "num_key_value_heads"}})
         require(!config.has(key) || config.size(key) == config.size_if_there(all),
                 config.has(key) ? config.said(key) : "", "and not ", all, ": it is of ", why);
+    for (const char* size : {"num_key_value_heads", "num_attention_heads", "head_dim"}) {
+        const std::string windowed = concat("swa_", size);
+        require(!config.has(windowed) || config.size(windowed) == config.size_if_there(size),
+                config.has(windowed) ? config.said(windowed) : "", "and not ", size, ": it is of ",
+                why);
+        if (!config.has("per_layer_config")) continue;
+        for (const auto& [layer, own] : config.value()["per_layer_config"].items())
+            require(!own.is_object() || !own.contains(size) ||
+                        own[size] == config.size_if_there(size).value_or(0),
+                    config.name(), ": per_layer_config has another ", size, " for layer ", layer,
+                    ": it is of ", why);
+    }
 }
 
 /// As transformers reads Falcon: one head for all queries unless told otherwise.
