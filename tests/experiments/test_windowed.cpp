@@ -145,11 +145,11 @@ TEST_F(Windowed, ReuseSharesTheIdsOfTheOthers) {
         return summary();
     };
     const json with = run(path("w.h5"), "1,2,3"), without = run(file, "1,3");
-    const json& measured = row_of(with, "measured");
+    const json measured = row_of(with, "measured");
     EXPECT_EQ(measured["layers"], "1 3");
     EXPECT_EQ(measured["missing_layers"], "");  // it is no gap
     EXPECT_EQ(rows_of_table(with, "pairs"), rows_of_table(without, "pairs"));
-    const json& windowed = row_of(with, "windowed");
+    const json windowed = row_of(with, "windowed");
     EXPECT_EQ(windowed["layer"], 2);
     EXPECT_EQ(windowed["window"], 16);
     const double seconds = dense(io::ActivationsReader(file).layer(2), 65536, 16);
