@@ -113,7 +113,18 @@ def test_an_answer_is_the_check_that_decides(tmp_path):
     write_block_a(tmp_path, {"blocks-128": wave(0.02, 0.06)})
     lines = registered.answers_markdown(read_records(tmp_path), {}).splitlines()
     [size] = [line for line in lines if line.startswith("| block size changes little |")]
-    assert "bits_per_byte, blocks-128" in size and size.endswith("| **disagree** |")
+    assert "bits_per_byte, blocks-128" in size
+    assert size.endswith("| **disagree** | at 4 blocks (2 of 128): disagrees; at the paper's 16: waits |")
+
+
+def test_an_interval_by_the_own_spread_stands_beside_the_pooled_one(tmp_path):
+    write_block_a(tmp_path, {"blocks-32": wave(0.002, 0.01), "window": wave(0.05, 0.3)})
+    lines = registered.claims_markdown(read_records(tmp_path), {}).splitlines()
+    [row] = [line for line in lines if "bits_per_byte, blocks-32 − msa" in line]
+    half = 2.01505 * 0.002 / math.sqrt(6)
+    assert f"| {0.01 - half:+.4f} to {0.01 + half:+.4f} |" in row
+    [missing] = [line for line in lines if "bits_per_byte, blocks-32-8k − msa-8k" in line]
+    assert "| none | none |" in missing
 
 
 def test_no_verdict_before_copying_has_emerged(tmp_path):
