@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """msalab.transformers.Cache: with all blocks selected generate() finds the model's own tokens, with fewer those of a pass
 without a cache; whatever is done to a cache, compiled and not; what it cannot do is refused by name. Needs PyTorch,
-transformers and the compiled module. On a GPU, where there is one, in CUDA graphs, and in bfloat16 where all blocks are
-selected: with fewer, rounding decides between blocks that are about as good."""
+transformers and the compiled module. On a GPU, where there is one, in CUDA graphs. bfloat16 is judged by the same weights
+in float32, where all blocks are selected: with fewer, rounding decides between blocks that are about as good."""
 
 import copy
 import subprocess
@@ -28,7 +28,7 @@ from msalab import kv_cache  # noqa: E402
 
 mt.register()
 GPU = torch.cuda.is_available()
-DEVICE, HALF = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+DEVICE, FULL, HALF = "cuda" if GPU else "cpu", torch.float32, torch.bfloat16
 BLOCK, WIDTH = (64, 64) if GPU else (16, 16)  # tokens of a block; channels of a head
 GROUPS, LAYERS, VOCABULARY = 2, 3, 97
 PROMPT, NEW = 7 * BLOCK - 9, 2 * BLOCK  # the answer grows past a block and a page
@@ -47,7 +47,7 @@ def _fresh():
     yield
 
 
-def model_of(seed=5, dtype=torch.float32, **changes):
+def model_of(seed=5, dtype=FULL, **changes):
     torch.manual_seed(seed)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes)).to(DEVICE, dtype).eval()
 
@@ -85,27 +85,46 @@ def positions_of(mask):
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def room(logits, dtype=torch.float32):
-    """What rounding may change of logits: another order of sums."""
-    return (0.15 if dtype is torch.bfloat16 else 2e-3 if GPU else 1e-4) * logits.std()
+def exact_logits(model, ids, **options):
+    """Of the same weights in float32 and the model's own attention."""
+    exact = model_of()
+    exact.load_state_dict(model.state_dict())
+    return logits_of(exact, ids, **options)
 
 
-def assert_close(found, own, dtype=torch.float32):
+def room(logits):
+    """What another order of sums may change of float32 logits."""
+    return (2e-3 if GPU else 1e-4) * logits.std()
+
+
+def worst(logits, exact):
+    """The token that is furthest from the exact logits: root of its mean square."""
+    return (logits - exact).square().mean((0, 2)).sqrt().max()
+
+
+def assert_close(found, own, exact=None):
+    """exact: for bfloat16, where found may be twice as far from it as own. The model's own attention, eager, is up to 1.7
+    times as far as ours on a CPU. No bfloat16 case has run on a GPU with this bound."""
     assert found.shape == own.shape
-    assert (found - own).abs().max() <= room(own, dtype), ((found - own).abs().max() / own.std()).item()
+    error, bound = (found - own).abs().max(), room(own)
+    if exact is not None:
+        error, bound = worst(found, exact), 2 * worst(own, exact)
+    assert error <= bound, ((error / own.std()).item(), (bound / own.std()).item())
 
 
 def assert_best(model, tokens, mask=None, prompt=PROMPT):
-    """Each new token is the best one behind those before it, of a pass without a cache."""
+    """Each new token is the best one behind those before it, of a pass without a cache: but for rounding."""
     options = {}
     if mask is not None:
         mask = torch.cat([mask, mask.new_ones((len(mask), tokens.shape[1] - prompt))], 1)
         options = {"attention_mask": mask, "position_ids": positions_of(mask)}
     logits = logits_of(model, tokens, **options)[:, prompt - 1:-1]
     chosen = logits.gather(2, tokens[:, prompt:, None])[..., 0]
-    behind = (logits.max(-1).values - chosen).max()
-    assert behind <= room(logits, model.dtype), (behind / logits.std()).item()
-    if not GPU:
+    behind, bound = (logits.max(-1).values - chosen).max(), room(logits)
+    if model.dtype is HALF:
+        bound = (logits - exact_logits(model, tokens, **options)[:, prompt - 1:-1]).abs().max()
+    assert behind <= bound, ((behind / logits.std()).item(), (bound / logits.std()).item())
+    if not GPU and model.dtype is FULL:
         assert torch.equal(logits.argmax(-1), tokens[:, prompt:])
 
 
@@ -118,15 +137,16 @@ def cached(model, ids, **options):
 CACHES = {"growing": {}, "static": {"cache_implementation": "static"}}
 
 
+@pytest.mark.parametrize("dtype", [FULL, HALF])
 @pytest.mark.parametrize("kind", CACHES)
-def test_with_all_blocks_the_tokens_are_the_models_own(indexer, kind):
-    model, ids = model_of(dtype=HALF), tokens_of(rows=2)
+def test_with_all_blocks_the_tokens_are_the_models_own(indexer, kind, dtype):
+    model, ids = model_of(dtype=dtype), tokens_of(rows=2)
     own = model.generate(ids, **GREEDY)
     configured(indexer, EVERY, model)
     found = model.generate(ids, **GREEDY, **CACHES[kind], return_dict_in_generate=True)
     cache = found.past_key_values
     assert type(cache) is mt.Cache and cache.is_compileable == (kind == "static")
-    if GPU:
+    if GPU or dtype is HALF:
         model.set_attn_implementation("sdpa")
         assert_best(model, found.sequences)
     else:
@@ -194,19 +214,20 @@ def test_assisted_decoding_between_two_models(indexer):
 @pytest.mark.parametrize("how", ["growing", "static", "compiled"])
 def test_logits_are_those_of_no_cache(indexer, how, top_k):
     """A prompt, a chunk, and single tokens past a page."""
-    dtype = HALF if top_k == EVERY else torch.float32
+    dtype = HALF if top_k == EVERY else FULL
     model, ids, chunk, most = configured(indexer, top_k, model_of(dtype=dtype)), tokens_of(PROMPT, rows=2), 5, 24
-    own = logits_of(model, ids)
+    own, exact = logits_of(model, ids), exact_logits(model, ids) if dtype is HALF else None
     cache = mt.Cache(model, max_cache_len=None if how == "growing" else PROMPT)
     call = torch.compile(model, fullgraph=True, dynamic=False, **MODE) if how == "compiled" else None
     first = PROMPT - chunk - most
     steps = [after(model, cache, ids[:, :first]), after(model, cache, ids[:, first:first + chunk])]
     for at in range(first + chunk, PROMPT):
         steps.append(after(model, cache, ids[:, at:at + 1], call).clone())
-    assert_close(torch.cat(steps, 1), own, dtype)
+    assert_close(torch.cat(steps, 1), own, exact)
     assert int(cache.get_seq_length()) == PROMPT
     configured(indexer, 2, model)
-    assert (logits_of(model, ids) - own).abs().max() > 2 * room(own, dtype)
+    with pytest.raises(AssertionError):
+        assert_close(logits_of(model, ids), own, exact)
 
 
 @pytest.mark.parametrize("fullgraph", [True])
@@ -298,15 +319,16 @@ def test_layers_that_share_an_index_branch_and_dense_ones(tmp_path):
 
 
 def test_a_stale_index_key_is_seen(indexer):
-    """What these tests are worth: an index key that is not the token's, and one key of K."""
-    model, ids = configured(indexer), tokens_of()
-    own = logits_of(model, ids)[:, -8:]
-    for wrong in ("index_keys", "keys"):
-        cache = cached(model, ids[:, :-8])
+    """What these tests are worth: an index key that is not the token's, and one key of K, this in bfloat16, too."""
+    ids = tokens_of()
+    for wrong, dtype in (("index_keys", FULL), ("keys", FULL), ("keys", HALF)):
+        model = configured(indexer, EVERY if dtype is HALF else 3, model_of(dtype=dtype))
+        own, cache = logits_of(model, ids)[:, -8:], cached(model, ids[:, :-8])
+        exact = exact_logits(model, ids)[:, -8:] if dtype is HALF else None
         pool = getattr(cache.layers[0], wrong)
         pool[:, BLOCK:4 * BLOCK] = pool[:, :3 * BLOCK].clone()
         with pytest.raises(AssertionError):
-            assert_close(after(model, cache, ids[:, -8:]), own)
+            assert_close(after(model, cache, ids[:, -8:]), own, exact)
 
 
 def test_what_a_cache_cannot_do_is_refused(indexer):
@@ -414,10 +436,11 @@ def test_a_full_cache_is_an_error_of_a_graph_too(indexer):
 @needs_gpu
 @pytest.mark.parametrize("top_k", [3, EVERY])
 def test_a_graph_is_right_for_300_lengths(indexer, top_k):
-    dtype = HALF if top_k == EVERY else torch.float32
+    dtype = HALF if top_k == EVERY else FULL
     model, ids = configured(indexer, top_k, model_of(dtype=dtype)), tokens_of(PROMPT + 300)
     own, cache = logits_of(model, ids), mt.Cache(model, max_cache_len=PROMPT + 300)
+    exact = exact_logits(model, ids)[:, PROMPT:] if dtype is HALF else None
     after(model, cache, ids[:, :PROMPT])
     call = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
     steps = [after(model, cache, ids[:, at:at + 1], call).clone() for at in range(PROMPT, PROMPT + 300)]
-    assert_close(torch.cat(steps, 1), own[:, PROMPT:], dtype)
+    assert_close(torch.cat(steps, 1), own[:, PROMPT:], exact)
