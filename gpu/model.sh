@@ -7,6 +7,7 @@
 # profile; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
 # environment: ROWS, a regular expression of rows of tests/bench/time_serve.py; TESTS, what pytest takes under python/tests;
 # CASES, ARMS of tests/bench/time_model.py; TORCH_LOGS as PyTorch reads it.
+# shellcheck disable=SC2317 # functions that a shell of its own calls
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 stage=$1 out=$2 seconds=${3:-560}

@@ -5,6 +5,7 @@ transformers and the compiled module. On a GPU, where there is one, in CUDA grap
 in float32, where all blocks are selected: with fewer, rounding decides between blocks that are about as good."""
 
 import copy
+import os
 import subprocess
 import sys
 import threading
@@ -428,7 +429,8 @@ def test_a_full_cache_is_an_error_of_a_graph_too(indexer):
         for at in range(3):
             print("step", at, t.after(model, cache, t.tokens_of(1), call).sum().item() != 0, flush=True)
     """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert run.returncode and run.stdout.split("\n")[:-1] == ["step 0 True"], run.stdout + run.stderr
     assert GPU or f"the cache has room for {unit} tokens of a row" in run.stderr, run.stderr
 
