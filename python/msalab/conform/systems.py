@@ -25,7 +25,8 @@ def run_one(adapter, only, folder):
     command = [sys.executable, "-m", __package__, "--call", call, "--json", str(path), "--only", only]
     record = {"adapter": adapter, "command": f"python -m {__package__} --call {call}"}
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     except subprocess.TimeoutExpired:
         return record | {"error": f"stopped after {SECONDS} s"}
     if path.exists():
