@@ -42,9 +42,11 @@ TEST_F(Inspect, AndOthersWarnOfAnAttentionThatIsNotComputedHere) {
     EXPECT_NE(shown.err.find(warning), std::string::npos) << shown.err;
     EXPECT_EQ(json::parse(shown.out)[0]["layers"][1]["softcap"], 50);
     for (const Program* program : {&kAnalyze, &kCompare}) {
-        const Outcome outcome =
-            (*program)({file, "--layers", "3", "--out", path(program->name), "--block-size", "8",
-                        "--sample-queries", "8", "--all-rows"});
+        std::vector<std::string> arguments{file,    "--layers",          "3",
+                                           "--out", path(program->name), "--block-size",
+                                           "8",     "--sample-queries",  "8"};
+        if (program == &kAnalyze) arguments.insert(arguments.end(), {"--top-k", "2"});
+        const Outcome outcome = (*program)(arguments);
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         EXPECT_NE(outcome.err.find(warning), std::string::npos) << outcome.err;
     }
@@ -168,8 +170,10 @@ TEST_F(Inspect, NamesOfAnyBytesAreRecorded) {
     const std::string file = make("a\xff.h5");
     for (const Program* program : {&kAnalyze, &kCompare}) {
         const std::string out = path(program->name + "o\xfe");
-        const Outcome outcome = (*program)({file, "--out", out, "--layers", "3", "--block-size",
-                                            "8", "--sample-queries", "8", "--all-rows"});
+        std::vector<std::string> arguments{
+            file, "--out", out, "--layers", "3", "--block-size", "8", "--sample-queries", "8"};
+        if (program == &kAnalyze) arguments.insert(arguments.end(), {"--top-k", "2"});
+        const Outcome outcome = (*program)(arguments);
         ASSERT_EQ(outcome.code, 0) << outcome.err;
         const io::ResultsReader results(out + "/results.h5");
         EXPECT_EQ(results.run().inputs.begin()->first, "a\\xff.h5");
