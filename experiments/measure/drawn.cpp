@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "analysis/recall.h"
-#include "analysis/sink.h"
 #include "core/error.h"
 #include "experiments/driver/run.h"
+#include "experiments/measure/sinks.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::measure {
@@ -190,25 +190,11 @@ Kept mean_of(const std::vector<const Kept*>& all) {
 
 nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::string& layer,
                                 const std::string& name, const std::string& selector) {
-    const auto mean = [&](const std::string& of) {
-        const std::string group = sums_group(layer, of + "/sink");
-        const auto sums = results.read<double, 2>(group + "/sums");
-        const auto counts = results.read<int64_t, 2>(group + "/counts");
-        analysis::State all{std::vector<double>(static_cast<size_t>(sums.extent(1))),
-                            std::vector<int64_t>(static_cast<size_t>(sums.extent(1)))};
-        for (int64_t b = 0; b < sums.extent(0); ++b)
-            for (int64_t c = 0; c < sums.extent(1); ++c) {
-                all.sums[static_cast<size_t>(c)] += sums(b, c);
-                all.counts[static_cast<size_t>(c)] += counts(b, c);
-            }
-        analysis::SinkMass sink(sums.extent(1) / 2, 1);
-        sink.join(all);
-        return json_number(analysis::average(sink.first_token()));
-    };
-    return {{"layer", std::stoll(layer)},
-            {"selector", selector},
-            {"sink_mass_dense", mean("dense")},
-            {"sink_mass_sparse", mean(name)}};
+    const Sink sink = read_sink(results, layer, name, selector);
+    return {{"layer", sink.layer},
+            {"selector", sink.selector},
+            {"sink_mass_dense", json_number(sink.dense)},
+            {"sink_mass_sparse", json_number(sink.sparse)}};
 }
 
 nlohmann::ordered_json interval_json(const analysis::Estimate& of, const DrawnBlocks& from) {
