@@ -50,7 +50,7 @@ std::vector<io::LayerInfo> pick_without_window(RunOptions& o, const io::Activati
     std::vector<io::LayerInfo> layers = pick_layers(o, file, err);
     std::erase_if(layers, [&](const io::LayerInfo& layer) {
         const std::optional<int64_t> window = layer.window();
-        if (window) windowed.push_back({.layer = layer.layer, .window = *window});
+        if (window) windowed.push_back({.layer = layer.layer, .window = *window, .cost = {}});
         return window.has_value();
     });
     o.layers.clear();

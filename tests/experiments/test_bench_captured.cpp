@@ -156,7 +156,8 @@ TEST_F(BenchCaptured, Refusals) {
     refused({"--input", file_, "--indexer", results, "--layers", "4"},
             "results.h5: has no layer 4, must be one of: 3, 5");
     const std::string stored = make("stored.h5");
-    ASSERT_EQ(kAnalyze({stored, "--out", path("analyzed"), "--block-size", "8"}).code, 0);
+    ASSERT_EQ(
+        kAnalyze({stored, "--out", path("analyzed"), "--block-size", "8", "--top-k", "2"}).code, 0);
     refused({"--input", stored, "--indexer", path("analyzed/results.h5")},
             "has no /fit, must be the results.h5 of msa-fit-indexer");
     refused({"--input", make("odd.h5", {.layers = {0}, .index_dim = 0}), "--layers", "0"},

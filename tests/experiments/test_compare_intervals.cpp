@@ -166,7 +166,7 @@ TEST_F(CompareIntervals, WhatExceedsItsBudgetIsNeitherTheBestNorLikeIt) {
 }
 
 TEST_F(CompareIntervals, NoCountedQueryHasNone) {
-    const json all = rows({"--budgets", "1024", "--selectors", "quest"});
+    const json all = rows({"--budgets", "1.0", "--selectors", "quest"});
     EXPECT_TRUE(all[0]["intervals"]["mass_kept"]["low"].is_null());
     EXPECT_TRUE(all[0]["behind"]["high"].is_null());
     EXPECT_EQ(table_.find("sequences, seed"), table_.npos);

@@ -30,9 +30,9 @@ std::vector<std::string> small(const std::string& file, const std::string& out,
 
 TEST_F(Driver, OpenmpsVariableSaysHowManyThreads) {
     const auto threads = [&](const std::string& variable, const std::string& options) {
-        const std::string command = variable + " " MSA_BIN_DIR "/msa-analyze '" + path("a.h5") +
-                                    "' --out '" + path("out") + "' --overwrite --block-size 8" +
-                                    options + " > /dev/null 2>&1";
+        const std::string command =
+            variable + " " MSA_BIN_DIR "/msa-analyze '" + path("a.h5") + "' --out '" + path("out") +
+            "' --overwrite --block-size 8 --top-k 2" + options + " > /dev/null 2>&1";
         EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 0) << command;
         return file_text(path("out/run.json"));
     };
@@ -166,8 +166,8 @@ TEST_F(Driver, BudgetsThatLeaveNothingToChooseAreNoted) {
 TEST_F(Driver, QueriesAreTokensOrPositionsInSeveralRanges) {
     const std::string file = make("a.h5");  // sequences of 90 and 60 tokens
     const auto tokens = [&](const std::string& option, const std::string& ranges) {
-        const Outcome outcome =
-            kAnalyze(small(file, path(ranges), {option, ranges, "--selectors", "oracle"}));
+        const Outcome outcome = kAnalyze(
+            small(file, path(ranges), {option, ranges, "--selectors", "oracle", "--top-k", "2"}));
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         const auto stored =
             io::ResultsReader(path(ranges + "/results.h5")).read<int64_t, 1>("/queries/3/token");
