@@ -14,7 +14,7 @@ def measurement(case, stage, microseconds, **more):
 
 def records_of(tmp_path, *measured):
     path = tmp_path / "cuda-x.json"
-    path.write_text(json.dumps({"format": "msa-bench", "backend": "cuda",
+    path.write_text(json.dumps({"format": "msa-bench", "backend": "cuda", "device": "X",
                                 "measurements": measured}), encoding="utf-8")
     other = tmp_path / "cuda-y.json"
     other.write_text(json.dumps({"format": "msalab-bench"}), encoding="utf-8")
@@ -42,10 +42,10 @@ def test_layers_stand_beside_the_dense_attention_of_their_case(tmp_path):
 
 def test_a_record_without_dense_attention_stands_beside_that_of_another(tmp_path):
     layer = measurement("square 1M", "layer", 1e6, selection="structured", index_element="bf16")
-    for name, measured in (("a", [layer]), ("b", [measurement("square 1M", "dense_attention", 3e7,
-                                                              answered_by="cuDNN 9.13.1")])):
+    dense = [measurement("square 1M", "dense_attention", time, answered_by="cuDNN 9.13.1") for time in (3e7, 2e7)]
+    for name, device, measured in (("a", "X", [layer]), ("b", "X", dense[:1]), ("c", "Y", dense[1:])):
         (tmp_path / f"cuda-{name}.json").write_text(json.dumps(
-            {"format": "msa-bench", "backend": "cuda", "measurements": measured}), encoding="utf-8")
+            {"format": "msa-bench", "backend": "cuda", "device": device, "measurements": measured}), encoding="utf-8")
     records = tables.Records(sorted(tmp_path.glob("cuda-*.json")))
     assert tables.overview(records)[1][3] == "cuDNN 30 s: 30.0×"
 

@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from safetensors.torch import load_file as load_tensors
 from test_train import SIZES, make_model, start, tiny, torch, train, transformers  # noqa: F401
+
+from safetensors.torch import load_file as load_tensors  # noqa: E402, I001: test_train skips where PyTorch is not
 
 from msalab.capture.layer import CaptureError
 from msalab.training import learner
