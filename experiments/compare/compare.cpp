@@ -68,7 +68,7 @@ void fit_budgets(CompareOptions& o, std::span<const std::string> args,
     if (given(args, "budgets")) return;
     const int64_t longest = longest_sequence(info.cu_seqlens);
     const auto large = [&](const Budget& budget) {
-        return budget.value > static_cast<double>(longest / 2);
+        return 2 * budget.value > static_cast<double>(longest);
     };
     if (std::ranges::none_of(o.budgets, large)) return;
     std::erase_if(o.budgets, large);

@@ -79,7 +79,7 @@ std::vector<std::pair<std::string, ordered_json>> entries(const Column& column,
 std::string csv_cell(const ordered_json& value) {
     if (value.is_null()) return "";
     if (!value.is_string()) return value.dump();
-    const std::string words = value.get<std::string>();
+    std::string words = value.get<std::string>();
     if (words.find_first_of(",\"\r\n") == words.npos) return words;
     std::string quoted = "\"";
     for (char letter : words)
