@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The tables of README.md and docs/kernels.md, from the records in data/bench.
+"""The tables of gpu/README.md and docs/kernels.md, from the records in data/bench.
 
 usage: tables.py [--write]    without --write, says which tables differ
 
@@ -18,7 +18,7 @@ from collections import ChainMap
 import baselines
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/kernels.md")
+PAGES = ("gpu/README.md", "docs/kernels.md")
 KINDS = ("square", "chunk", "short", "pack", "decode")
 LAYERS = (("structured", "structured", "bf16"), ("fp8 index", "structured", "e4m3"),
           ("fitted", "fitted", "bf16"), ("random", "random", "bf16"))
@@ -83,7 +83,7 @@ def beside_text(measured: dict) -> str:
 
 
 def overview(records: Records) -> list[list[str]]:
-    """What the project's page tells."""
+    """What gpu/README.md tells."""
     rows = [["", "tokens", "msalab", "beside it"]]
 
     def stage(label, tokens, measured, beside=None):

@@ -84,11 +84,11 @@ def test_a_speed_up_is_over_the_fastest_baseline_of_its_card_and_record(files, t
     assert efficiency_triple(by_chance, found)[1].where(source="measured")["tokens"].tolist() == [128]
 
 
-def test_the_report_and_the_readme_say_one_speed_up():
+def test_the_report_and_the_page_say_one_speed_up():
     root = Path(__file__).resolve().parents[2]
     found = read_speedups(*(root / "data" / "bench").glob("cuda-h100*.json"))
     rows = re.findall(r"\| a layer's prefill, (\w+) \| (\d+)([KM]) \| .* \| (.*) [\d.]+ m?s: ([\d.]+)× \|",
-                      (root / "README.md").read_text(encoding="utf-8"))
+                      (root / "gpu/README.md").read_text(encoding="utf-8"))
     assert len(rows) >= 6
     for selection, count, unit, baseline, ratio in rows:
         ours = found.where(phase="prefill", selection=selection,
