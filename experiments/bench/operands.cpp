@@ -96,7 +96,7 @@ int64_t all_blocks(const Problem& p) { return block_starts(p).back(); }
 int64_t index_scale_count(const Problem& p) { return p.queries() * p.kv_heads + all_blocks(p); }
 
 /// Stripes take the slots that sink and diagonal leave. "structured" leaves hardly any to noise;
-/// "fitted" is set to what fitted Index Branches choose (experiments/README.md).
+/// "fitted" is set to what fitted Index Branches choose (docs/methods.md).
 Pattern pattern_of(const Case& c, const std::string& selection, uint64_t seed) {
     Pattern pattern;
     pattern.stripes = std::max<int64_t>(1, c.top_k - 2);

@@ -47,7 +47,7 @@ const About kAbout{
         "neighbouring\n"
         "queries share more than of a fitted Index Branch's; or stripes and noise set to what "
         "fitted Index\n"
-        "Branches choose (fitted: experiments/README.md). With --input, fitted are the file's or "
+        "Branches choose (fitted: docs/methods.md). With --input, fitted are the file's or "
         "the fit's own.\n\n"
         "- layer: index_select and sparse_attention, without waiting in between.\n"
         "- block_mass, index_scores, index_kl and the gradients run on captured layers, and on "

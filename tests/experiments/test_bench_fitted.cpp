@@ -24,7 +24,7 @@ std::pair<Problem, Tensor<int32_t, 3>> fitted_ids(int64_t tokens, uint64_t seed)
     return {c.problem, std::move(layer.ids)};
 }
 
-/// As in the table of experiments/README.md.
+/// As in the table of docs/methods.md.
 TEST(BenchFitted, AreAsWideAsTheSelectionsOfFittedIndexBranches) {
     struct Measured {
         int64_t tokens;

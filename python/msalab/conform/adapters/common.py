@@ -81,6 +81,14 @@ def pools(given, page_size):
     return found, table, lengths.astype(np.int32)
 
 
+def given_ids(torch, given):
+    """The case's ids [groups, queries, k] on the GPU: contiguous, or the columns of ids_buffer, which are not."""
+    full_rows(given)
+    if "ids_buffer" in given:
+        return whole(torch, np.swapaxes(given["ids_buffer"], 0, 1))[:, :, 2:5]
+    return whole(torch, np.ascontiguousarray(np.swapaxes(given["ids"], 0, 1)))
+
+
 def full_rows(given):
     """Every row of ids has min(k, visible blocks) of them."""
     packed = _PACKED.packed(given)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 
-from .common import full_rows, need_gpu, numpy, pools, real, refuse, whole
+from .common import given_ids, need_gpu, numpy, pools, real, refuse, whole
 
 RULES = {"ties": "a bitonic sort; nothing names an order of equal scores",
          "fills": "NaN becomes -1e30 and stays a candidate (flash_with_topk_idx.py)"}
@@ -61,10 +61,7 @@ def answer(given):
         return values if values.ndim == 3 else values[:, None].contiguous()
 
     if "ids" in given:
-        full_rows(given)
-        ids = whole(torch, np.ascontiguousarray(np.swapaxes(given["ids"], 0, 1)))
-        if "ids_buffer" in given:
-            ids = whole(torch, np.swapaxes(given["ids_buffer"], 0, 1))[:, :, 2:5]
+        ids = given_ids(torch, given)
     else:
         ids = call(select, q=real(torch, given["index_q"]), k_cache=flat("index_k"), v_cache=None, topk=given["top_k"],
                    init_blocks=given["forced_first"], local_blocks=given["forced_local"], disable_index_value=True,

@@ -5,7 +5,7 @@ few new tokens, as its layer takes them, and those of prefill otherwise."""
 import numpy as np
 
 from ..reference import most_blocks
-from .common import full_rows, need_gpu, numpy, pools, real, refuse, whole
+from .common import given_ids, need_gpu, numpy, pools, real, refuse, whole
 
 RULES = {"ties": "a bitonic sort; nothing names an order of equal scores",
          "fills": "NaN becomes -1e30 and stays a candidate (index_topk.py)",
@@ -39,10 +39,7 @@ def answer(given):
         padded[..., :scores.shape[2]] = scores
         ids = ops.minimax_m3_index_topk(padded, cu, before, most_new, given["top_k"], *forced)
     elif "ids" in given:
-        full_rows(given)
-        ids = whole(torch, np.ascontiguousarray(np.swapaxes(given["ids"], 0, 1)))
-        if "ids_buffer" in given:
-            ids = whole(torch, np.swapaxes(given["ids_buffer"], 0, 1))[:, :, 2:5]
+        ids = given_ids(torch, given)
     else:
         rows, keys = real(torch, given["index_q"]), real(torch, pool["index_k"])
         if rows.shape[2] < 16 or rows.shape[2] & (rows.shape[2] - 1):
