@@ -256,8 +256,11 @@ def test_analyze_with_all_blocks_gives_the_models_own_output(tmp_path, sequences
     capture(captured, sequences, tmp_path / "a.h5")
     run_program("msa-inspect", tmp_path / "a.h5", "--stats")
     blocks = -(-max(LENGTHS) // BLOCK)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        layers = ",".join(map(str, file.layers))  # named, as windowed layers are out by default
     run_program("msa-analyze", tmp_path / "a.h5", "--out", tmp_path / "r", "--selectors", "oracle",
-                "--block-size", BLOCK, "--top-k", blocks, "--dump", "outputs")
+                "--layers", layers, "--block-size", BLOCK, "--top-k", blocks, "--all-rows",
+                "--dump", "outputs")
     outputs, selected = own_answers(model, captured._attention, sequences)
     compared = 0
     with ActivationsReader(tmp_path / "a.h5") as file, \

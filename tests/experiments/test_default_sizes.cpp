@@ -36,7 +36,8 @@ TEST_F(DefaultSizes, LeaveFourTimesAsManyBlocksAsAreKept) {
     EXPECT_EQ(analyzed.err.rfind(kNote, 0), 0U) << analyzed.err;
     EXPECT_EQ(summary()["options"]["block_size"], 16);
     EXPECT_EQ(summary()["options"]["top_k"], 16);
-    for (const json& row : summary()["rows"]) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
+    const json rows = summary()["rows"];
+    for (const json& row : rows) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
     for (const auto& [program, more] :
          {std::pair<Program, std::vector<std::string>>{
               kFit, {"--layers", "10", "--steps", "0", "--index-dim", "16"}},
@@ -83,7 +84,8 @@ TEST_F(DefaultSizes, BudgetsOfCompareAreOfHalfTheSequence) {
         std::string::npos)
         << outcome.err;
     EXPECT_EQ(summary()["rows"].size(), 4U);
-    for (const json& row : summary()["rows"]) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
+    const json rows = summary()["rows"];
+    for (const json& row : rows) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
     std::vector<std::string> named = args;
     named.insert(named.end(), {"--budgets", "512,1792"});
     expect_refusal(run(kCompare, named),
