@@ -51,7 +51,7 @@ has_torch && step grad-torch 300 '.*ms.*' python3 gpu/train/attention_backward.p
 
 for size in 64:4 32:8 128:2; do # 256 keys of each query
     block=${size%:*} sizes=(--block-size "${size%:*}" --top-k "${size#*:}")
-    # One of the arms of data/pilot, without the steps before the selection.
+    # One of the arms of studies/pilot, without the steps before the selection.
     pretrain "blocks-train-$block" 60 pilot 41 --context 2048 --sequences 16 "${sizes[@]}" \
         --backend cuda --warmup-steps 1 --log 10 --probe 20
     ((block == 128)) ||

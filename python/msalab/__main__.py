@@ -15,9 +15,7 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "merge": "the result of the shards of a run (--shard)",
-         "pilot": "what a sweep of msa-pretrain says of the claims of the paper's appendix",
          "plot": "every picture of results, and report.html",
-         "tensorboard": "curves of msa-pretrain and of train as TensorBoard event files",
          "train": "continued training of a model with MSA in place of its attention"}
 
 PROGRAMS = ("advise", "analyze", "bench", "cache", "compare", "cost", "fit-indexer", "inspect", "merge",
@@ -40,12 +38,6 @@ def run_tool(name: str, arguments) -> int:
     if name == "plot":
         from .plots.__main__ import main as plot
         return plot(arguments)
-    if name == "pilot":
-        from .plots.__main__ import pilot_main
-        return pilot_main(arguments)
-    if name == "tensorboard":
-        from .plots.tensorboard import main as tensorboard
-        return tensorboard(arguments)
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)

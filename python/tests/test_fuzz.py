@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
 from make_fit import make_fit
-from make_pilot import write_arm
 from make_results import Case, make_results
 from test_capture_files import Fake, random_layer
 
@@ -32,6 +31,9 @@ from msalab.capture import capture
 from msalab.capture.__main__ import main as run_capture
 from msalab.evaluation.__main__ import main as run_evaluation
 from msalab.plots.report import Shown
+from studies.pilot import figures
+from studies.pilot.__main__ import main as pilot
+from studies.pilot.make_runs import write_arm
 
 MEMORY = 4 << 30  # bytes more than a process has when it starts
 SECONDS = 20
@@ -49,8 +51,8 @@ def run_plots(arguments):
 
 def run_pilot(arguments):
     """Draws no picture: `pictures` is a generator, which draws as it is walked."""
-    with patch.object(msalab.plots.__main__, "pictures", lambda _: ()):
-        return msalab.plots.__main__.pilot_main(arguments)
+    with patch.object(figures, "pictures", lambda _: ()):
+        return pilot(arguments)
 
 
 def exit_code(program, arguments, folder: Path) -> tuple[int, str]:
@@ -295,14 +297,14 @@ PROGRAMS = {  # program, its commands, its options
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
         "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse",
-        "--precision", "--pilot", "--cost", "--bench", "--layers")),
+        "--precision", "--cost", "--bench", "--layers")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
         "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",
         "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
         "--dtype", "--revision", "--shard", "--devices", "--resume", "--overwrite")),
-    "msalab.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered", "--exploratory"))}
+    "studies.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered", "--exploratory"))}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

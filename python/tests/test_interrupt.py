@@ -21,7 +21,6 @@ def outcome(arguments):
 
 @pytest.mark.parametrize("command, place", [
     (["plot", "a.h5"], "msalab.plots.__main__.Results"),
-    (["pilot", "records"], "msalab.plots.__main__.read_records"),
     (["check-batching"], "msalab.batching.present"),
     (["convert", "a.npy", "--state", "post_rope"], "msalab.capture.__main__.run_convert")])
 def test_it_ends_without_a_traceback(tmp_path, monkeypatch, capsys, command, place):

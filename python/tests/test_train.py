@@ -23,7 +23,7 @@ from safetensors.numpy import load_file  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
 from msalab import selectors  # noqa: E402
 from msalab.capture import fitted  # noqa: E402
-from msalab.plots.pilot_records import read_points  # noqa: E402
+from studies.pilot.runs import read_points  # noqa: E402
 from msalab.training import attention as attentions  # noqa: E402
 from msalab.training import data, learner  # noqa: E402
 from msalab.training.__main__ import main  # noqa: E402
@@ -86,7 +86,7 @@ def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
     assert kl[3] < kl[0]  # of the warm-up, on full support
     for name in ("block_recall", "mass_kept", "entropy_dense", "entropy_sparse"):
         assert len(values_of(tmp_path / "a", name, "1", "probe")) == 3
-    assert len(list(read_points(tmp_path / "a/curves.csv"))) > 100  # as msalab tensorboard reads them
+    assert len(list(read_points(tmp_path / "a/curves.csv"))) > 100
     told = json.loads((tmp_path / "a/summary.json").read_text())
     assert told["tokens"] == 16 * 2 * CONTEXT and told["last"]["loss"] == pytest.approx(np.mean(loss[14:]))
     made, own = weights_of(tmp_path / "a/model"), weights_of(tiny / "model")

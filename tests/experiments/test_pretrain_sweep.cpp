@@ -141,7 +141,7 @@ TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
         {"block_a", 60, 6},  {"block_a2", 36, 12}, {"block_b", 12, 12}, {"block_c", 48, 48},
         {"block_d", 36, 36}, {"block_d2", 8, 8},   {"block_f", 9, 9}};
     for (const auto& [name, count, chains] : blocks) {
-        arms(file_text(concat(MSA_SOURCE_DIR, "/data/pilot/", name, ".json")));
+        arms(file_text(concat(MSA_SOURCE_DIR, "/studies/pilot/", name, ".json")));
         const std::vector<SweepRun> runs = planned();
         EXPECT_EQ(runs.size(), count);
         EXPECT_EQ(chains_of(runs).size(), chains);

@@ -17,11 +17,6 @@ from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
 from .needle import needle_depth_map
 from .overlap import overlap_map
-from .pilot import claims_markdown, differences_markdown, judge_all
-from .pilot import numbers as pilot_numbers
-from .pilot_figures import (bits_by_position, gradient_norms, held_out_loss, index_by_layer,
-                            probed_curves, retrieval_curves, training_loss)
-from .pilot_records import read_records
 from .popularity import queries_per_block
 from .precision import loss_by_bits, read_precision
 from .results import Results, ResultsError
@@ -34,17 +29,15 @@ from .torch_times import (absent_table, host_table, layer_table, read_torch_time
 from .training import training_curves
 
 __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
-           "bits_by_position",
-           "cache_curves", "claims_markdown", "cost_front", "differences_markdown", "efficiency_triple",
-           "entropy_per_layer", "gradient_norms", "held_out_loss", "host_table", "index_by_layer",
-           "judge_all", "layer_table", "loop_orders", "lorenz_curve",
+           "cache_curves", "cost_front", "efficiency_triple",
+           "entropy_per_layer", "host_table", "layer_table", "loop_orders", "lorenz_curve",
            "loss_by_bits", "loss_by_distance",
            "mass_by_layer", "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
-           "needle_depth_map", "overlap_map", "pilot_numbers",
+           "needle_depth_map", "overlap_map",
            "predicted_over_measured",
-           "predicted_over_measured_bars", "probed_curves", "queries_per_block", "read_advice", "read_bench",
+           "predicted_over_measured_bars", "queries_per_block", "read_advice", "read_bench",
            "read_cache", "read_comparison", "read_cost", "read_evaluation", "read_precision",
-           "read_records", "read_sharing", "read_speedups", "read_torch_times", "retrieval_curves", "rival_bars",
+           "read_sharing", "read_speedups", "read_torch_times", "rival_bars",
            "rival_table", "rival_title", "roofline", "save", "selection_heat_map",
            "sharing_patterns", "sink_bars",
-           "sink_by_layer", "summary_table", "training_curves", "training_loss", "union_blocks"]
+           "sink_by_layer", "summary_table", "training_curves", "union_blocks"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from ..arguments import distinct_integers
 from ..ending import ended
 from ..results import FORMAT
-from . import pilot, pilot_answers, pilot_page
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
@@ -19,10 +18,8 @@ from .cost import read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
-                      evaluation_section, orders_section, pilot_section, precision_section,
+                      evaluation_section, orders_section, precision_section,
                       selections_section, sharing_section, training_section)
-from .pilot_figures import pictures
-from .pilot_records import LATER, read_records
 from .precision import loss_by_bits, read_precision
 from .report import write_report
 from .results import Results, ResultsError, blamed
@@ -91,8 +88,6 @@ def more_sections(options, results: Results, files: ExitStack):
             summary = json.loads(Path(path).read_text(encoding="utf-8"))
             captures = summary.get("run", summary).get("captures")
             after.append(of_file(path, make, drawn, note=other_data(path, captures, of_page)))
-    if options.pilot:
-        after.append(of_file(options.pilot, pilot_section, read(options.pilot, read_records)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
@@ -146,8 +141,6 @@ def main(arguments=None) -> int:
                         help="summary.json of msa-reuse: what layers lose with shared ids")
     parser.add_argument("--precision", metavar="FILE",
                         help="summary.json of msa-precision: what number formats lose")
-    parser.add_argument("--pilot", metavar="DIR",
-                        help="records of a sweep of msa-pretrain, as msalab pilot reads them")
     parser.add_argument("--cost", action="append", default=[], metavar="FILE",
                         help="output of msa-cost --json, from sizes or from results; repeatable")
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
@@ -174,68 +167,6 @@ def _plot(options):
         layers = results.layers if options.layers == ALL else options.layers
         print(write_report(results, options.out, layers, before, after, instead,
                            lambda line: print(line, file=sys.stderr, flush=True)))
-
-
-def _registered(records, options):
-    before = read_records(options.exploratory) if options.exploratory else {}
-    tables = {name: table(records, before) for name, table in pilot_page.TABLES.items()}
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        print(table)
-        (out / f"{name}.md").write_text(table, encoding="utf-8")
-    for name, drawn in pilot_answers.pictures(records, before):
-        save(*drawn, out, name)
-    if options.page:
-        page = Path(options.page)
-        page.write_text(pilot_page.with_tables(page.read_text(encoding="utf-8"), records, before),
-                        encoding="utf-8")
-
-
-def pilot_main(arguments=None) -> int:
-    """msalab pilot: what the records of a sweep say of the claims of the paper's appendix."""
-    parser = argparse.ArgumentParser(
-        prog="msalab pilot", description="Compares the arms of a sweep of msa-pretrain, seed by "
-        "seed, and says of each claim of the paper's appendix whether the pilot agrees.")
-    parser.add_argument("records", help="folder with ARM/seed-S/summary.json and curves.csv")
-    parser.add_argument("--out", required=True, metavar="DIR",
-                        help="folder for pilot.csv, pilot.json and the pictures")
-    parser.add_argument("--page", metavar="FILE",
-                        help="writes the tables of docs/pilot.md or docs/pilot_exploratory.md anew, from these "
-                             "records")
-    parser.add_argument("--registered", action="store_true",
-                        help="by the rules that were registered for Pilot II, for its records")
-    parser.add_argument("--exploratory", metavar="DIR",
-                        help="with --registered: the records of the exploratory part, which answer "
-                             "the claim that needs no new runs")
-    parser.add_argument("--arms", metavar="full,msa", help="those of the pictures; default: all")
-    options = parser.parse_args(arguments)
-    return ended(lambda: _pilot(options), options)
-
-
-def _pilot(options):
-    records = read_records(options.records)
-    if options.registered:
-        _registered(records, options)
-        return
-    arms = options.arms.split(",") if options.arms else list(records)
-    if unknown := [arm for arm in arms if arm not in records]:
-        raise ResultsError(f"{options.records}: no arm {unknown[0]}; it has "
-                           f"{', '.join(records)}")
-    print(pilot.claims_markdown(records), end="")
-    if old := pilot.unrecorded(records):
-        print(f"note: {' and '.join(LATER)} are not in the runs {', '.join(old)}, which were "
-              "recorded before they were measured", file=sys.stderr)
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    pilot.numbers(records).to_csv(out / "pilot.csv")
-    (out / "pilot.json").write_text(pilot.as_json(records), encoding="utf-8")
-    for name, drawn in pictures({arm: records[arm] for arm in arms}):
-        save(*drawn, out, name)
-    if options.page:
-        page = Path(options.page)
-        page.write_text(pilot.with_tables(page.read_text(encoding="utf-8"), records),
-                        encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,7 @@ from .lorenz import lorenz_curve
 from .mass_kept import mass_kept_curve
 from .needle import needle_depth_map
 from .overlap import overlap_map
-from . import pilot, pilot_figures
 from .popularity import queries_per_block
-from .pilot_records import Records
 from .precision import Precisions, loss_by_bits
 from .results import Results
 from .reuse import Sharing, loss_by_distance, sharing_patterns
@@ -247,25 +245,6 @@ def comparison_section(comparison: Comparison) -> Section:
          "more keys than the largest budget."),
         pictures, comparison_numbers(comparison), "comparison",
         comparison_definitions(comparison))
-
-
-def pilot_section(records: Records) -> Section:
-    """Of the records of a sweep of msa-pretrain."""
-    def drawn(*_):
-        for name, (figure, table) in pilot_figures.pictures(records):
-            yield Picture(name, figure, table)
-
-    runs = sum(len(seeds) for seeds in records.values())
-    return Section(
-        "pilot",
-        "What do the choices of training do?",
-        (f"{runs} runs of msa-pretrain in {len(records)} arms. Thin lines are seeds, thick ones "
-         "their mean. Arms are compared within a seed, where both read the same bytes in the same "
-         "order.",
-         "The table holds each check of a claim of the paper's appendix: the difference of two arms "
-         "with its 95 % interval over seeds, and the verdict by the rule of "
-         "docs/pilot_exploratory.md; rows without a verdict are the other measures of the same arms."),
-        drawn, pilot.numbers(records), "pilot")
 
 
 def evaluation_section(summary: dict) -> Section:

@@ -2,7 +2,7 @@
 """The runs of a pilot sweep, arm by arm, against the claims of the paper's appendix.
 
 Runs of one seed read the same bytes in the same order, so arms are compared by differences within
-a seed. The rule for a verdict is CLAIMS, EXPECTED and MARGINS below; docs/pilot_exploratory.md says it in
+a seed. The rule for a verdict is CLAIMS, EXPECTED and MARGINS below; studies/pilot/exploratory.md says it in
 words.
 """
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..table import Table
-from .pilot_records import LATER, Records, Run, emergence_step
+from msalab.table import Table
+
+from .runs import LATER, Records, Run, emergence_step
 
 CONFIDENCE = 0.95
 
@@ -344,7 +345,7 @@ def _of(at: Interval) -> str:
 
 
 def claims_markdown(records: Records) -> str:
-    """The table of docs/pilot_exploratory.md."""
+    """The table of studies/pilot/exploratory.md."""
     lines = ["| paper says | pilot says | 95 % interval, seeds | verdict | what could explain a "
              "disagreement |", "|---|---|---|---|---|"]
     for judged in judge_all(records):
@@ -391,11 +392,11 @@ def stability_markdown(records: Records) -> str:
 DOC_TABLES = {"claims": claims_markdown, "stability": stability_markdown,
               "msa-full": lambda records: differences_markdown(records, "msa", "full"),
               "window-msa": lambda records: differences_markdown(records, "window", "msa")}
-_MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records -->\n).*?(<!-- end -->)",
+_MARKED = re.compile(r"(<!-- table ([\w-]+) from studies/pilot/records -->\n).*?(<!-- end -->)",
                      re.DOTALL)
 
 
 def with_tables(text: str, records: Records) -> str:
     """A page with its tables as the records have them, between <!-- table NAME from
-    data/pilot/records --> and <!-- end -->."""
+    studies/pilot/records --> and <!-- end -->."""
     return _MARKED.sub(lambda at: at[1] + DOC_TABLES[at[2]](records) + at[3], text)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Records of the experiment of docs/dense_to_msa.md, small enough for the repository: of a run's evaluation the sums
+"""Records of the experiment of studies/conversion/README.md, small enough for the repository: of a run's evaluation the sums
 of the loss over BIN tokens and the right answers, its curves, and what it was.
 
-usage: records.py RUN ARM-seed-SEED.tar.xz   (RUN: a folder of gpu/conversion.sh)
+usage: records.py RUN ARM-seed-SEED.tar.xz   (RUN: a folder of studies/conversion/gpu.sh)
 """
 
 import io

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The sweeps of docs/pilot.md on a machine with GPUs, a run on each at a time, what is missing.
-#   gpu/pilot.sh OUT SECONDS [OPTIONS...] [-- WORDS...]
+# The sweeps of studies/pilot/README.md on a machine with GPUs, a run on each at a time, what is missing.
+#   studies/pilot/gpu.sh OUT SECONDS [OPTIONS...] [-- WORDS...]
 # CORPUS in the environment: an archive of what `./msalab corpus` writes (default:
 # results/corpus.tar.xz), unpacked into results/corpus unless that is there. msa-pretrain is built
 # unless it is there. SECONDS are those of the runs, without the building. OUT gets records.tar and the
-# tails of the logs. OPTIONS and WORDS as data/pilot/run_missing.py has them; default: the blocks of Pilot II, in their
+# tails of the logs. OPTIONS and WORDS as studies/pilot/run_missing.py has them; default: the blocks of Pilot II, in their
 # order, on GPUs.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=$1 seconds=$2
 shift 2
 bin=build/release/bin
-# shellcheck source=SCRIPTDIR/steps.sh
+# shellcheck source=SCRIPTDIR/../../gpu/steps.sh
 . gpu/steps.sh
 
 if [[ ! -x $bin/msa-pretrain ]]; then
@@ -36,8 +36,8 @@ if [[ ! -f results/corpus/manifest.json ]]; then
 fi
 devices=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
 sweeps=()
-[[ " $* " == *.json* ]] || sweeps=(data/pilot/block_{a,d,c,d2,e1,e2,a2,b,f}.json)
-python3 data/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
+[[ " $* " == *.json* ]] || sweeps=(studies/pilot/block_{a,d,c,d2,e1,e2,a2,b,f}.json)
+python3 studies/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
     --tar "$out/records.tar" "$@" || failed=1
 for log in results/pilot*/*/*/log.txt; do
     [[ -f $log ]] && printf '%s: %s\n' "$log" "$(tail -n 1 "$log" | tail -c 200)"

@@ -4,11 +4,11 @@
 import math
 
 import pytest
-from make_pilot import write_run
+from make_runs import write_run
 
-from msalab.plots import pilot_attached as attached
-from msalab.plots import read_records
-from msalab.plots.pilot import NOT_RUN, UNDECIDED
+from studies.pilot import attached
+from studies.pilot.claims import NOT_RUN, UNDECIDED
+from studies.pilot.runs import read_records
 
 BEST = "attached-w0_1-lr1"
 

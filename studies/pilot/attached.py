@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Block E of Pilot II: is a small KL weight that is not detached a gain? docs/pilot.md has the rule,
+"""Block E of Pilot II: is a small KL weight that is not detached a gain? studies/pilot/README.md has the rule,
 which was registered before the block's first run."""
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .pilot import NOT_RUN, UNDECIDED, _signed, student_inside, student_t
-from .pilot_records import Records, Run, emergence_step
-from .pilot_registered import LEVEL, failed
+from .claims import NOT_RUN, UNDECIDED, _signed, student_inside, student_t
+from .registered import LEVEL, failed
+from .runs import Records, Run, emergence_step
 
 # E1: the arms of each kind by rate, in thousandths.
 RATES = {"full": {"0.5": "full-lr0_5", "1": "full-lr1", "2": "full-lr2"},

@@ -242,7 +242,7 @@ def parse(args):
     parser.add_argument("--devices", default="0")
     parser.add_argument("--corpus", type=Path, default=Path("results/corpus"))
     parser.add_argument("--out", type=Path, default=Path("results/pilot"))
-    parser.add_argument("--records", type=Path, default=Path("data/pilot/records_2"))
+    parser.add_argument("--records", type=Path, default=Path("studies/pilot/records_2"))
     parser.add_argument("--tar", type=Path, default=Path("records.tar"))
     parser.add_argument("--program", default="build/release/bin/msa-pretrain")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What gpu/conversion.sh needs beside the model, in one archive, made where there is no GPU: tokens.safetensors to
+"""What studies/conversion/gpu.sh needs beside the model, in one archive, made where there is no GPU: tokens.safetensors to
 train on, and held_out.txt, the documents that a row of --context tokens is not too long for, a document of each
 kind in turn. With --more, held_out.txt has --documents of MORE that CORPUS has on neither side, and those of CORPUS
 are choosing.txt, to choose settings by.

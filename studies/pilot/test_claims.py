@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_pilot import write_arm, write_run
-from make_results import Case, make_results
+from make_runs import write_arm, write_run
 
-from msalab.__main__ import main
-from msalab.plots import ResultsError, pilot, pilot_figures, read_records
-from msalab.plots.pilot import CLAIMS, EXPECTED, Check, Interval, compare, judge, verdict_of
-from msalab.plots.pilot_records import chance_of_first_block
+from msalab.results import ResultsError
+from studies.pilot import claims, figures
+from studies.pilot.__main__ import main
+from studies.pilot.claims import CLAIMS, EXPECTED, Check, Interval, compare, judge, verdict_of
+from studies.pilot.runs import chance_of_first_block, read_records
 
 ROOT = Path(__file__).parents[2]
-RECORDS, PAGE = ROOT / "data/pilot/records", ROOT / "docs/pilot_exploratory.md"
+RECORDS, PAGE = ROOT / "studies/pilot/records", ROOT / "studies/pilot/exploratory.md"
 OF = {claim.key: claim for claim in CLAIMS}
 
 
@@ -38,12 +38,12 @@ def made(tmp_path):
 @pytest.mark.parametrize("freedom, quantile", [
     (1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227)])
 def test_quantiles_of_students_distribution(freedom, quantile):
-    assert pilot.student_t(freedom) == pytest.approx(quantile, rel=1e-5)
+    assert claims.student_t(freedom) == pytest.approx(quantile, rel=1e-5)
 
 
 def test_quantiles_in_closed_form():
-    assert pilot.student_t(1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-12)
-    assert pilot.student_t(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
+    assert claims.student_t(1) == pytest.approx(math.tan(0.475 * math.pi), rel=1e-12)
+    assert claims.student_t(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
 
 
 def test_paired_differences_and_their_interval(made):
@@ -102,18 +102,18 @@ def test_the_rule(expected, low, high, verdict):
 def test_every_check_has_a_margin_and_an_expectation():
     for claim in CLAIMS:
         for check in claim.checks:
-            assert check.measure.split(" ")[0] in pilot.MARGINS
+            assert check.measure.split(" ")[0] in claims.MARGINS
             assert check.expected in EXPECTED
 
 
 def test_every_arm_of_a_claim_is_in_the_sweep():
-    arms = json.loads((ROOT / "data/pilot/appendix.json").read_text(encoding="utf-8"))["arms"]
+    arms = json.loads((ROOT / "studies/pilot/appendix.json").read_text(encoding="utf-8"))["arms"]
     assert {name for claim in CLAIMS for check in claim.checks
             for name in (check.arm, check.against)} <= arms.keys()
 
 
 def test_verdicts_of_claims(made):
-    verdicts = {one.claim.key: one.verdict for one in pilot.judge_all(read_records(made))}
+    verdicts = {one.claim.key: one.verdict for one in claims.judge_all(read_records(made))}
     assert verdicts.pop("training-dynamics-pt") == "disagree"  # by training loss: 0.5 above 1
     assert verdicts.pop("window") == "agree"
     assert verdicts.pop("window-throughout") == "agree"
@@ -143,7 +143,7 @@ def test_a_run_that_diverged_is_a_result(made):
             (path / "diverged.json").write_text('{"diverged_after": 70}')
     write_arm(made, "attached-w1", (2.51, 3.52, 4.53))
     assert judge(read_records(made), OF["detach"]).verdict == "agree"
-    assert list(pilot_figures.pictures(read_records(made)))
+    assert list(figures.pictures(read_records(made)))
 
 
 def test_records_from_before_a_measure_was_there_do_not_count(made, capsys):
@@ -157,7 +157,7 @@ def test_records_from_before_a_measure_was_there_do_not_count(made, capsys):
     assert compare(records, Check("msa", "msa", "first_block_rate", "higher",
                                   "chance")).interval.n == 5
     assert judge(records, OF["emergence"]).verdict == "agree"
-    assert main(["pilot", str(made), "--out", str(made.parent / "out")]) == 0
+    assert main([str(made), "--out", str(made.parent / "out")]) == 0
     assert ("note: local_rate and far_overlap are not in the runs msa/4, msa/5, which were recorded "
             "before they were measured") in capsys.readouterr().err
 
@@ -166,7 +166,7 @@ def test_without_any_record_of_a_measure_its_check_says_so(tmp_path):
     write_arm(tmp_path, "msa", (2.0, 2.0, 2.0), old=True)
     judged = judge(read_records(tmp_path), OF["emergence"])
     assert (judged.verdict, judged.reason) == ("undecided", "")
-    row = pilot.claims_markdown(read_records(tmp_path)).splitlines()[-1]
+    row = claims.claims_markdown(read_records(tmp_path)).splitlines()[-1]
     assert "local_rate − chance, msa: –" in row
     assert row.count("not in these records") == 2
 
@@ -200,7 +200,7 @@ def test_a_run_that_never_learns_is_told(made):
     records = read_records(made)
     assert [run.values["stalled"] for run in records["attached-w100"].values()] == [1, 0]
     assert [run.values["diverged"] for run in records["attached-w100"].values()] == [0, 0]
-    rows = [line for line in pilot.stability_markdown(records).splitlines()
+    rows = [line for line in claims.stability_markdown(records).splitlines()
             if line.startswith("| attached")]
     assert rows == ["| attached-w100 | 1 | no | yes | 2.783 | 2.783 | 6.000 |",
                     "| attached-w100 | 2 | no | no | 2.763 | 2.763 | 6.000 |"]
@@ -237,7 +237,7 @@ def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     assert old in text
     path.write_text(text.replace(old, new, 1) if old != "train,gradient_norm"
                     else text.replace(old, new), encoding="utf-8")
-    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert main([str(made), "--out", str(made / "out")]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert f"{path}: " in error
@@ -260,11 +260,11 @@ def test_arms_may_be_packed(made, capsys):
     assert got[2].path == archive / "msa/seed-2"
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-20])
-    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert main([str(made), "--out", str(made / "out")]) == 2
     assert f"{archive}: is damaged: " in capsys.readouterr().err
     with tarfile.open(archive, "w:xz") as tar:
         tar.add(made / "full/seed-1/curves.csv", "msa/seed-1/curves.csv")
-    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert main([str(made), "--out", str(made / "out")]) == 2
     assert f"{archive}/msa/seed-1/summary.json" in capsys.readouterr().err
     with tarfile.open(archive, "w:xz") as tar:
         tar.add(made / "full/seed-1/curves.csv", "seed-1/curves.csv")
@@ -274,7 +274,7 @@ def test_arms_may_be_packed(made, capsys):
 
 def test_missing_files_and_folders_are_refused(made, capsys):
     (made / "msa/seed-2/curves.csv").unlink()
-    assert main(["pilot", str(made), "--out", str(made / "out")]) == 2
+    assert main([str(made), "--out", str(made / "out")]) == 2
     assert str(made / "msa/seed-2/curves.csv") in capsys.readouterr().err
     with pytest.raises(ResultsError, match="has no folder ARM/seed-S"):
         read_records(made / "none")
@@ -284,13 +284,13 @@ def test_missing_files_and_folders_are_refused(made, capsys):
 
 
 def test_an_unknown_arm_is_refused(made, capsys):
-    assert main(["pilot", str(made), "--out", str(made / "out"), "--arms", "full,best"]) == 2
+    assert main([str(made), "--out", str(made / "out"), "--arms", "full,best"]) == 2
     assert "no arm best; it has full, msa, window" in capsys.readouterr().err
 
 
 def test_the_command_writes_numbers_and_pictures(made, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["pilot", str(made), "--out", str(out)]) == 0
+    assert main([str(made), "--out", str(out)]) == 0
     assert "**waits for runs**" in capsys.readouterr().out
     names = ("pilot_by_position", "pilot_gradient", "pilot_held_out", "pilot_index_msa",
              "pilot_loss", "pilot_probes", "pilot_retrieval")
@@ -309,53 +309,36 @@ def test_the_command_writes_numbers_and_pictures(made, tmp_path, capsys):
 
 def test_pictures_show_the_numbers_of_the_records(made):
     records = read_records(made)
-    figure, table = pilot_figures.bits_by_position(records)
+    figure, table = figures.bits_by_position(records)
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
     np.testing.assert_allclose(lines["msa"], [[128, 0.02], [256, 0.02]])
     of_seed = table.where(curve="bits_per_byte − full", arm="msa", seed=3)
     np.testing.assert_allclose(of_seed["value"], [0.03, 0.03])
-    _, table = pilot_figures.training_loss(records)
+    _, table = figures.training_loss(records)
     np.testing.assert_allclose(table.where(curve="loss − full", arm="msa")["value"], 0.5)
     assert table["megabytes"].max() == 400 * 512 / 1e6
-    _, table = pilot_figures.retrieval_curves(records)
+    _, table = figures.retrieval_curves(records)
     assert table.where(task="recall", arm="msa", seed=1)["exact_match"].tolist() == [0, .6, .9, 1]
-    _, table = pilot_figures.index_by_layer(records)
+    _, table = figures.index_by_layer(records)
     assert set(table.where(measure="mass_kept")["value"]) == {0.8}
-    _, table = pilot_figures.gradient_norms(records)
+    _, table = figures.gradient_norms(records)
     assert table.where(arm="msa", seed=2)["value"].tolist() == [1, 1, 1, 4, 1]
-    figure, table = pilot_figures.probed_curves(records)
+    figure, table = figures.probed_curves(records)
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "score recall", "mass kept", "entropy dense, nats", "mass on token 0", "block 0 rate",
         "local rate", "far overlap"]
     assert set(table.where(curve="far_overlap")["arm"]) == {"msa"}
     assert set(table.where(curve="sink_mass_dense")["arm"]) == {"full", "msa", "window"}
-    _, table = pilot_figures.held_out_loss(records)
+    _, table = figures.held_out_loss(records)
     assert table.where(arm="msa", seed=1)["value"].tolist() == [5.01, 4.01, 3.01, 2.01]
-
-
-def test_the_records_are_a_section_of_a_report(made, tmp_path, capsys):
-    make_results(tmp_path / "results.h5", Case(lengths=(75,), layers=(0,)))
-    out = tmp_path / "report"
-    command = ["plot", str(tmp_path / "results.h5"), "--out", str(out), "--pilot", str(made)]
-    assert main(command) == 0
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count('<section id="pilot">') == 1
-    assert "9 runs of msa-pretrain in 3 arms" in page
-    for name in ("pilot_loss", "pilot_probes", "pilot_index_msa"):
-        assert {path.suffix for path in out.glob(f"{name}.*")} == {".png", ".svg", ".csv"}
-    with open(out / "pilot.csv", newline="", encoding="utf-8") as file:
-        assert next(csv.DictReader(file))["claim"] == "training-dynamics-pt"
-    (made / "msa/seed-2/curves.csv").unlink()
-    assert main(command) == 2
-    assert "msa/seed-2/curves.csv" in capsys.readouterr().err
 
 
 def test_the_page_has_the_numbers_of_the_records():
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count("from data/pilot/records -->") == len(pilot.DOC_TABLES)
-    assert pilot.with_tables(page, read_records(RECORDS)) == page
+    assert page.count("from studies/pilot/records -->") == len(claims.DOC_TABLES)
+    assert claims.with_tables(page, read_records(RECORDS)) == page
     changed = page.replace("+0.0181", "+0.0182")
-    assert changed != page == pilot.with_tables(changed, read_records(RECORDS))
+    assert changed != page == claims.with_tables(changed, read_records(RECORDS))
 
 
 def test_the_pages_links_lead_to_files():
@@ -370,7 +353,7 @@ def test_files_and_positions_without_held_out_bytes_are_not_compared(made, tmp_p
         for rows in summary["evaluation"].values():
             rows[0]["bits_per_byte"] = None
         path.write_text(json.dumps(summary), encoding="utf-8")
-    assert main(["pilot", str(made), "--out", str(tmp_path / "out")]) == 0
+    assert main([str(made), "--out", str(tmp_path / "out")]) == 0
     with (tmp_path / "out/pilot.csv").open(newline="", encoding="utf-8") as file:
         measures = {row["measure"] for row in csv.DictReader(file)}
     assert {"bits_per_byte of english", "bits_per_byte 128-256"} < measures
@@ -379,9 +362,9 @@ def test_files_and_positions_without_held_out_bytes_are_not_compared(made, tmp_p
 
 def test_pictures_of_runs_that_did_not_learn_say_so(tmp_path):
     write_arm(tmp_path, "full", (2.0, 2.0), attention="full", loss=5.0)
-    for draw in (pilot_figures.training_loss, pilot_figures.bits_by_position):
+    for draw in (figures.training_loss, figures.bits_by_position):
         figure, _ = draw(read_records(tmp_path))
         assert "no run has learned" in figure.axes[0].texts[0].get_text()
     write_arm(tmp_path, "msa", (2.0, 2.0))  # beside a reference that is not drawn
-    assert len(list(pilot_figures.pictures(read_records(tmp_path)))) == 7
-    assert not pilot_figures.training_loss(read_records(tmp_path))[0].axes[0].texts
+    assert len(list(figures.pictures(read_records(tmp_path)))) == 7
+    assert not figures.training_loss(read_records(tmp_path))[0].axes[0].texts

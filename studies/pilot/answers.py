@@ -8,12 +8,13 @@ import math
 
 import numpy as np
 
-from ..table import Table
-from . import style
-from .pilot import AGREE, DISAGREE, NOT_RUN, UNDECIDED, Check, margin_of
-from .pilot_records import Records, Run
-from .pilot_registered import (ATTACHED, CLAIMS, FORKED, LEVEL, Found, compare, failed, judge,
+from msalab.plots import style
+from msalab.table import Table
+
+from .claims import AGREE, DISAGREE, NOT_RUN, UNDECIDED, Check, margin_of
+from .registered import (ATTACHED, CLAIMS, FORKED, LEVEL, Found, compare, failed, judge,
                                pooled)
+from .runs import Records, Run
 
 COLOUR_OF = {AGREE: "tab:green", DISAGREE: "tab:red", UNDECIDED: style.GUIDE}
 OTHER_TEXT = "training_loss of the last tenth"  # beside bits per byte: the text that was trained on

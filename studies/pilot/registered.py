@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pilot II: the claims and rules that docs/pilot.md registered before its first run, in code."""
+"""Pilot II: the claims and rules that studies/pilot/README.md registered before its first run, in code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .pilot import CLAIMS as EXPLORATORY
-from .pilot import (AGREE, DISAGREE, EXPECTED, NOT_RUN, PAST_COPYING, UNDECIDED, Check, _pairs,
+from .claims import CLAIMS as EXPLORATORY
+from .claims import (AGREE, DISAGREE, EXPECTED, NOT_RUN, PAST_COPYING, UNDECIDED, Check, _pairs,
                     _signed, differences, margin_of, student_inside, student_t)
-from .pilot_records import Records, emergence_step
+from .runs import Records, emergence_step
 
 LEVEL = 0.05  # of each one-sided test
 # Of each block; "none": runs of the exploratory part, whose differences have the spread of family A.

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..table import Table
-from . import style
-from .pilot_records import STALLED, Records, Run
+from msalab.plots import style
+from msalab.table import Table
+
+from .runs import STALLED, Records, Run
 
 SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": "", "linestyle": "-"}
 MEGA = 1e6

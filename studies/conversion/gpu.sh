@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The experiment of docs/dense_to_msa.md on a machine with GPUs: what is missing of it.
-#   gpu/conversion.sh OUT SECONDS [WORDS...]
-#   gpu/conversion.sh --smoke OUT [WORDS...]
-# A run is missing unless data/conversion/records/FORM or OUT has its record, ARM-seed-S.tar.xz. One that is under
+# The experiment of studies/conversion/README.md on a machine with GPUs: what is missing of it.
+#   studies/conversion/gpu.sh OUT SECONDS [WORDS...]
+#   studies/conversion/gpu.sh --smoke OUT [WORDS...]
+# A run is missing unless studies/conversion/records/FORM or OUT has its record, ARM-seed-S.tar.xz. One that is under
 # way when SECONDS are up stops behind a saved step in WORK, and goes on when this is started again on the same
 # machine. WORDS go to every `msalab train`, --compile say. In the environment:
 #   FORM    small (default), large or even: which of the registered experiments
@@ -12,7 +12,7 @@
 #   LEAST   seconds that a run takes: with fewer left none is begun (default: 60)
 #   PARTS   processes that share an evaluation (default: 1), which alone waits for the host more than for the GPU
 #   MODEL   folder or FILE.gguf (default: results/smollm2)
-#   INPUTS  archive of data/conversion/inputs.py, unpacked into WORK once (default: inputs.tar.xz there)
+#   INPUTS  archive of studies/conversion/inputs.py, unpacked into WORK once (default: inputs.tar.xz there)
 #   WORK    folder of runs (default: results/conversion)
 #   STEPS, WARMUP, FIT, CONTEXT, BATCH, ROWS, PROCESSES, DEVICE, SEQUENCES, LENGTHS, EXERCISES: see below
 # In the form even, MSA arms begin with OUT/fitted-seed-S.safetensors, which the first of them makes where it is
@@ -21,7 +21,7 @@
 # steps, their records and the judge's words. With DEVICE=cpu these alone, of a small model.
 # msalab must be importable, with the cuda backend for GPUs (PYTHONPATH=build/release/python).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 began=$SECONDS smoke=0 tries=0 judged=()
 if [[ $1 == --smoke ]]; then smoke=1 && shift; fi
 out=$1 work=${WORK:-results/conversion} form=${FORM:-small}
@@ -46,7 +46,7 @@ case $form in # what is worth most comes first
         ;;
     *) echo "FORM is $form, must be small, large or even" >&2 && exit 2 ;;
 esac
-records=data/conversion/records/$form
+records=studies/conversion/records/$form
 steps=${STEPS:-$steps} warmup=${WARMUP:-$warmup} context=${CONTEXT:-8192} batch=${BATCH:-16} rows=${ROWS:-2}
 processes=${PROCESSES:-1} device=${DEVICE:-cuda} sequences=${SEQUENCES:-$sequences} lengths=${LENGTHS:-2048,4096,8192}
 exercises=${EXERCISES:-$exercises} parts=${PARTS:-1} dtype=bfloat16
@@ -146,7 +146,7 @@ run() { # ARM-SEED
     fi
     read -ra own <<<"$(evaluation_of "$arm" "$run")"
     evaluate "$run" "${own[@]}" >"$run.txt" 2>&1 || { echo "$name: not evaluated: $(tail -n 1 "$run.txt")" && return; }
-    python3 data/conversion/records.py "$run" "$out/$name.tar.xz"
+    python3 studies/conversion/records.py "$run" "$out/$name.tar.xz"
     echo "$name: $((SECONDS - began)) s, the evaluation $((SECONDS - trained)): $(grep -m 1 '^dense' "$run.txt")"
 }
 
@@ -236,10 +236,10 @@ CODE
             for file in docs/*.md gpu/*.cpp; do cat "$file" && printf '\0'; done >"$work/more/held_out/$kind.txt"
         done
     fi
-    python3 data/conversion/inputs.py "$model" "$work/corpus" "$work/inputs.tar.xz" --context "$context" --bytes \
+    python3 studies/conversion/inputs.py "$model" "$work/corpus" "$work/inputs.tar.xz" --context "$context" --bytes \
         "${more[@]}" 2>&1 | tail -n 1
     INPUTS=$work/inputs.tar.xz queue
-    python3 data/conversion/judge.py "$out" "${judged[@]}"
+    python3 studies/conversion/judge.py "$out" "${judged[@]}"
     exit
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""How far behind the dense arm is an arm of gpu/conversion.sh while both train? They read the same tokens in the same
+"""How far behind the dense arm is an arm of studies/conversion/gpu.sh while both train? They read the same tokens in the same
 order, so the difference of a step's losses is that of the arms. Until the text begins again, the loss of a step is one
 on text that the model has not seen.
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Is the conversion near-lossless? What the records of gpu/conversion.sh say, by the rules that
-docs/dense_to_msa.md has had since before they were made: those of the forms small and large, or of the form even.
+"""Is the conversion near-lossless? What the records of studies/conversion/gpu.sh say, by the rules that
+studies/conversion/README.md has had since before they were made: those of the forms small and large, or of the form even.
 
 usage: judge.py RECORDS [--even]   (needs python/ of this repository: PYTHONPATH=python)
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The experiment of docs/dense_to_msa.md: data/conversion/judge.py on made records, by the rule of that page, and
-gpu/conversion.sh with a small model."""
+"""The experiment of studies/conversion/README.md: studies/conversion/judge.py on made records, by the rule of that page, and
+studies/conversion/gpu.sh with a small model."""
 
 import io
 import json
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS, TOKENS, EXERCISES = 8, 50, 100
-sys.path.insert(0, str(ROOT / "data/conversion"))
+sys.path.insert(0, str(ROOT / "studies/conversion"))
 import records  # noqa: E402
 
 
@@ -52,7 +52,7 @@ def pack(path, texts):
 
 
 def said(program, *arguments):
-    done = subprocess.run([sys.executable, ROOT / "data/conversion" / program, *arguments], text=True,
+    done = subprocess.run([sys.executable, ROOT / "studies/conversion" / program, *arguments], text=True,
                           capture_output=True, env={"PYTHONPATH": ":".join(sys.path)})
     return done.returncode, done.stdout, done.stderr
 
@@ -236,7 +236,7 @@ def test_the_whole_chain_on_a_small_model(tmp_path, form, parts):
     for name in ("torch", "transformers", "msalab._msalab"):
         pytest.importorskip(name, reason="needs PyTorch, transformers and the compiled module")
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(["bash", ROOT / "gpu/conversion.sh", "--smoke", tmp_path], text=True, capture_output=True,
+    done = subprocess.run(["bash", ROOT / "studies/conversion/gpu.sh", "--smoke", tmp_path], text=True, capture_output=True,
                           env=os.environ | {"DEVICE": "cpu", "PATH": search, "PYTHONPATH": ":".join(sys.path),
                                             "FORM": form, "PARTS": str(parts), "WORK": str(tmp_path / "work"),
                                             "OMP_NUM_THREADS": "1"})

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The tables of docs/pilot.md, each between marks that name it."""
+"""The tables of studies/pilot/README.md, each between marks that name it."""
 
 from __future__ import annotations
 
 import re
 
-from . import pilot_attached, pilot_registered
-from .pilot_records import Records
+from . import attached, registered
+from .runs import Records
 
-TABLES = {**pilot_registered.TABLES, **pilot_attached.TABLES}
-_MARKED = re.compile(r"(<!-- table ([\w-]+) from data/pilot/records_2 -->\n).*?(<!-- end -->)",
+TABLES = {**registered.TABLES, **attached.TABLES}
+_MARKED = re.compile(r"(<!-- table ([\w-]+) from studies/pilot/records_2 -->\n).*?(<!-- end -->)",
                      re.DOTALL)
 
 

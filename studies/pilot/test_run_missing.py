@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""data/pilot/run_missing.py, with a program that stands in for msa-pretrain."""
+"""studies/pilot/run_missing.py, with a program that stands in for msa-pretrain."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "data/pilot/run_missing.py"
+SCRIPT = Path(__file__).parents[2] / "studies/pilot/run_missing.py"
 CURVES = "step,group,name,part,value\n0,train,loss,,5.5\n0,train,mfu,,0.1\n0,train,kl_loss,3,0.5\n" \
          "0,train,tokens_per_second,,100\n"
 PROGRAM = f"""#!{sys.executable}

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .cost import read_json
-from .results import ResultsError, blamed
+from msalab.plots.cost import read_json
+from msalab.results import ResultsError, blamed
 
 PACKED = re.compile(r"[\w-]+/seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]

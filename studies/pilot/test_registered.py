@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rules that docs/pilot.md registered for Pilot II, on made-up records whose differences are
+"""The rules that studies/pilot/README.md registered for Pilot II, on made-up records whose differences are
 known; and that the page has what the records say."""
 
 import json
@@ -9,17 +9,15 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-from make_pilot import write_run
+from make_runs import write_run
 
-from msalab.plots import pilot_answers as answers
-from msalab.plots import pilot_page as page_of
-from msalab.plots import pilot_registered as registered
-from msalab.plots import read_records
-from msalab.plots.pilot import Check
+from studies.pilot import answers, page as page_of, registered
+from studies.pilot.claims import Check
+from studies.pilot.runs import read_records
 
 ROOT = Path(__file__).parents[2]
-RECORDS, PAGE = ROOT / "data/pilot/records_2", ROOT / "docs/pilot.md"
-BEFORE = ROOT / "data/pilot/records"
+RECORDS, PAGE = ROOT / "studies/pilot/records_2", ROOT / "studies/pilot/README.md"
+BEFORE = ROOT / "studies/pilot/records"
 NOTEBOOK = ROOT / "notebooks/06_pilot.ipynb"
 OF = {claim.says: claim for claim in registered.CLAIMS}
 
@@ -225,7 +223,7 @@ def test_pictures_of_what_is_there(tmp_path):
 
 def test_the_page_has_the_numbers_of_the_records():
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count("from data/pilot/records_2 -->") == len(page_of.TABLES)
+    assert page.count("from studies/pilot/records_2 -->") == len(page_of.TABLES)
     records = read_records(RECORDS) if RECORDS.exists() else {}
     before = read_records(BEFORE)
     assert page_of.with_tables(page, records, before) == page
