@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import t as student
 
 from msalab.table import Table
 
@@ -23,25 +24,13 @@ CONFIDENCE = 0.95
 
 
 def student_inside(t: float, freedom: int) -> float:
-    """The probability of |T| <= t, T of Student's distribution with `freedom` degrees (Abramowitz
-    and Stegun 26.7.3 and 26.7.4: finite sums)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd, power, term, total = freedom % 2, 0, 1.0, 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term * math.cos(angle) ** power
-        term *= (power + 1) / (power + 2)
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
+    """The probability of |T| <= t, T of Student's distribution with `freedom` degrees."""
+    return float(1 - 2 * student.sf(t, freedom))
 
 
 def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The quantile t for which |T| <= t has this probability."""
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_inside(middle, freedom) < confidence else (low,
-                                                                                        middle)
-    return low
+    return float(student.ppf((1 + confidence) / 2, freedom))
 
 
 @dataclass(frozen=True)
