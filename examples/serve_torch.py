@@ -156,12 +156,12 @@ def paged(model):
 
 @torch.no_grad()
 def next_logits(model, tokens, positions, step):
-    """Of each token [1, tokens] the logits of the next one."""
+    """The logits of the token behind each of these [1, tokens]."""
     return model(input_ids=tokens, position_ids=positions, use_cache=False, msalab_step=step).logits[0]
 
 
 def next_tokens(model, tokens, positions, step):
-    """Of each token [1, tokens] the most probable next one."""
+    """The most probable token behind each of these [1, tokens]."""
     return next_logits(model, tokens, positions, step).argmax(-1)
 
 
@@ -243,7 +243,7 @@ class Engine:
         return []
 
     def fits(self, request):
-        """Are there pages for all tokens that it and the running ones may come to have?"""
+        """Whether there are pages for all tokens that it and the running requests may reach."""
         lacking = (-(-(len(each.prompt) + each.most + self.drafts) // self.page) - len(each.pages)
                    for each in (*self.running, request))
         return sum(lacking) <= len(self.pool.free)

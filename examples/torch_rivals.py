@@ -269,8 +269,8 @@ def _outputs(found):
 
 
 def _time(case, prepare, operands, row):
-    """Fills the row: off (the most that the output is off ours), forward_ms, step_ms; of who selects by
-    another rule other_ids, the share of ids that ours has not. ValueError where the output is another."""
+    """Fills the row: off (the largest difference to our output), forward_ms and step_ms. For a rival that selects by
+    another rule also other_ids, the share of its ids that ours do not have. ValueError if the output differs."""
     inputs, attend, to_rows, *own = prepare(case, *operands)
     ids = own[0] if own else operands[-1]
     if own:

@@ -52,7 +52,7 @@ def operands_of(kind: str, queries: int, keys: int, channels: int, groups: int, 
 
 
 def others(index_q, index_k, block_size: int, top_k: int) -> tuple[int, int, str]:
-    """How many ids there are, how many by an int8 copy are others, and who answered the call with the copy."""
+    """The number of ids, how many of them differ with an int8 copy of the keys, and the backend that took the copy."""
     ends = {"cu_seqlens_q": [0, len(index_q)], "cu_seqlens_k": [0, len(index_k)], "block_size": block_size}
     copy = msalab.store_coarse(index_k.float().cpu(), block_size=block_size)
     coarse = tuple(part.to(index_k.device) for part in copy)

@@ -13,7 +13,7 @@ struct SharedStream {
     std::shared_ptr<Stream> stream;
 };
 
-/// From now on the backend expects other kernels before its own on the stream. InputError unless it
+/// Makes the backend expect kernels of others before its own on the stream. InputError unless it
 /// is a cuda backend.
 SharedStream share_stream(Backend&);
 

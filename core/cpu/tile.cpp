@@ -91,7 +91,7 @@ void pack_lanes(const float* rows, int64_t stride, int64_t width, float* panel) 
         for (int i = 0; i < kLanes; ++i) panel[d * kPanel + i] = rows[i * stride + d];
 }
 
-/// Are the values of the keys [first, last) finite?
+/// Whether all values of the keys [first, last) are finite.
 bool finite(Panels v, int64_t first, int64_t last) {
     for (int64_t column = 0; column < v.columns; column += kPanel) {
         const float* panel = v.data + column * v.depth;

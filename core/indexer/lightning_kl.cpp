@@ -214,8 +214,8 @@ void Pass::add_sums(const Tile& tile) {
     }
 }
 
-/// Heads count by what their sinks leave of them. Of a mean they add up to 1; of a maximum, the
-/// largest is 1 until its sum over the keys is known.
+/// Weights each head by 1 - its sink's mass. The weights of a mean teacher add up to 1. Those of a
+/// maximum teacher have 1 as the largest; they are normalised once the sum over the keys is known.
 void Pass::share_out(int64_t i) {
     for (int64_t first = 0; first < p_.query_heads; first += group_size_) {
         double most = kEmptyLse, total = 0;

@@ -27,7 +27,7 @@ inline constexpr int64_t kMostCompress = 1024;
 
 /// The means of the complete runs of `compress` rows of x [n, width], from the first row on.
 Tensor<float, 2> piece_means(View<const float, 2> x, int64_t compress);
-/// Of each sequence its first piece, and at the end the number of all pieces.
+/// The first piece of each sequence, followed by the number of all pieces.
 std::vector<int64_t> piece_starts(std::span<const int64_t> cu_seqlens, int64_t compress);
 
 struct QsaKlInput {

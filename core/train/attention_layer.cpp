@@ -286,8 +286,9 @@ void AttentionLayer::value_head_grad(const Pass& pass, AttentionState& s, Attent
     ops.linear_grad_input(flat(t.d_index_v.in()), w.matrix(index_.v), t.d_h, Sum::add);
 }
 
-/// What the value head, whose gradient of index_q and index_k is there, and the KL loss teach the
-/// index projections. Where only one of them reaches the layer's input, they go one by one.
+/// Adds the gradients of the index projections from the value head (whose gradients of index_q and
+/// index_k are computed before) and from the KL loss. Two passes if only one of the two may flow to
+/// the layer's input.
 void AttentionLayer::index_grad(const Pass& pass, View<const float, 3> rope, AttentionState& s,
                                 AttentionScratch& t) const {
     const MsaOptions& o = config_.msa;

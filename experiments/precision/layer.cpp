@@ -142,8 +142,8 @@ private:
     Tensor<float, 3> sparse_;     // attention over them
 };
 
-/// Of so many tensors, each with scales of its own; `element_of(precision)`: what it is computed
-/// in.
+/// Writes the bits that `tensors` tensors take, each with its own scales. `element_of(precision)`
+/// is the type that a precision is computed in.
 template <typename ElementOf>
 void write_bits(std::span<const Precision> precisions, const std::string& group, int64_t keys,
                 int64_t tensors, int64_t heads, int64_t channels, const ElementOf& element_of,

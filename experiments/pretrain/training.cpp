@@ -185,7 +185,7 @@ void Training::step() {
     state_.step = trainer_.step();
 }
 
-/// Of all workers, whose shares are alike.
+/// Counts the FLOPs of all workers, whose shares are alike.
 void Training::count_flops(const PackedBatch& layout) {
     const bool sparse = o_.training.sparse(state_.step);
     if (counted_.flops == 0 || counted_.sparse != sparse || !(counted_.layout == layout))

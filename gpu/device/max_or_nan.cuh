@@ -12,7 +12,8 @@ __device__ inline float max_or_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
-/// Of sums of int8, or of floats' bits. On Hopper, two consecutive calls become one instruction.
+/// For sums of int8, or the bits of floats. On Hopper, two consecutive calls become one
+/// instruction.
 __device__ inline int max_or_nan(int a, int b) { return max(a, b); }
 
 __device__ inline float warp_max_or_nan(float value) {

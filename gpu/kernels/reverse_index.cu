@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// Of sorted uses the queries, in their place, and the slots.
+/// Splits sorted uses into their queries (in place) and their slots.
 __global__ void __launch_bounds__(kThreads)
     split_uses(int32_t* queries, int32_t* slots, int64_t count, int top_k) {
     const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;

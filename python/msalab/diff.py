@@ -165,7 +165,7 @@ class Layer:
         return first, int(token) - first + 1
 
     def scores(self, token, group):
-        """Of each visible block, and the most that rounding may change of one in float32."""
+        """The score of each visible block, and the most that rounding in float32 may change one."""
         first, count = self.place(token)
         row = np.asarray(self.layer.index_q[token, group], np.float64)
         keys = np.asarray(self.layer.index_k[first:first + count], np.float64)

@@ -315,7 +315,7 @@ def _word(name: str, value) -> str:
 
 def _problem(given, cu_seqlens_q, cu_seqlens_k, q=None, k=None, index_q=None, index_k=None,
              block_size=128, softmax_scale=None, index_scale=None, window=None, softcap=None):
-    """Of these arguments, each refused by its name. What was made for the same ones is found."""
+    """Builds the Problem of these arguments, or takes the one kept for the same arguments. Errors name the argument."""
     found = _find_problem(given, cu_seqlens_q, cu_seqlens_k, q, k, index_q, index_k, block_size,
                           softmax_scale, index_scale, window, softcap)
     if found is None:
@@ -767,7 +767,7 @@ def append(pool, rows, page_table, seqused_k, *, max_seqlen_k=None, validate=Fal
 
 @lru_cache(maxsize=_KEPT)
 def _problem_of_tokens(lay):
-    """Of these tokens alone: sizes that append does not read."""
+    """A Problem of these tokens; append reads none of its other sizes."""
     return _msalab.Problem(lay, 1, 1, 16, 0, 1, None, None, None, None)
 
 

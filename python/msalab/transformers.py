@@ -146,8 +146,8 @@ def _valid_tokens(row: Tensor, number: int):
 
 
 def _check_mask(mask_function, batch_size, q_length, q_offset, kv_offset, window, device):
-    """Of each query the first key that it should see, the one before, its own and the next: enough
-    to tell causal attention in a window from packed rows, chunks and what a caller adds."""
+    """Checks the mask at four keys of each query: the first that it should see, the one before, its own and the next.
+    That tells causal attention in a window from packed rows, chunks and a caller's own mask."""
     batch = torch.arange(batch_size, device=device)[:, None]
     query = torch.arange(q_length, device=device)[None] + q_offset
     first = (query - (window or q_offset + q_length) + 1).clamp(min=0).clamp(min=kv_offset)
@@ -256,7 +256,7 @@ class Plan:
     model: object
 
     def apply(self):
-        """From now on, until another plan is."""
+        """Makes the model attend by this plan, until another one is applied."""
         if hasattr(self.model, "_prepare_cache_for_generation"):
             self.model._prepare_cache_for_generation = types.MethodType(_prepare_cache, self.model)
             self.model._prefill = types.MethodType(_prefill, self.model)

@@ -91,7 +91,7 @@ def cases_of(options) -> dict[str, Case]:
 
 
 def attend_by_pytorch(model, kind: str, rows: int):
-    """From now on. kind: of BACKENDS, chosen by who calls, or "none"."""
+    """Makes every attention one of `kind`: one of BACKENDS that the caller has chosen, or "none"."""
 
     def attend(module, query, key, value, mask, scaling=None, **_):
         if kind == "none":

@@ -78,7 +78,7 @@ def _files(path) -> dict[str, bytes]:
 
 
 def _shapes(options) -> dict[str, tuple]:
-    """Of all parameters that a model of these options may have, by name."""
+    """Name -> shape of every parameter that a model of these options may have."""
     dim, hidden, head, index = (options[f"{name}_dim"] for name in ("model", "hidden", "head", "index"))
     queries, keys = (options[f"{name}_heads"] * head for name in ("query", "kv"))
     groups = options["kv_heads"]

@@ -79,7 +79,7 @@ class ActivationsWriter:
                           data=array.view(np.uint16) if array.dtype == bfloat16 else array)
 
     def _pieces(self, layer: Layer, sequences) -> int:
-        """Of these sequences the keys of qsa_k; a sequence is written as a whole."""
+        """The number of qsa_k keys of these sequences, each of which is written as a whole."""
         return int((self._lengths[sequences] // layer.qsa_compress).sum())
 
     @staticmethod

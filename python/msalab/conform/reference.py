@@ -215,7 +215,7 @@ class Reference:
 
 
 def places(given, lengths):
-    """Of each sequence the rows of the pool, pages one behind the other, where its tokens lie."""
+    """For each sequence, the rows of the pool in which its tokens lie; the pool's pages follow one another."""
     size = given["page_size"]
     return [given["page_table"][s, np.arange(n) // size].astype(np.int64) * size + np.arange(n) % size
             for s, n in enumerate(lengths)]

@@ -22,7 +22,7 @@ NAMED = 6  # differences that a message names
 
 
 def sha256(path, size: int | None = None) -> str:
-    """Of its first `size` bytes; None: of all."""
+    """The SHA-256 of the first `size` bytes of a file, of all bytes if None."""
     digest, left = hashlib.sha256(), Path(path).stat().st_size if size is None else size
     with open(path, "rb") as file:
         while part := file.read(min(AT_ONCE, left)):

@@ -44,7 +44,7 @@ DEFINITIONS = {
 
 
 def unit_names(record, plan) -> list[str]:
-    """Of all units, in order: the sequences of text, then each exercise of each task and length."""
+    """The names of all units in order: the sequences of text, then each exercise of each task and length."""
     asked = record["options"]
     return [f"text {number}" for number in range(plan["texts"])] + [
         f"{task} {length} {number}" for task in asked["tasks"] for length in asked["lengths"]

@@ -31,7 +31,8 @@ def table(summary) -> str:
 
 
 def differences_table(summary) -> str:
-    """Of each budget its settings beside the one that loses least of those that a running model can have."""
+    """For each budget, the paired difference of every setting to the one that loses least; the oracle, which no
+    running model can have, is not a candidate for it."""
     parts, width = [], _width(summary)
     for budget in dict.fromkeys(row["budget"] for row in summary["differences"]):
         here = [config for config in summary["configs"] if config.get("budget") == budget]

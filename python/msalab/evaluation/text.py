@@ -95,7 +95,7 @@ class Tokenizer:
         return np.asarray(found["input_ids"], np.int64), np.diff(last, prepend=0).astype(float)
 
     def locate(self, text: str, ranges) -> tuple[list[int], list[tuple[int, int]]]:
-        """As that of Bytes. A token belongs to a range that has one of its characters."""
+        """As Bytes.locate. A token belongs to a range that has one of its characters."""
         if not self._tokenizer.is_fast:
             ids = self.encode(text)
             return ids, [tuple(self._same_ids(ids, text[:at]) for at in one) for one in ranges]
@@ -155,7 +155,7 @@ class Sequence:
 
 
 def read_documents(paths) -> list[str]:
-    """Of all files; documents of a file are separated by the byte 0, empty ones left out."""
+    """The documents of all files. A byte 0 separates documents within a file; empty ones are left out."""
     documents = []
     for path in paths:
         try:

@@ -33,9 +33,9 @@ _ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 
 @dataclass
 class Attention:
-    """Of all layers. kind: of KINDS; dense: layers that attend to everything. warming: the Index
-    Branches learn beside full attention, and nothing else does. keeps: the activations within a layer, which are
-    otherwise computed again. The rest is of the micro-batch under way: cu_seqlens, as a list and as a tensor on the
+    """The attention of all layers. kind: one of KINDS. dense: the layers that attend to everything. warming: only the
+    Index Branches learn, beside full attention. keeps: activations within a layer are kept; otherwise they are
+    computed again. The other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the
     CPU, positions [N], and, where `measured` is a list, its measures (name, layer, value)."""
 
     kind: str
@@ -58,7 +58,7 @@ class Attention:
 
     @property
     def kl(self) -> dict:
-        """Of each layer that has one."""
+        """Layer number -> KL loss, of each layer that has one."""
         return {layer.number: layer.kl for layer in self.layers if layer.kl is not None}
 
     def __call__(self, module, layer, q, k, v, given):
@@ -175,7 +175,7 @@ def check_config(options):
 
 
 def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
-    """From now on the model attends so."""
+    """Makes these attention modules of the model call `attention`."""
     _register()
     attention.layers = [Layer(number, attention, attention.kind != "dense" and number not in attention.dense)
                         for number in modules]

@@ -114,13 +114,13 @@ class Group:
         self.mesh = init_device_mesh(kind, (self.size,))
 
     def summed(self, values) -> list[float]:
-        """Of all processes; numbers, or scalars on the device."""
+        """The sums over all processes of these numbers or scalars on the device."""
         total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
         dist.all_reduce(total)
         return total.tolist()
 
     def gathered(self, value) -> list:
-        """Of each process."""
+        """The value of each process."""
         values = [None] * self.size
         dist.all_gather_object(values, value)
         return values

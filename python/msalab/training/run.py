@@ -169,7 +169,8 @@ def _has_usual_warmup(record) -> bool:
 
 
 def check_folder(out: Path, record: dict, options):
-    """CaptureError where something else is there than the run that goes on, which the record then takes in."""
+    """Raises CaptureError if OUT holds anything but the run to be resumed; otherwise adds that run's devices to the
+    record."""
     path = out / "run.json"
     if not path.exists():
         require({one.name for one in out.iterdir()} <= {"run.json.partial"},  # of a run that was killed
@@ -186,8 +187,7 @@ def check_folder(out: Path, record: dict, options):
 
 
 def begin_folder(out: Path, record: dict, options):
-    """From now on a run is there: nothing was wrong with it in its first step. What is overwritten goes, and what a run
-    that goes on said when it diverged."""
+    """Creates the run's folder, after its first good step. Removes an overwritten run's files, and diverged.json."""
     (out / "diverged.json").unlink(missing_ok=True)
     if options.overwrite:
         checkpoint.clear(out)

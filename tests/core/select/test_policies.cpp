@@ -105,7 +105,8 @@ TEST_F(EveryPolicy, SelectsWhatItsScoresSay) {
     }
 }
 
-/// What a layer with another's ids pays for them: nothing; for all else what it pays anyway.
+/// A layer that takes another layer's ids is charged nothing for selection, and all its other
+/// costs.
 TEST_F(EveryPolicy, ChargesNothingForIdsOfAnotherLayer) {
     LearnedSizes own{.gate_dim = 32, .gate_block_size = 32};
     LearnedSizes taken = own;
