@@ -5,8 +5,8 @@
 #   gpu/model.sh STAGE OUT [SECONDS]
 # STAGE: build, unpack (the module of an earlier build, build/module-*, in place of build), test, bench, train, serve or
 # profile; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
-# environment: ROWS, a regular expression of rows of tests/bench/time_serve.py; TESTS, what pytest takes under python/tests;
-# CASES, ARMS of tests/bench/time_model.py; TORCH_LOGS as PyTorch reads it.
+# environment: ROWS, a regular expression of rows of bench/time_serve.py; TESTS, what pytest takes under python/tests;
+# CASES, ARMS of bench/time_model.py; TORCH_LOGS as PyTorch reads it.
 # shellcheck disable=SC2317 # functions that a shell of its own calls
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -76,7 +76,7 @@ some_tests() {
 # The example of a server, with weights at random of SmolLM2's shape.
 serve() {
     local running
-    (cd tests/bench && "$python" -c "
+    (cd bench && "$python" -c "
 import sys, torch, transformers, time_model
 torch.manual_seed(0)
 transformers.LlamaForCausalLM(transformers.LlamaConfig(**time_model.SMALL, max_position_embeddings=16384, rope_theta=1e5,
@@ -96,15 +96,15 @@ run() {
         unpack) unpack ;;
         test) tests ;;
         bench)
-            "$python" tests/bench/time_serve.py "$out/times.json" --seconds $((seconds - 90)) --rows "${ROWS:-.}"
+            "$python" bench/time_serve.py "$out/times.json" --seconds $((seconds - 90)) --rows "${ROWS:-.}"
             ;;
         train)
-            "$python" tests/bench/time_model.py "$out/train.json" --seconds $((seconds - 60)) --cases "${CASES:-8k,32k,128k}" \
+            "$python" bench/time_model.py "$out/train.json" --seconds $((seconds - 60)) --cases "${CASES:-8k,32k,128k}" \
                 --arms "${ARMS:-msa-16,cudnn,flash}"
             ;;
         serve) serve ;;
         profile)
-            "$python" tests/bench/time_serve.py "$out/profiled.json" --seconds $((seconds - 60)) --profile "$out" \
+            "$python" bench/time_serve.py "$out/profiled.json" --seconds $((seconds - 60)) --profile "$out" \
                 --rows "${ROWS:-8b-4/decode/(8|128)K/1/msa$|8b-4/decode/128K/1/(msa-compiled|flash)$|8b-4/prefill/128K/1/msa-compiled|8b-4/prefill/128K/1/cudnn$}"
             ;;
         *) echo "gpu/model.sh: no stage $stage" >&2 && return 2 ;;

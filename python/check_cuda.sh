@@ -3,7 +3,7 @@
 # The Python package on a machine with a GPU and PyTorch: its tests, and its times into OUT.
 # PACKAGE is a wheel, or a folder that holds a wheel or an unpacked msalab/ with its compiled part,
 # and msa-bench of the same build where its times are to stand beside, with the libraries that it
-# misses in lib/. Nothing is downloaded. Further arguments go to examples/time_torch.py.
+# misses in lib/. Nothing is downloaded. Further arguments go to bench/time_torch.py.
 #   python/check_cuda.sh PACKAGE OUT [--rivals]
 set -euo pipefail
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
@@ -44,6 +44,6 @@ if [[ -x $folder/msa-bench ]]; then
     bench=(--bench "$folder/msa-bench")
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}:$folder/lib
 fi
-timeout 120 "$python" "$here/../examples/time_torch.py" "${bench[@]}" "${@:3}" \
+timeout 120 "$python" "$here/../bench/time_torch.py" "${bench[@]}" "${@:3}" \
     --out "$out/times.json" 2>&1 | tee "$out/times.txt" || failed=1
 exit "$failed"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gpu/exact_ids.py, on the CPU: ids by an int8 copy beside those of the operands."""
+"""bench/exact_ids.py, on the CPU: ids by an int8 copy beside those of the operands."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ SIZES = ((160, 40, 16, 8, 4), (100, 1, 32, 16, 3))
 
 @pytest.fixture
 def exact_ids():
-    spec = importlib.util.spec_from_file_location("exact_ids", Path(__file__).parents[2] / "gpu/exact_ids.py")
+    spec = importlib.util.spec_from_file_location("exact_ids", Path(__file__).parents[2] / "bench/exact_ids.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("core", "gpu", "analysis", "experiments", "notebooks", "data", "tests", "python",
-           "docs", "examples")
+           "docs", "examples", "bench", "studies")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS
                                       for page in (ROOT / folder).rglob("*.md"))])
 

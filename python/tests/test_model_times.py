@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tests/bench/time_model.py with tiny models on the CPU: every arm is measured, or says why not."""
+"""bench/time_model.py with tiny models on the CPU: every arm is measured, or says why not."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 @pytest.fixture
 def times(monkeypatch):
-    path = Path(__file__).parents[2] / "tests/bench/time_model.py"
+    path = Path(__file__).parents[2] / "bench/time_model.py"
     spec = importlib.util.spec_from_file_location("time_model", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "time_model", module)  # where some versions of the compiler look it up
@@ -89,7 +89,7 @@ def test_a_profile_has_kernels_beside_the_calls_of_the_host(times):
 
 
 def test_serving_has_its_times(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tests/bench"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path, rows = tmp_path / "record.json", "(decode|prefill)/512/1/(msa|msa-static|flash)$"
     serve = importlib.import_module("time_serve")

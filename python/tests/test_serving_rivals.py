@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""examples/serving_rivals.py on a CPU, with a stand-in for vLLM's kernels."""
+"""bench/serving_rivals.py on a CPU, with a stand-in for vLLM's kernels."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: requireme
 
 @pytest.fixture
 def rivals(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "bench")
     return importlib.import_module("serving_rivals")
 
 

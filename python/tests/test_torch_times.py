@@ -27,7 +27,7 @@ RECORD = {"format": "msa-torch-times", "format_version": 1, "device": "a GPU", "
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"bench/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -81,7 +81,7 @@ def test_who_is_here_is_timed_and_computes_the_same():
 def test_every_call_whose_host_time_is_told_can_be_made(monkeypatch):
     pytest.importorskip("torch")
     pytest.importorskip("msalab._msalab")
-    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(ROOT / "bench")
     times = load("time_torch")
     monkeypatch.setattr(times, "host_us", lambda call: [call()] and 1.0)
     names = [name for name, *_ in times.host_times()]

@@ -131,7 +131,7 @@ def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
 
 def _fastest_dense(record: dict) -> dict[tuple[str, int], tuple[float, str]]:
     """(microseconds, name) of the fastest dense attention of a record by (phase, tokens), as
-    gpu/baselines.py has it: its own by cuDNN, and what others' kernels took beside it."""
+    bench/baselines.py has it: its own by cuDNN, and what others' kernels took beside it."""
     found = [(m, m.get("answered_by", "")) for m in record["measurements"]
              if m["stage"] == "dense_attention" and "median_us" in m]
     found = [(m, "cuDNN" if by.startswith("cuDNN") else "msalab") for m, by in found]

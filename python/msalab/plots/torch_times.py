@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Times of msalab.torch beside other attentions of PyTorch: the record of `examples/time_torch.py`."""
+"""Times of msalab.torch beside other attentions of PyTorch: the record of `bench/time_torch.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Times the operations of msalab.torch on a GPU, beside other attentions of PyTorch.
 
-    python examples/time_torch.py [--tokens 131072] [--bench msa-bench] [--rivals] [--out FILE]
-    python examples/time_torch.py --bench msa-bench --rivals --out data/bench/torch-h100.json
+    python bench/time_torch.py [--tokens 131072] [--bench msa-bench] [--rivals] [--out FILE]
+    python bench/time_torch.py --bench msa-bench --rivals --out data/bench/torch-h100.json
 
 Three tables. What a call costs the host: the time until it returns while the GPU is busy with other
 work, with small operands; beside it that of the compiled part alone, which queues the kernels, so
@@ -10,7 +10,7 @@ that the difference is what Python and PyTorch add. A layer of 64 heads in 4 gro
 blocks of 128 and k = 16 in bfloat16: the time of the GPU between events, median of several runs,
 beside that of `--bench`, the program msa-bench of the same build; layer_grad is a layer's step of
 training, as msa-bench has it, and MSAttention the same with projections, norms and RoPE. `--rivals`:
-what else is installed, at `--rival-tokens` (examples/torch_rivals.py). The record that `--out` names
+what else is installed, at `--rival-tokens` (bench/torch_rivals.py). The record that `--out` names
 is written after every table, and notebooks/08_torch.ipynb shows it; the rivals are done after `--seconds`.
 Where PyTorch finds no GPU there are the first table, with operands so small that computing takes
 little of it, and the last one, of a small layer on the CPU.
@@ -18,12 +18,13 @@ little of it, and the last one, of a small layer on the CPU.
 
 import argparse
 import json
+import statistics
 import subprocess
 import time
 
 import torch
 import torch_rivals
-from torch_rivals import elapsed_ms
+from timer import device_ms, host_us
 
 import msalab
 import msalab.torch as m
@@ -33,29 +34,8 @@ from msalab.nn import MSAttention
 HQ, HKV, DH, DIDX, BLOCK, TOP_K = 64, 4, 128, 128, 128, 16
 
 
-def host_us(call):
-    """Host time of a call, the least of several runs; a GPU sleeps meanwhile. On the CPU many short
-    runs find one that nothing else disturbed."""
-    on_gpu = torch.cuda.is_available()
-    calls, runs = (100, 7) if on_gpu else (20, 1000)
-    for _ in range(10):
-        call()
-    found = []
-    for _ in range(runs):
-        if on_gpu:
-            torch.cuda.synchronize()
-            torch.cuda._sleep(int(1e8))
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        found.append((time.perf_counter() - began) / calls * 1e6)
-    if on_gpu:
-        torch.cuda.synchronize()
-    return min(found)
-
-
 def gpu_ms(call, runs=7):
-    return elapsed_ms(call, "cuda", runs)
+    return statistics.median(device_ms(call, "cuda", runs))
 
 
 def operands(queries, keys, dtype=torch.bfloat16, heads=HQ, groups=HKV, dim=DH, device="cuda"):

@@ -11,7 +11,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 VARIANTS = ("as it is", "no DLPackExchangeAPI", "public device and stream", "through the dispatcher",
@@ -22,6 +21,7 @@ STEPS, RUNS = 300, 3
 
 def step_times(variant: str) -> dict:
     import torch
+    from timer import step_ms
     if variant in ("no DLPackExchangeAPI", "none of them"):
         del torch.Tensor.__dlpack_c_exchange_api__
     import msalab.torch as m
@@ -41,17 +41,10 @@ def step_times(variant: str) -> dict:
                           (sequences * keys, 4, 128), (sequences * keys, 128)))
         at = {"block_size": 128, "cu_seqlens_q": list(range(sequences + 1)),
               "cu_seqlens_k": [keys * number for number in range(sequences + 1)]}
-        seconds = []
         with torch.no_grad():
-            for _ in range(1 + RUNS):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(STEPS):
-                    m.sparse_attention(q, k, v, m.index_select(index_q, index_k, 16, **at), **at)
-                torch.cuda.synchronize()
-                seconds.append(time.perf_counter() - began)
-        found["step_us"][f"{sequences} x {keys}"] = round(
-            statistics.median(seconds[1:]) / STEPS * 1e6, 2)
+            times = step_ms(lambda: m.sparse_attention(q, k, v, m.index_select(index_q, index_k, 16, **at), **at),
+                            "cuda", RUNS, warm_up=1, calls=STEPS)
+        found["step_us"][f"{sequences} x {keys}"] = round(1e3 * statistics.median(times), 2)
     return found
 
 

@@ -41,7 +41,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from time_model import LARGE, SMALL, TINY, OPTIONS, attempted, commit, lines_of, synchronize
+from time_model import LARGE, SMALL, TINY, OPTIONS, attempted, commit, lines_of
+from timer import step_ms, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformers.masking_utils import AttentionMaskInterface
@@ -192,7 +193,7 @@ def captured(step, token):
     with torch.cuda.stream(stream):
         for _ in range(3):
             step(token)
-    synchronize(torch.device(DEVICE))
+    synchronize(DEVICE)
     with torch.cuda.graph(graph, stream=stream):
         out = step(token)
 
@@ -272,26 +273,12 @@ def measure(name: str, profile: Path | None) -> dict:
         if work == "generate":
             return generated(generate_call(model, context, batch, arm))
         call = {"decode": decode_call, "prefill": prefill_call}[work](model, context, batch, arm)
-        began = time.perf_counter()
-        for _ in range(3):
-            call()
-        synchronize(torch.device(DEVICE))
-        first = time.perf_counter() - began
+        first = 3e-3 * step_ms(call, DEVICE, 1, calls=3)[0]
         if profile:
             return profiled(call, name, profile)
         steps = STEPS if work == "decode" else 3 if context >= 1 << 17 else 7
-        found = []
-        for _ in range(steps):
-            synchronize(torch.device(DEVICE))
-            began = time.perf_counter()
-            call()
-            synchronize(torch.device(DEVICE))
-            found.append(1e3 * (time.perf_counter() - began))
-        began = time.perf_counter()
-        for _ in range(steps):
-            call()
-        synchronize(torch.device(DEVICE))
-        flow = 1e3 * (time.perf_counter() - began) / steps
+        found = step_ms(call, DEVICE, steps)
+        flow = step_ms(call, DEVICE, 1, calls=steps)[0]
     ms, floor = statistics.median(found), floor_of(model, work, context, batch, sparse, BLOCK[shape])
     return {"ms": ms, "flow_ms": flow, "first_s": first, "floor_ms": floor, "share": floor / min(ms, flow), "runs_ms": found,
             "peak_bytes": (torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0)}
@@ -301,10 +288,7 @@ def generated(call) -> dict:
     """Tokens a second behind the prompt: of 96 new tokens less 32."""
     times = {}
     for new in (32, 96, 32, 96):
-        began = time.perf_counter()
-        call(new)
-        synchronize(torch.device(DEVICE))
-        times[new] = time.perf_counter() - began
+        times[new] = 1e-3 * step_ms(lambda: call(new), DEVICE, 1)[0]
     return {"ms": 1e3 * (times[96] - times[32]) / 64, "flow_ms": 1e3 * (times[96] - times[32]) / 64, "first_s": 0, "floor_ms": 0,
             "share": 0, "peak_bytes": (torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0)}
 
@@ -320,7 +304,7 @@ def profiled(call, name: str, folder: Path) -> dict:
                                             torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(2):
             call()
-        synchronize(torch.device(DEVICE))
+        synchronize(DEVICE)
     lines = [name + ", 2 steps", *lines_of(seen.key_averages()), *text.getvalue().splitlines()]
     with open(folder / "profiles.txt", "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n\n")
@@ -364,7 +348,7 @@ def main(arguments=None):
                                       f"({found['share']:.0%})  first {found['first_s']:.0f} s  "
                                       f"{found.get('peak_bytes', 0) / 2**30:.1f} GiB")
         print(f"{name:34} {line[:300]}", flush=True)
-    synchronize(torch.device(DEVICE))
+    synchronize(DEVICE)
 
 
 if __name__ == "__main__":

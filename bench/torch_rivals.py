@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """MSA and other attentions of PyTorch on the same operands: those that are installed, each with the
-time of its forward pass and of forward and backward pass. examples/time_torch.py writes them down,
+time of its forward pass and of forward and backward pass. bench/time_torch.py writes them down,
 notebooks/08_torch.ipynb shows them.
 
 Five attend to the blocks that MSA selects: ours, FlexAttention by a block mask, parallel_nsa, the Triton
@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+from timer import device_ms
 
 import msalab.torch as m
 
@@ -72,24 +73,6 @@ def device_name():
     plural = "s" if threads > 1 else ""
     models = [line.split(":")[1].strip() for line in about.splitlines() if line.startswith("model n")]
     return f"{models[0] if models else 'CPU'}, {threads} thread{plural}"
-
-
-def elapsed_ms(call, device, runs=3, warm_up=2):
-    """The median of several runs: between events on a GPU, by the clock on a CPU."""
-    found = []
-    for _ in range(warm_up + runs):
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end))
-        else:
-            began = time.perf_counter()
-            call()
-            found.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(found[warm_up:])
 
 
 # Each contender takes a case and its operands, and returns what it differentiates (q, k and v first), the
@@ -283,13 +266,13 @@ def _time(case, prepare, operands, row):
         if not row["off"] <= farthest(case, *operands[:3], row["attends_to"]):
             raise ValueError(f"its output is off ours by {row['off']:.2g}")
         d_outs = [torch.randn_like(out) for out in outs]
-        row["forward_ms"] = elapsed_ms(lambda: attend(*inputs), case.device)
+        row["forward_ms"] = statistics.median(device_ms(lambda: attend(*inputs), case.device))
     del outs
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     if not _outputs(attend(*leaves))[0].requires_grad:
         raise RuntimeError("it has no gradient")
-    row["step_ms"] = elapsed_ms(lambda: torch.autograd.grad(_outputs(attend(*leaves)), leaves, d_outs),
-                                case.device)
+    row["step_ms"] = statistics.median(device_ms(
+        lambda: torch.autograd.grad(_outputs(attend(*leaves)), leaves, d_outs), case.device))
 
 
 def measure(case, seconds=80):

@@ -181,7 +181,7 @@ def main() -> int:
                 path.write_text(new, encoding="utf-8")
     if stale:
         print(", ".join(stale) + (": written" if "--write" in sys.argv[1:] else
-                                  ": the tables are not the records'; gpu/tables.py --write"))
+                                  ": the tables are not the records'; bench/tables.py --write"))
     return bool(stale) and "--write" not in sys.argv[1:]
 
 

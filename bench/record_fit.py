@@ -23,7 +23,7 @@ import time
 
 import h5py
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "build/release/bin/msa-fit-indexer"
 STARTS = {"from-qk": [], "pca": [], "normal": ["--lr", "3e-3"]}
 FIGURES = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass")

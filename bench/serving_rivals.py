@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Shapes of serving over a cache in pages: msalab beside the Triton kernels of vLLM's MiniMax-M3 layer, on a GPU.
 
-    python examples/serving_rivals.py [--out FILE] [--only PATTERN] [--seconds S] [--commit SHA] [--small]
+    python bench/serving_rivals.py [--out FILE] [--only PATTERN] [--seconds S] [--commit SHA] [--small]
 
 Both select k blocks of 128 keys and attend to them, in bfloat16, 64 heads in 4 groups of 128 channels, k = 16. vLLM takes
 its kernels of decode where every request has the same few new tokens, as its layer does, and those of prefill
@@ -26,6 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from timer import device_ms
 from torch_rivals import device_name, farthest, other_ids
 
 import msalab.torch as m
@@ -139,25 +140,8 @@ class Vllm:
         self.select, self.attend = select, attend
 
 
-def time_us(call, device: str, calls=10, runs=5):
-    """Median over runs of the mean of the calls of a run."""
-    found = []
-    for _ in range(runs + 1):  # the first warms up
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            torch.cuda._sleep(40_000_000)
-            begin.record()
-            for _ in range(calls):
-                call()
-            end.record()
-            torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end) * 1e3 / calls)
-        else:
-            began = time.perf_counter()
-            call()
-            found.append((time.perf_counter() - began) * 1e6)
-    return statistics.median(found[1:])
+def time_us(call, device: str):
+    return 1e3 * statistics.median(device_ms(call, device, runs=5, warm_up=1, calls=10, asleep=True))
 
 
 def times_of(side, ids, device: str) -> dict:

@@ -39,6 +39,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import transformers
+from timer import step_ms, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -195,20 +196,9 @@ def serve_step(name: str, case: Case, arm: str, compiled: bool, device):
     return lambda: call(token, past_key_values=found.past_key_values, use_cache=True)
 
 
-def synchronize(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def times_of(call, runs: int, device) -> dict:
     """Milliseconds: `ms`, the median of `runs_ms`, and those of the first call."""
-    found = []
-    for _ in range(WARM_UP + runs):
-        synchronize(device)
-        began = time.perf_counter()
-        call()
-        synchronize(device)
-        found.append(1e3 * (time.perf_counter() - began))
+    found = step_ms(call, device, WARM_UP + runs)
     return {"ms": statistics.median(found[WARM_UP:]), "runs_ms": found[WARM_UP:], "first_ms": found[0]}
 
 
