@@ -271,7 +271,7 @@ const report::TableOf<Findings> kMeasured{
     "measured",
     "what was measured, and the link",
     0,
-    {{{"block_size", "tokens", "tokens of a block"}, &Findings::block_size},
+    {{report::kBlockSize, &Findings::block_size},
      {{"context_blocks", "blocks", "blocks that the last step of the longest sequence sees"},
       &Findings::context_blocks},
      {report::kQueries, &Findings::steps},

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "experiments/driver/option_table.h"
 #include "experiments/programs.h"
 
 namespace msa::experiments::cost {
@@ -22,12 +21,9 @@ const About kAbout{
 
 const std::vector<Element> kElements{Element::bf16, Element::f16, Element::e4m3, Element::f32};
 
-/// What is not where it is used: an element that follows another, two switches for one format.
-struct Words {
-    std::optional<Element> element, index_element;
-};
+}  // namespace
 
-OptionTable option_table(CostOptions& o, Words& w) {
+OptionTable option_table(CostOptions& o) {
     OptionTable table(kAbout);
     table
         .text("preset", "MODEL", o.preset,
@@ -43,9 +39,9 @@ OptionTable option_table(CostOptions& o, Words& w) {
     table.real("union-blocks", "BLOCKS", o.union_blocks,
                "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, "
                "mean; default: as if each query chose by chance");
-    table.element("element", w.element, kElements, "of q, k, v and outputs: bf16, f16, e4m3 or f32")
-        .shown_as(to_string(o.element));
-    table.element("index-element", w.index_element, kElements,
+    table.element("element", o.element, kElements, "of q, k, v and outputs: bf16, f16, e4m3 or f32")
+        .shown_as("bf16");
+    table.element("index-element", o.index_element, kElements,
                   "of index_q and index_k; default: as --element");
     table.counts("gpus", "N,...", o.gpus,
                  "what a layer takes that is divided among so many GPUs, instead of stages",
@@ -54,15 +50,19 @@ OptionTable option_table(CostOptions& o, Words& w) {
                "a JSON file like those of data/hardware, or " + join(list_hardware()));
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
                  "rates of the roofline: peak (published) or measured");
-    table.text("results", "FILE", o.results,
+    table.path("results", "FILE", o.results,
                "cost the blocks selected in a results file, instead of sizes");
     table.numbers("layers", "L,...", o.layers, "of the results; default: all");
     table.names(
         "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },
         "of the results, repeatable; default: all");
-    table.flag("json", o.json, "print JSON instead of the tables");
+    table.flag("stages", o.stages, "print the stages of every pipeline, too").unrecorded();
+    table.flag("json", o.json, "print JSON, which has the stages, instead of the tables")
+        .unrecorded();
     return table;
 }
+
+namespace {
 
 /// With --results, sizes come from the file; without, there is nothing to pick from.
 void check_exclusions(std::span<const std::string> args) {
@@ -81,8 +81,7 @@ void check_exclusions(std::span<const std::string> args) {
 std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
                                               std::ostream& out) {
     CostOptions o;
-    Words w;
-    if (!option_table(o, w).parse(args, out)) return std::nullopt;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
     check_exclusions(args);
     for (int64_t tokens : o.contexts) check_option("context", tokens, 1, int64_t{1} << 40);
     for (const auto& [option, count] :
@@ -90,8 +89,8 @@ std::optional<CostOptions> parse_cost_options(std::span<const std::string> args,
         check_option(option, count.value_or(1), 1, int64_t{1} << 31);
     require(std::isfinite(o.union_blocks.value_or(0)), "--union-blocks is ",
             o.union_blocks.value_or(0), ", must be a number");
-    o.element = w.element.value_or(o.element);
-    o.index_element = w.index_element.value_or(o.element);
+    o.element = o.element.value_or(Element::bf16);
+    o.index_element = o.index_element.value_or(*o.element);
     return o;
 }
 

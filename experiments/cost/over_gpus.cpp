@@ -3,16 +3,17 @@
 #include "analysis/over_gpus.h"
 
 #include <algorithm>
-#include <ostream>
+#include <functional>
 
-#include "experiments/cost/from_sizes.h"
+#include "experiments/cost/cost.h"
 #include "experiments/driver/table.h"
+#include "experiments/report/columns.h"
 
 namespace msa::experiments::cost {
 namespace {
 
 using analysis::DecodeOverGpus, analysis::LayerSizes, analysis::PrefillOverGpus, analysis::RankTime;
-using nlohmann::ordered_json;
+using report::Column, report::ColumnOf, report::Form;
 
 /// One context on one number of GPUs.
 struct Division {
@@ -22,109 +23,148 @@ struct Division {
     DecodeOverGpus decode;
 };
 
-ordered_json link_json(const std::optional<analysis::Hardware::Link>& link) {
-    if (!link) return nullptr;
-    return {{"bytes_per_second", link->bytes_per_second}, {"seconds", link->seconds}};
+template <typename Get>
+ColumnOf<Division> prefill_column(Column column, Get get) {
+    return {std::move(column), [get](const Division& of) { return std::invoke(get, of.prefill); }};
+}
+template <typename Get>
+ColumnOf<Division> decode_column(Column column, Get get) {
+    return {std::move(column), [get](const Division& of) { return std::invoke(get, of.decode); }};
 }
 
-ordered_json prefill_json(const PrefillOverGpus& x) {
-    ordered_json json{{"one_seconds", x.one_seconds},
-                      {"seconds", x.seconds()},
-                      {"speedup", x.speedup()},
-                      {"imbalance", x.imbalance()},
-                      {"gather_bytes", x.gather_bytes},
-                      {"gather_seconds", x.gather_seconds},
-                      {"exposed_seconds", x.exposed_seconds()},
-                      {"ranks", ordered_json::array()}};
-    for (const RankTime& rank : x.ranks)
-        json["ranks"].push_back({{"early_seconds", rank.early},
-                                 {"late_seconds", rank.late},
-                                 {"waited_seconds", rank.waited()},
-                                 {"end_seconds", rank.end}});
-    return json;
+// Prefill.
+
+double slowest(const PrefillOverGpus& of) {
+    double seconds = 0;
+    for (const RankTime& rank : of.ranks) seconds = std::max(seconds, rank.compute());
+    return seconds;
 }
 
-ordered_json decode_json(const DecodeOverGpus& x) {
-    return {{"one_seconds", x.one_seconds},
-            {"seconds", x.seconds()},
-            {"speedup", x.speedup()},
-            {"worst_speedup", x.worst_speedup()},
-            {"step_seconds", x.step_seconds},
-            {"select_seconds", x.select_seconds},
-            {"attend_seconds", x.attend_seconds},
-            {"attend_worst_seconds", x.attend_worst_seconds},
-            {"exchange_bytes", x.exchange_bytes},
-            {"exchange_seconds", x.exchange_seconds}};
+constexpr Form kPart{.decimals = 2, .times = 100};
+const Column kGpus{"gpus", "", "GPUs that share the layer", "GPUs"};
+const Column kOne{"one_gpu_seconds", "s", "time of the layer on one GPU", "one GPU", kTime};
+const Column kDivided{"divided_seconds", "s", "time of the divided layer", "all", kTime};
+const Column kSpeedup{
+    "divided_speedup", "1", "one_gpu_seconds over divided_seconds", "speed-up", {.decimals = 2}};
+
+const ColumnOf<Division> kTokensOf{report::kTokens,
+                                   [](const Division& of) { return of.sizes.tokens; }};
+const ColumnOf<Division> kGpusOf{kGpus, &Division::gpus};
+
+const report::TableOf<Division> kPrefill{
+    "prefill_over_gpus",
+    "prefill of a layer that GPUs share",
+    2,
+    {kTokensOf,
+     kGpusOf,
+     prefill_column(kOne, &PrefillOverGpus::one_seconds),
+     prefill_column({"slowest_rank_seconds", "s", "chunks of the slowest GPU, without its waiting",
+                     "slowest\nrank", kTime},
+                    slowest),
+     prefill_column({"imbalance", "1", "time of the slowest GPU's chunks over the mean, less 1",
+                     "imbalance\n%", kPart},
+                    &PrefillOverGpus::imbalance),
+     prefill_column({"gather_bytes",
+                     "B",
+                     "keys and values that a GPU gathers from the others",
+                     "gather\nMB",
+                     {.decimals = -4, .per = kMega}},
+                    &PrefillOverGpus::gather_bytes),
+     prefill_column({"gather_seconds", "s", "time of that gathering", "gather", kTime},
+                    &PrefillOverGpus::gather_seconds),
+     prefill_column(
+         {"exposed_seconds", "s", "what a GPU waits for keys, at most", "not over-\nlapped", kTime},
+         &PrefillOverGpus::exposed_seconds),
+     prefill_column(kDivided, &PrefillOverGpus::seconds),
+     prefill_column(kSpeedup, &PrefillOverGpus::speedup),
+     {{"share_of_ideal", "1", "divided_speedup over the number of GPUs", "of ideal\n%",
+       report::kPercent},
+      [](const Division& of) { return of.prefill.speedup() / static_cast<double>(of.gpus); }}}};
+
+// A GPU's part of prefill.
+
+struct Rank {
+    const Division* of;
+    size_t rank;
+    const RankTime* time;
+};
+
+std::vector<Rank> ranks_of(const std::vector<Division>& all) {
+    std::vector<Rank> ranks;
+    for (const Division& of : all)
+        for (size_t rank = 0; rank < of.prefill.ranks.size(); ++rank)
+            ranks.push_back({&of, rank, &of.prefill.ranks[rank]});
+    return ranks;
 }
 
-void print_divisions_json(const CostOptions& o, const Model& model,
-                          const std::vector<Division>& all, const analysis::Hardware& on,
-                          std::ostream& out) {
-    ordered_json json{{"format", "msa-cost-gpus"},
-                      {"format_version", kRecordVersion},
-                      {"model", model.name},
-                      {"hardware", hardware_json(on, o.ceilings)},
-                      {"link", link_json(on.link)},
-                      {"network", link_json(on.network)},
-                      {"chips_of_host", on.chips_of_host},
-                      {"rows", ordered_json::array()}};
-    for (const Division& x : all)
-        json["rows"].push_back({{"tokens", x.sizes.tokens},
-                                {"gpus", x.gpus},
-                                {"prefill", prefill_json(x.prefill)},
-                                {"decode", decode_json(x.decode)}});
-    out << json.dump(2) << '\n';
-}
+const report::TableOf<Rank> kRanks{
+    "ranks",
+    "prefill of a layer that GPUs share, GPU by GPU",
+    3,
+    {{report::hidden(report::kTokens), [](const Rank& of) { return of.of->sizes.tokens; }},
+     {report::hidden(kGpus), [](const Rank& of) { return of.of->gpus; }},
+     {{"rank", "", "number of the GPU"}, &Rank::rank},
+     {{"early_seconds", "s", "the first of its two chunks"},
+      [](const Rank& of) { return of.time->early; }},
+     {{"late_seconds", "s", "the second"}, [](const Rank& of) { return of.time->late; }},
+     {{"waited_seconds", "s", "what it waits for keys"},
+      [](const Rank& of) { return of.time->waited(); }},
+     {{"end_seconds", "s", "when its second chunk is done"},
+      [](const Rank& of) { return of.time->end; }}}};
 
-void print_prefill(const std::vector<Division>& all, std::ostream& out) {
-    Table table({"prefill\ncontext", "GPUs", "one GPU\nms", "slowest\nrank ms", "imbalance\n%",
-                 "gather\nMB", "gather\nms", "not over-\nlapped ms", "all\nms", "speed-up",
-                 "of ideal\n%"});
-    for (const Division& x : all) {
-        const PrefillOverGpus& p = x.prefill;
-        double slowest = 0;
-        for (const RankTime& rank : p.ranks) slowest = std::max(slowest, rank.compute());
-        table.add({count_text(x.sizes.tokens), std::to_string(x.gpus),
-                   number_text(p.one_seconds / kMilli), number_text(slowest / kMilli),
-                   fixed_text(100 * p.imbalance(), 2), number_text(p.gather_bytes / kMega),
-                   number_text(p.gather_seconds / kMilli),
-                   number_text(p.exposed_seconds() / kMilli), number_text(p.seconds() / kMilli),
-                   fixed_text(p.speedup(), 2),
-                   fixed_text(100 * p.speedup() / static_cast<double>(x.gpus), 1)});
-    }
-    table.print(out);
-    out << '\n';
-}
+// Decode.
 
-void print_decode(const std::vector<Division>& all, std::ostream& out) {
-    Table table({"decode\ncontext", "GPUs", "one GPU\nus", "step\nus", "select\nus", "attend\nus",
-                 "exchange\nKB", "exchange\nus", "all\nus", "speed-up", "all blocks\nwith one"});
-    for (const Division& x : all) {
-        const DecodeOverGpus& d = x.decode;
-        table.add({count_text(x.sizes.tokens), std::to_string(x.gpus),
-                   number_text(d.one_seconds / kMicro), number_text(d.step_seconds / kMicro),
-                   number_text(d.select_seconds / kMicro), number_text(d.attend_seconds / kMicro),
-                   number_text(d.exchange_bytes / 1000), number_text(d.exchange_seconds / kMicro),
-                   number_text(d.seconds() / kMicro), fixed_text(d.speedup(), 2),
-                   fixed_text(d.worst_speedup(), 2)});
-    }
-    table.print(out);
-    out << '\n';
-}
+const report::TableOf<Division> kDecode{
+    "decode_over_gpus",
+    "decode of a layer that GPUs share",
+    2,
+    {kTokensOf, kGpusOf, decode_column(kOne, &DecodeOverGpus::one_seconds),
+     decode_column(
+         {"step_seconds", "s",
+          "launches and chains of dependent reads of a step, on one GPU as well", "step", kTime},
+         &DecodeOverGpus::step_seconds),
+     decode_column({"select_seconds", "s", "index select on a GPU's part", "select", kTime},
+                   &DecodeOverGpus::select_seconds),
+     decode_column(
+         {"attend_seconds", "s", "attention over k / P of the blocks, of P GPUs", "attend", kTime},
+         &DecodeOverGpus::attend_seconds),
+     decode_column(
+         {"attend_worst_seconds", "s", "attention over k blocks, as one GPU has them all"},
+         &DecodeOverGpus::attend_worst_seconds),
+     decode_column({"exchange_bytes",
+                    "B",
+                    "bytes of both exchanges, into a GPU",
+                    "exchange\nKB",
+                    {.decimals = -4, .per = 1000}},
+                   &DecodeOverGpus::exchange_bytes),
+     decode_column({"exchange_seconds", "s", "time of both exchanges", "exchange", kTime},
+                   &DecodeOverGpus::exchange_seconds),
+     decode_column(kDivided, &DecodeOverGpus::seconds),
+     decode_column(kSpeedup, &DecodeOverGpus::speedup),
+     decode_column({"worst_speedup",
+                    "1",
+                    "divided_speedup where one GPU has all selected blocks",
+                    "all blocks\nwith one",
+                    {.decimals = 2}},
+                   &DecodeOverGpus::worst_speedup)}};
 
 std::string links_text(const analysis::Hardware& on) {
     const auto words = [](const char* name, const std::optional<analysis::Hardware::Link>& link) {
         if (!link) return std::string();
-        return concat("; ", name, " ", number_text(link->bytes_per_second / kGiga), " GB/s, ",
-                      number_text(link->seconds / kMicro), " us");
+        return concat(name, " ", number_text(link->bytes_per_second / kGiga), " GB/s, ",
+                      number_text(link->seconds / kMicro), " us; ");
     };
-    return words("links", on.link) + words("network", on.network) +
-           concat("; ", on.chips_of_host, " to a host");
+    return concat(words("links", on.link), words("network", on.network), on.chips_of_host,
+                  " to a host");
 }
 
 }  // namespace
 
-void cost_over_gpus(const CostOptions& o, const analysis::Hardware& on, std::ostream& out) {
+std::vector<report::Shape> tables_over_gpus() {
+    return {kPrefill.shape(), kDecode.shape(), kRanks.shape()};
+}
+
+report::Report cost_over_gpus(const CostOptions& o, const analysis::Hardware& on) {
     const Model model = model_of(o);
     std::vector<Division> all;
     for (int64_t tokens : o.contexts)
@@ -134,20 +174,22 @@ void cost_over_gpus(const CostOptions& o, const analysis::Hardware& on, std::ost
             all.push_back({sizes, gpus, prefill_over_gpus(sizes, count, on),
                            decode_over_gpus(sizes, count, on)});
         }
-    if (o.json) return print_divisions_json(o, model, all, on, out);
-    const LayerSizes& s = all.front().sizes;
-    out << model.name << ", one of " << model.layers << " layers: " << sizes_text(s) << '\n'
-        << hardware_text(on, o.ceilings, {s.element, s.index_element}) << links_text(on) << "\n\n";
-    print_prefill(all, out);
-    print_decode(all, out);
-    print_paragraph(
-        out,
+    const LayerSizes& sizes = all.front().sizes;
+    report::Report report{
+        .title =
+            concat(model_text(model, sizes), '\n',
+                   chip_text(on, o.ceilings, {sizes.element, sizes.index_element}), links_text(on)),
+        .tables = {kPrefill.of(all), kDecode.of(all), kRanks.of(ranks_of(all)),
+                   model_table(model, sizes)}};
+    report.note(
+        "divided",
         "Prefill: queries in zig-zag chunks, two for each GPU, whose keys are gathered in the "
         "order of the sequence while earlier chunks are answered. Decode: keys divided; the best "
         "k blocks of each GPU are exchanged, then partial outputs. Times are the roofline's in the "
         "order 'automatic', without launches. Imbalance: the slowest GPU's chunks over the mean. "
         "Not overlapped: what a GPU waits for keys, at most. All blocks with one: the speed-up "
         "where one GPU has all selected blocks.");
+    return report;
 }
 
 }  // namespace msa::experiments::cost

@@ -21,7 +21,7 @@ const report::TableOf<WindowedLayer> kTable{
     "layers with a sliding window, which keep it, at their own cost",
     1,
     {{report::hidden(report::kLayer), &WindowedLayer::layer},
-     {{"window", "tokens", "keys that a query attends to at most"}, &WindowedLayer::window},
+     {report::kWindow, &WindowedLayer::window},
      {{"model_layers", "layers", "layers of the model that it stands for"},
       &WindowedLayer::model_layers},
      {report::kSeconds, [](Of of) { return of.total().seconds; }},

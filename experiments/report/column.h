@@ -32,7 +32,7 @@ struct Form {
     int decimals = 4;
     double times = 1, per = 1;
     Shown shown = Shown::value;
-    std::string (*words)(double) = nullptr;
+    std::string (*words)(double) = nullptr;  // of integers, too
 };
 inline constexpr Form kPercent{.decimals = 1, .times = 100};
 
@@ -45,6 +45,8 @@ struct Column {
     std::string null{};  // why a value may be missing; required of std::optional values
     Type type{};         // set by ColumnOf
 };
+/// A count of tokens as options take it: "128K".
+std::string tokens_text(double);
 /// The column of a metric of analysis/metrics.h, with one word of the heading per line.
 Column metric(const char* name, Form form = {});
 /// The same column on the page, or under another heading or form there.

@@ -14,6 +14,17 @@ inline const Column kSelector{"selector", "",
                               "defaults",
                               "selector"};
 
+// Sizes.
+inline const Column kTokens{.key = "tokens",
+                            .unit = "tokens",
+                            .definition = "tokens of the sequence: the context",
+                            .heading = "context",
+                            .form = {.words = tokens_text}};
+inline const Column kBlockSize{"block_size", "tokens", "tokens of a block"};
+inline const Column kTopK{"top_k", "blocks",
+                          "k, blocks that a query and group keeps, forced ones included"};
+inline const Column kWindow{"window", "tokens", "keys that a query attends to at most"};
+
 // What was measured.
 inline const Column kQueries{"queries", "", "queries measured, in each layer"};
 inline const Column kQueryBlocks{"blocks_of_queries", "",

@@ -47,7 +47,11 @@ std::string cell(const Estimate& of, const Form& form) {
 std::string cell(const Value& value, const Form& form) {
     return std::visit(Match{[](std::monostate) { return std::string("-"); },
                             [](bool is) { return std::string(is ? "yes" : "no"); },
-                            [](int64_t count) { return std::to_string(count); },
+                            [&](int64_t count) {
+                                return form.words == nullptr
+                                           ? std::to_string(count)
+                                           : form.words(static_cast<double>(count));
+                            },
                             [&](double number) { return cell(number, form); },
                             [](const std::string& words) { return words; },
                             [&](const Estimate& of) { return cell(of, form); }},
@@ -100,6 +104,8 @@ const char* to_string(Type type) {
     return kNames[static_cast<size_t>(type)];
 }
 
+std::string tokens_text(double count) { return count_text(static_cast<int64_t>(count)); }
+
 Column metric(const char* name, Form form) {
     const analysis::Metric& of = analysis::metric(name);
     Column column{name, of.unit, of.definition, of.heading, form};
@@ -133,6 +139,12 @@ Table::Table(Shape shape, std::vector<std::vector<Value>> rows)
         if (!known.insert(key).second)
             throw std::logic_error(concat("table ", shape_.name, " has two rows ", key));
     }
+}
+
+Table Table::hidden() const {
+    Table table = *this;
+    for (Column& column : table.shape_.columns) column.heading.clear();
+    return table;
 }
 
 ordered_json Table::json() const {

@@ -31,6 +31,8 @@ public:
 
     const Shape& shape() const { return shape_; }
     bool empty() const { return rows_.empty(); }
+    /// The same table, only in files.
+    Table hidden() const;
     /// {"about", "key": [...], "columns": [...], "rows": [...]}. A row is a flat object. An
     /// estimate has three entries: KEY, KEY_low, KEY_high.
     nlohmann::ordered_json json() const;

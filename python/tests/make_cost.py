@@ -8,24 +8,26 @@ from pathlib import Path
 
 from make_report import estimate, report
 
-CHIP = {"name": "chip", "ceilings": "peak", "flops_per_second": {"bf16": 1e15},
-        "bytes_per_second": 1e13, "cache_bytes": 1e6, "cache_bytes_per_second": None}
+CHIP = {"chip": (0, [{"chip": "chip", "ceilings": "peak", "memory_bytes_per_second": 1e13,
+                      "chip_cache_bytes": 1e6, "chip_cache_bytes_per_second": None}]),
+        "peaks": (1, [{"element": "bf16", "flops_per_second": 1e15}])}
 TOKENS = (32768, 131072)
+PHASES = ("prefill", "decode")
 
 
 def pipeline(name: str, *stages: tuple[str, float, float]) -> dict:
     """Stages of (name, FLOPs, bytes) on CHIP."""
-    made = [{"stage": stage, "flops": flops, "bytes": moved,
-             "seconds": max(flops / 1e15, moved / 1e13)} for stage, flops, moved in stages]
-    return {"pipeline": name, "seconds": sum(stage["seconds"] for stage in made), "stages": made}
+    made = [{"stage": stage, "stage_flops": flops, "stage_bytes": moved,
+             "stage_seconds": max(flops / 1e15, moved / 1e13)} for stage, flops, moved in stages]
+    return {"pipeline": name, "seconds": sum(stage["stage_seconds"] for stage in made),
+            "stages": made}
 
 
-def context(tokens: int) -> dict:
+def pipelines(tokens: int) -> dict[str, list[dict]]:
     scale = tokens / 32768
     select, schedule = ("index select", 1e13, 1e9), ("schedule", 0, 1e8)
     one_by_one = ("sparse attention", 1.6e13, 1e12)
-    return {"tokens": tokens, "prefill_speedup": 2 * scale, "decode_speedup": 5.0,
-            "paper": {"flop_ratio": 6.4 * scale}, "prefill": [
+    return {"prefill": [
                 pipeline("dense", ("dense attention", 1e15 * scale, 1e9)),
                 pipeline("q_outer", select, one_by_one),
                 pipeline("union", select, schedule, ("tile by tile", 3.2e13, 1e11)),
@@ -38,23 +40,37 @@ def context(tokens: int) -> dict:
                          for order in ("q_outer", "union", "kv_outer", "automatic"))]}
 
 
-def cost() -> dict:
-    return {"format": "msa-cost", "format_version": 3, "model": "toy", "hardware": CHIP,
-            "sizes": {"element": "bf16", "union_blocks": 20},
-            "contexts": [context(tokens) for tokens in TOKENS]}
+def cost(union_blocks: float | None = 20) -> dict:
+    """`union_blocks`: as given; None: blocks chosen by chance."""
+    contexts = [{"tokens": tokens, "prefill_speedup": 2 * tokens / 32768, "decode_speedup": 5.0,
+                 "paper_flop_ratio": 6.4 * tokens / 32768} for tokens in TOKENS]
+    layer = [{"phase": phase, "tokens": tokens, "pipeline": of["pipeline"],
+              "kernels_seconds": of["seconds"]}
+             for phase in PHASES for tokens in TOKENS for of in pipelines(tokens)[phase]]
+    stages = [{"phase": phase, "tokens": tokens, "accounting": "kernels",
+               "pipeline": of["pipeline"], **stage}
+              for tokens in TOKENS for phase in PHASES for of in pipelines(tokens)[phase]
+              for stage in of["stages"]]
+    return report("msa-cost", {"layer": (3, layer), "contexts": (1, contexts), "stages": (5, stages),
+                               "model": (0, [{"model": "toy"}]), **CHIP},
+                  {"element": "bf16", "union_blocks": union_blocks})
 
 
 def orders(layer: int = 3) -> dict:
-    return {"format": "msa-cost-measured", "format_version": 3,
-            "results": "results.h5", "hardware": CHIP, "rows": [
-        {"layer": layer, "selector": selector, "useful_flops": 1e9,
-         "unions": [{"tile_queries": 1, "union_blocks": 4.0},
-                    {"tile_queries": 8, "union_blocks": 4.0 * spread}],
-         "orders": [{"order": order, "executed_flops": 2e9, "memory_bytes": 1e6,
-                     "cache_bytes": 2e6, "seconds": seconds * spread}
-                    for order, seconds in zip(("q_outer", "union", "kv_outer", "automatic"),
-                                              (3e-6, 1e-6, 2e-6, 1e-6))]}
-        for selector, spread in (("random", 3), ("oracle", 1))]}
+    selections = {"random": 3, "oracle": 1}
+    return report("msa-cost", {
+        "selections": (2, [{"layer": layer, "selector": selector, "useful_flops": 1e9}
+                           for selector in selections]),
+        "unions": (3, [{"layer": layer, "selector": selector, "neighbours": queries,
+                        "union_blocks": 4.0 * (spread if queries > 1 else 1)}
+                       for selector, spread in selections.items() for queries in (1, 8)]),
+        "orders": (4, [{"layer": layer, "selector": selector, "accounting": "kernels",
+                        "order": order, "executed_flops": 2e9, "memory_bytes": 1e6,
+                        "read_bytes": 2e6, "order_seconds": seconds * spread}
+                       for selector, spread in selections.items()
+                       for order, seconds in zip(("q_outer", "union", "kv_outer", "automatic"),
+                                                 (3e-6, 1e-6, 2e-6, 1e-6))]), **CHIP},
+                  {"element": "bf16"})
 
 
 def measurement(kind: str, stage: str, tokens: int, seconds: float, **more) -> dict:
@@ -67,9 +83,9 @@ def bench() -> dict:
     shapes do not count."""
     measured = [measurement("chunk", "dense_attention", 32768, 1.0),
                 measurement("square", "layer", 32768, 1e-3, selection="random")]
-    for here in cost()["contexts"]:
-        tokens = here["tokens"]
-        dense, kv_outer = (2 * here["prefill"][0]["seconds"], 3 * here["prefill"][3]["seconds"])
+    for tokens in TOKENS:
+        prefill = pipelines(tokens)["prefill"]
+        dense, kv_outer = 2 * prefill[0]["seconds"], 3 * prefill[3]["seconds"]
         for stage, seconds, more in (
                 ("dense_attention", dense, {}),
                 ("index_select", kv_outer / 4, {"selection": "structured"}),

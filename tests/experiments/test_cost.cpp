@@ -6,52 +6,67 @@
 #include <sstream>
 
 #include "experiments/driver/presets.h"
-#include "tests/experiments/cli.h"
+#include "tests/experiments/cost_test.h"
 
 namespace msa::test {
 namespace {
 
-using Cost = CliTest;
 using nlohmann::json;
-
-json run_json(std::vector<std::string> args) {
-    args.emplace_back("--json");
-    const Outcome outcome = kCost(args);
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
-    return json::parse(outcome.out);
-}
 
 TEST_F(Cost, ThePapersNumbers) {
     const json cost = run_json({});
-    EXPECT_EQ(cost["model"], "MSA paper, 109B");
-    const json& contexts = cost["contexts"];
+    EXPECT_EQ(model_of(cost)["model"], "MSA paper, 109B");
+    EXPECT_EQ(cost["run"]["options"]["element"], "bf16");
+    EXPECT_EQ(cost["run"]["options"]["index_element"], "bf16");
+    const json& contexts = rows_of_table(cost, "contexts");
     ASSERT_EQ(contexts.size(), 4U);
     EXPECT_EQ(contexts[1]["tokens"], 131072);
-    EXPECT_NEAR(contexts[1]["paper"]["flop_ratio"], 16.0, 1e-9);
-    EXPECT_NEAR(contexts[2]["paper"]["flop_ratio"], 25.6, 1e-9);
-    EXPECT_NEAR(contexts[3]["paper"]["flop_ratio"], 28.44, 0.005);
-    EXPECT_NEAR(contexts[3]["paper"]["q_outer_intensity"], 15.9, 0.05);
-    EXPECT_NEAR(contexts[3]["paper"]["kv_outer_intensity"], 83.4, 0.05);
-    EXPECT_NEAR(contexts[3]["paper"]["decode_speedup"], 7.9, 0.05);  // all of it is memory
+    EXPECT_NEAR(contexts[1]["paper_flop_ratio"], 16.0, 1e-9);
+    EXPECT_NEAR(contexts[2]["paper_flop_ratio"], 25.6, 1e-9);
+    EXPECT_NEAR(contexts[3]["paper_flop_ratio"], 28.44, 0.005);
+    EXPECT_NEAR(contexts[3]["paper_q_outer_intensity"], 15.9, 0.05);
+    EXPECT_NEAR(contexts[3]["paper_kv_outer_intensity"], 83.4, 0.05);
+    EXPECT_NEAR(contexts[3]["paper_decode_speedup"], 7.9, 0.05);  // all of it is memory
     EXPECT_NEAR(contexts[3]["decode_speedup"], 7.9, 0.05);
-    EXPECT_EQ(cost["assumed"], json::array());
+    EXPECT_EQ(model_of(cost)["assumed"], "");
+}
+
+/// The table that comes first on the page: context and loop order, by both accountings.
+TEST_F(Cost, BeginsWithContextsAndLoopOrders) {
+    const json cost = run_json({"--context", "128K,1M"});
+    const json kv_outer = row_of(
+        cost, "layer", {{"phase", "prefill"}, {"tokens", 1048576}, {"pipeline", "kv_outer"}});
+    EXPECT_NEAR(kv_outer["paper_seconds"], 0.8417, 5e-5);
+    for (const std::string of : {"kernels", "paper"})
+        EXPECT_EQ(kv_outer[of + "_intensity"],
+                  kv_outer[of + "_flops"].get<double>() / kv_outer[of + "_bytes"].get<double>());
+    EXPECT_EQ(kv_outer["speedup"], rows_of_table(cost, "contexts")[1]["prefill_speedup"]);
+    const json automatic = row_of(cost, "layer", {{"pipeline", "automatic"}});
+    EXPECT_TRUE(automatic["paper_seconds"].is_null());
+    EXPECT_TRUE(row_of(cost, "layer", {{"pipeline", "msa"}})["kernels_seconds"].is_null());
+    const std::string page = kCost({"--context", "128K"}).out;
+    EXPECT_LT(page.find("prefill  128K     kv_outer"), page.find("decode   128K"));
+    EXPECT_LT(page.find("decode   128K"), page.find("Teaching the Index Branch"));
 }
 
 TEST_F(Cost, SecondsFollowTheHardware) {
     const json peak = run_json({"--context", "1M"});
     const json measured = run_json({"--context", "1M", "--ceilings", "measured"});
     const auto dense = [](const json& cost) {
-        return cost["contexts"][0]["prefill"][0]["seconds"].get<double>();
+        return row_of(cost, "layer", {{"pipeline", "dense"}})["kernels_seconds"].get<double>();
     };
     EXPECT_NEAR(dense(measured) / dense(peak), 989.4 / 785, 1e-9);
     const json fp8 = run_json({"--context", "1M", "--index-element", "e4m3"});
-    EXPECT_GT(fp8["contexts"][0]["prefill_speedup"], peak["contexts"][0]["prefill_speedup"]);
+    EXPECT_EQ(fp8["run"]["options"]["index_element"], "e4m3");
+    EXPECT_GT(context_of(fp8)["prefill_speedup"], context_of(peak)["prefill_speedup"]);
 }
 
 TEST_F(Cost, TablesHaveTheFormulas) {
-    const Outcome table = kCost({"--context", "128K"});
+    const std::string formula = "2 e Hkv N dh (k, v) + 2 e Hq N k dh";
+    EXPECT_EQ(kCost({"--context", "128K"}).out.find(formula), std::string::npos);
+    const Outcome table = kCost({"--context", "128K", "--stages"});
     EXPECT_EQ(table.code, 0) << table.err;
-    EXPECT_NE(table.out.find("2 e Hkv N dh (k, v) + 2 e Hq N k dh"), std::string::npos);
+    EXPECT_NE(table.out.find(formula), std::string::npos);
     EXPECT_NE(table.out.find("16.00"), std::string::npos);
     EXPECT_NE(table.out.find("16 Hkv Nq s (handles) + e Hq Nq s dh"), std::string::npos);
 }
@@ -80,15 +95,16 @@ TEST_F(Cost, ReadsAConfigOfHuggingFace) {
         "num_key_value_heads": 2,
         "sparse_attention_config": {"sparse_block_size": 64, "sparse_topk_blocks": 4}}})";
     const json cost = run_json({"--preset", path("config.json"), "--context", "4K"});
-    EXPECT_EQ(cost["layers"], 2);
-    EXPECT_EQ(cost["sizes"]["head_dim"], 64);
-    EXPECT_EQ(cost["sizes"]["block_size"], 64);
-    EXPECT_EQ(cost["sizes"]["top_k"], 4);
-    EXPECT_EQ(cost["sizes"]["index_dim"], 128);
+    const json model = model_of(cost);
+    EXPECT_EQ(model["layers_of_model"], 2);
+    EXPECT_EQ(model["head_dim"], 64);
+    EXPECT_EQ(model["block_size"], 64);
+    EXPECT_EQ(model["top_k"], 4);
+    EXPECT_EQ(model["index_dim"], 128);
     const json other = run_json(
         {"--preset", path("config.json"), "--context", "4K", "--top-k", "8", "--index-dim", "32"});
-    EXPECT_EQ(other["sizes"]["top_k"], 8);
-    EXPECT_EQ(other["sizes"]["index_dim"], 32);
+    EXPECT_EQ(model_of(other)["top_k"], 8);
+    EXPECT_EQ(model_of(other)["index_dim"], 32);
 }
 
 TEST_F(Cost, FindsItsDataWhereTheEnvironmentSays) {
@@ -109,36 +125,29 @@ TEST_F(Cost, FindsItsDataWhereTheEnvironmentSays) {
 
 TEST_F(Cost, OverGpus) {
     const json cost = run_json({"--context", "512K,1M", "--gpus", "2,8,64", "--hardware", "h200"});
-    EXPECT_EQ(cost["format"], "msa-cost-gpus");
-    EXPECT_EQ(cost["link"]["bytes_per_second"], 450e9);
-    ASSERT_EQ(cost["rows"].size(), 6U);
-    for (const json& row : cost["rows"]) {
+    EXPECT_EQ(row_of(cost, "chip")["link_bytes_per_second"], 450e9);
+    ASSERT_EQ(rows_of_table(cost, "prefill_over_gpus").size(), 6U);
+    EXPECT_EQ(rows_of_table(cost, "ranks").size(), 2U * (2 + 8 + 64));
+    for (const json& row : rows_of_table(cost, "prefill_over_gpus")) {
         const auto gpus = row["gpus"].get<double>();
-        EXPECT_EQ(row["prefill"]["ranks"].size(), row["gpus"].get<size_t>());
         // Chunks whose keys fit into the cache gain a little; 8 GPUs wait for keys, as they share
         // the link of whoever has them; 64 for the network, and their first chunks go by unions
         // alone.
-        EXPECT_LT(row["prefill"]["speedup"], 1.02 * gpus);
-        EXPECT_GT(row["prefill"]["speedup"], (gpus > 8   ? 0.6
-                                              : gpus > 2 ? 0.85
-                                                         : 0.95) *
-                                                 gpus)
+        EXPECT_LT(row["divided_speedup"], 1.02 * gpus);
+        EXPECT_GT(row["divided_speedup"], (gpus > 8   ? 0.6
+                                           : gpus > 2 ? 0.85
+                                                      : 0.95) *
+                                              gpus)
             << row["gpus"];
-        EXPECT_LT(row["prefill"]["imbalance"], gpus > 8 ? 0.08 : 0.03);
-        EXPECT_LT(row["decode"]["worst_speedup"], row["decode"]["speedup"]);
+        EXPECT_LT(row["imbalance"], gpus > 8 ? 0.08 : 0.03);
     }
+    for (const json& row : rows_of_table(cost, "decode_over_gpus"))
+        EXPECT_LT(row["worst_speedup"], row["divided_speedup"]);
     const Outcome table = kCost({"--context", "1M", "--gpus", "8"});
     EXPECT_EQ(table.code, 0) << table.err;
     EXPECT_NE(table.out.find("links 450 GB/s, 0.6 us; network 50 GB/s, 2.7 us; 8 to a host"),
               std::string::npos)
         << table.out;
-}
-
-void refused(const std::vector<std::string>& args, const std::string& why) {
-    const Outcome outcome = kCost(args);
-    EXPECT_EQ(outcome.code, 2) << why;
-    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
-    EXPECT_EQ(outcome.out, "");
 }
 
 /// Predictions within a third of what was measured, on the records' own unions; what is known to be
@@ -158,10 +167,10 @@ TEST_F(Cost, PredictsWhatWasMeasuredOnAnH100) {
         const bool tiles = measured["order"] == "q_outer";
         const std::string order = tiles ? "union" : measured["order"].get<std::string>();
         double seconds = 0;
-        for (const json& pipeline : cost["contexts"][0]["prefill"])
-            for (const json& stage : pipeline["stages"])
-                if (pipeline["pipeline"] == order && stage["stage"] != "index select")
-                    seconds += stage["seconds"].get<double>();
+        for (const json& stage : rows_of_table(cost, "stages"))
+            if (stage["phase"] == "prefill" && stage["accounting"] == "kernels" &&
+                stage["pipeline"] == order && stage["stage"] != "index select")
+                seconds += stage["stage_seconds"].get<double>();
         const double ratio = seconds / (measured["median_us"].get<double>() * 1e-6);
         // Of structured selections at 1M tokens other tiles read the same blocks soon after, which
         // sizes alone do not tell.
@@ -191,10 +200,11 @@ TEST_F(Cost, ReadsTheSparseSizesOfMiniMaxM3) {
               "index_head_dim": 32}, "text_config": {)" +
               common + "}}"}) {
         const json cost = sizes(config);
-        EXPECT_EQ(cost["sizes"]["block_size"], 64) << config;
-        EXPECT_EQ(cost["sizes"]["top_k"], 4) << config;
-        EXPECT_EQ(cost["sizes"]["index_dim"], 32) << config;
-        EXPECT_EQ(cost["assumed"], json::array()) << config;
+        const json model = model_of(cost);
+        EXPECT_EQ(model["block_size"], 64) << config;
+        EXPECT_EQ(model["top_k"], 4) << config;
+        EXPECT_EQ(model["index_dim"], 32) << config;
+        EXPECT_EQ(model["assumed"], "") << config;
     }
     const auto bad = [&](const std::string& more, const std::string& why) {
         std::ofstream(path("config.json")) << "{" + common + more + "}";
@@ -214,7 +224,7 @@ TEST_F(Cost, ReadsFalconsHeadsAndRefusesLatentAttention) {
         std::ofstream(path("config.json")) << R"({"model_type": "falcon", "num_hidden_layers": 2,
             "num_attention_heads": 8, "hidden_size": 512)" +
                                                   more + "}";
-        return run_json({"--preset", path("config.json")})["sizes"]["kv_heads"].get<int>();
+        return model_of(run_json({"--preset", path("config.json")}))["kv_heads"].get<int>();
     };
     EXPECT_EQ(kv_heads(""), 1);
     EXPECT_EQ(kv_heads(R"(, "num_kv_heads": 8, "multi_query": true)"), 1);
@@ -237,11 +247,11 @@ TEST_F(Cost, ReadsFalconsHeadsAndRefusesLatentAttention) {
 
 TEST_F(Cost, SaysWhichSizesTheSourceDoesNotGive) {
     const json pilot = run_json({"--preset", "paper-pilot"});
-    EXPECT_EQ(pilot["assumed"], (json{"block_size", "top_k", "index_dim"}));
-    EXPECT_EQ(run_json({"--preset", "paper-pilot", "--top-k", "8"})["assumed"],
-              (json{"block_size", "index_dim"}));
-    EXPECT_EQ(run_json({"--preset", "qwen3-8b"})["assumed"],
-              (json{"block_size", "top_k", "index_dim"}));
+    EXPECT_EQ(model_of(pilot)["assumed"], "block_size top_k index_dim");
+    EXPECT_EQ(model_of(run_json({"--preset", "paper-pilot", "--top-k", "8"}))["assumed"],
+              "block_size index_dim");
+    EXPECT_EQ(model_of(run_json({"--preset", "qwen3-8b"}))["assumed"],
+              "block_size top_k index_dim");
     EXPECT_NE(kCost({"--preset", "paper-pilot"})
                   .out.find("assumed, not given by the source: block_size, top_k, index_dim"),
               std::string::npos);
@@ -253,11 +263,11 @@ TEST_F(Cost, SaysWhichSizesTheSourceDoesNotGive) {
 
 TEST_F(Cost, AUnionOfATileIsAskedForOrByChance) {
     const json chance = run_json({"--context", "8K"});
-    EXPECT_TRUE(chance["sizes"]["union_blocks"].is_null());
-    EXPECT_NEAR(chance["contexts"][0]["union_blocks"], 64 * (1 - std::pow(0.75, 8)), 1e-9);
+    EXPECT_TRUE(chance["run"]["options"]["union_blocks"].is_null());
+    EXPECT_NEAR(context_of(chance)["tile_union_blocks"], 64 * (1 - std::pow(0.75, 8)), 1e-9);
     const json given = run_json({"--context", "8K", "--union-blocks", "20.5"});
-    EXPECT_EQ(given["sizes"]["union_blocks"], 20.5);
-    EXPECT_EQ(given["contexts"][0]["union_blocks"], 20.5);
+    EXPECT_EQ(given["run"]["options"]["union_blocks"], 20.5);
+    EXPECT_EQ(context_of(given)["tile_union_blocks"], 20.5);
     refused({"--union-blocks", "15"},
             "union of a tile is 15, must be from k = 16 to the 128 blocks");
     refused({"--union-blocks", "nan"}, "--union-blocks is nan, must be a number");
@@ -308,90 +318,6 @@ TEST_F(Cost, RefusesWhatIsMissing) {
             "bad.json: teraflops_per_second: has an unknown element 'bf17'");
     std::ofstream(path("bad.json")) << R"({"teraflops_per_second": {"bf16": 1}})";
     refused({"--hardware", path("bad.json")}, "bad.json: has no terabytes_per_second");
-}
-
-TEST_F(Cost, MeasuredSelectionsOfTwoSequences) {
-    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--selectors", "oracle,random"})
-                  .code,
-              0);
-    const json cost = run_json({"--results", path("out/results.h5")});
-    ASSERT_EQ(cost["rows"].size(), 4U);  // two layers, two selectors
-    const json row = cost["rows"][0];
-    // Rows see 1, 2, 3 and then at least 4 blocks of 8 tokens, in sequences of 90 and 60.
-    const int64_t pairs = int64_t{2} * (2 * 8 * (1 + 2 + 3) + (90 - 24 + 60 - 24) * 4);
-    EXPECT_EQ(row["pairs"], pairs);
-    EXPECT_DOUBLE_EQ(row["used_slots"], static_cast<double>(pairs) / (150 * 2 * 4));
-    EXPECT_EQ(row["unions"].size(), 6U);  // 1 to 32 queries, G = 2
-    EXPECT_EQ(row["unions"][0]["reads"], pairs);
-    std::vector<std::string> orders;
-    for (const json& order : row["orders"]) orders.push_back(order["order"]);
-    EXPECT_EQ(orders, (std::vector<std::string>{"q_outer", "union", "kv_outer", "automatic"}));
-    EXPECT_EQ(row["paper"]["orders"].size(), 2U);
-    EXPECT_EQ(kCost({"--results", path("out/results.h5")}).code, 0);
-    const Outcome one = kCost(
-        {"--results", path("out/results.h5"), "--json", "--layers", "3", "--selectors", "random"});
-    ASSERT_EQ(json::parse(one.out)["rows"].size(), 1U) << one.err;
-    EXPECT_EQ(json::parse(one.out)["rows"][0]["selector"], "random");
-    const Outcome none = kCost({"--results", path("out/results.h5"), "--selectors", "window"});
-    EXPECT_EQ(none.code, 2);
-    EXPECT_NE(none.err.find("--selectors is 'window', must be one of: oracle, random"),
-              std::string::npos);
-    const Outcome chip = kCost({"--results", path("out/results.h5"), "--hardware", "gb300"});
-    EXPECT_NE(chip.err.find("has no cache_mebibytes"), std::string::npos) << chip.err;
-}
-
-TEST_F(Cost, BrokenResultsAreNamedWithFileDatasetValueAndRule) {
-    ASSERT_EQ(kAnalyze({make("a.h5"), "--out", path("out"), "--block-size", "8", "--top-k", "4",
-                        "--selectors", "random"})
-                  .code,
-              0);
-    const std::string whole = path("out/results.h5"), broken = path("broken.h5");
-    const auto refused_with = [&](const std::string& dataset, const Shape<3>& at, float value,
-                                  const std::string& why) {
-        std::filesystem::copy_file(whole, broken,
-                                   std::filesystem::copy_options::overwrite_existing);
-        poke(broken, dataset, at, value);
-        refused({"--results", broken}, why);
-    };
-    const std::string ids = "/select/random/3/ids";
-    refused_with(ids, {80, 1, 0}, -5, broken + ": " + ids + ": ids[80, 1, 0] is -5, must be a");
-    refused_with(ids, {80, 1, 3}, 999, broken + ": " + ids + ": ids[80, 1, 3] is 999, must be a");
-    refused_with(ids, {89, 0, 0}, 11, broken + ": " + ids + ": ids[89, 0, 1] is ");
-    refused_with(ids, {0, 0, 3}, 0, "ids[0, 0, 3] is 0, but -1 may only be followed by -1");
-    const std::string layer = broken + ": layer 3: ";
-    refused_with("/queries/3/position", {4, 0, 0}, -1, layer + "position[4] is -1, must be");
-    refused_with("/queries/3/position", {4, 0, 0}, 3, layer + "position[4] is 3, must be above");
-    refused_with("/queries/3/sequence", {149, 0, 0}, 0, layer + "sequence[149] is 0, must not be");
-    refused_with("/queries/3/token", {4, 0, 0}, 77, layer + "its analysed queries have gaps");
-}
-
-TEST_F(Cost, ResultsOfAnotherProgramAreRefusedByItsName) {
-    ASSERT_EQ(kCompare({make("a.h5"), "--out", path("compared"), "--block-size", "8", "--budgets",
-                        "16", "--selectors", "window"})
-                  .code,
-              0);
-    const std::string results = path("compared/results.h5");
-    refused({"--results", results},
-            results + ": was written by msa-compare, must be results of msa-analyze");
-}
-
-TEST_F(Cost, QueriesWithGapsAreRefusedARangeIsNot) {
-    const std::string file = make("a.h5");
-    const std::vector<std::string> common{file, "--block-size", "8",     "--top-k",
-                                          "4",  "--selectors",  "oracle"};
-    const auto analyse = [&](const std::string& out, const std::vector<std::string>& more) {
-        std::vector<std::string> args = common;
-        args.insert(args.end(), {"--out", path(out)});
-        args.insert(args.end(), more.begin(), more.end());
-        return kAnalyze(args).code;
-    };
-    ASSERT_EQ(analyse("sampled", {"--sample-queries", "20"}), 0);
-    const Outcome sampled = kCost({"--results", path("sampled/results.h5")});
-    EXPECT_EQ(sampled.code, 2);
-    EXPECT_NE(sampled.err.find("its analysed queries have gaps"), std::string::npos);
-    ASSERT_EQ(analyse("range", {"--queries", "40:120"}), 0);
-    EXPECT_EQ(run_json({"--results", path("range/results.h5")})["rows"][0]["queries"], 80);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -21,20 +21,25 @@ TEST_F(CostWindows, OfTheModelAreCounted) {
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         return json::parse(outcome.out);
     };
-    const auto dense = [](const json& all, const char* phase) {
-        return all["contexts"][0][phase][0]["flops"].get<double>();
+    const auto pipeline = [](const json& all, const char* phase, const char* name) {
+        return row_of(all, "layer", {{"phase", phase}, {"pipeline", name}});
     };
+    const auto model = [](const json& all) { return row_of(all, "model"); };
     const json full = cost(""),
                off = cost(R"(, "sliding_window": 4096, "use_sliding_window": false)");
     EXPECT_EQ(full, off);
-    EXPECT_EQ(full["windowed_layers"], 0);
+    EXPECT_EQ(model(full)["windowed_layers"], 0);
+    EXPECT_TRUE(model(full)["window"].is_null());
     const json all = cost(R"(, "sliding_window": 4096)");
     const double n = 32768, w = 4096;
-    EXPECT_EQ(all["windowed_layers"], 6);
-    EXPECT_EQ(dense(all, "prefill"), 4 * 8 * 64 * (w * n - w * w / 2));
-    EXPECT_EQ(dense(all, "decode"), 4 * 8 * 64 * w);
-    EXPECT_EQ(all["contexts"][0]["prefill"][1], full["contexts"][0]["prefill"][1]);
-    EXPECT_EQ(all["contexts"][0]["paper"]["prefill"][0]["flops"], dense(all, "prefill"));
+    const json dense = pipeline(all, "prefill", "dense");
+    EXPECT_EQ(model(all)["windowed_layers"], 6);
+    EXPECT_EQ(dense["kernels_flops"], 4 * 8 * 64 * (w * n - w * w / 2));
+    EXPECT_EQ(dense["paper_flops"], dense["kernels_flops"]);
+    EXPECT_EQ(pipeline(all, "decode", "dense")["kernels_flops"], 4 * 8 * 64 * w);
+    for (const char* column : {"kernels_bytes", "kernels_seconds", "paper_seconds"})
+        EXPECT_EQ(pipeline(all, "prefill", "q_outer")[column],
+                  pipeline(full, "prefill", "q_outer")[column]);
     for (const char* some :
          {R"(, "sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention",
               "sliding_attention", "full_attention", "sliding_attention", "full_attention"])",
@@ -42,11 +47,10 @@ TEST_F(CostWindows, OfTheModelAreCounted) {
           R"(, "sliding_window": 4096, "model_type": "gemma2")",
           R"(, "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 3)"}) {
         const json mixed = cost(some);
-        EXPECT_EQ(mixed["windowed_layers"], 3) << some;
-        EXPECT_EQ(mixed["window"], 4096);
-        EXPECT_EQ(mixed["contexts"][0]["prefill"], full["contexts"][0]["prefill"]);
-        EXPECT_EQ(mixed["contexts"][0]["windowed_layer"]["prefill_seconds"],
-                  all["contexts"][0]["prefill"][0]["seconds"]);
+        EXPECT_EQ(model(mixed)["windowed_layers"], 3) << some;
+        EXPECT_EQ(model(mixed)["window"], 4096);
+        EXPECT_EQ(rows_of_table(mixed, "layer"), rows_of_table(full, "layer"));
+        EXPECT_EQ(row_of(mixed, "contexts")["windowed_prefill_seconds"], dense["kernels_seconds"]);
     }
     const Outcome table = kCost({"--preset", path("config.json"), "--context", "32K"});
     EXPECT_NE(table.out.find("3 of the 6 layers attend to a window of 4096"), std::string::npos)
@@ -83,12 +87,14 @@ TEST_F(CostWindows, LayersThatDifferInTheirHeadsAreRefused) {
 TEST_F(CostOfTraining, TeachingTheIndexBranchOnWhatItSelects) {
     const Outcome outcome = kCost({"--context", "128K", "--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    const json training = json::parse(outcome.out)["contexts"][0]["paper"]["index_training_flops"];
+    const json cost = json::parse(outcome.out),
+               full = row_of(cost, "index_training", {{"support", "full"}}),
+               selected = row_of(cost, "index_training", {{"support", "selected"}});
     const double scores = 2.0 * 4 * 128 * 131072 * 131072 / 2;
-    EXPECT_EQ(training["full"]["scores"], scores);
-    EXPECT_EQ(training["full"]["gradients"], 2 * scores);
-    EXPECT_EQ(training["selected"]["scores"], scores);
-    EXPECT_NEAR(training["selected"]["gradients"].get<double>() / scores, 2 * 0.031, 2e-5);
+    EXPECT_EQ(full["scores_flops"], scores);
+    EXPECT_EQ(full["gradients_flops"], 2 * scores);
+    EXPECT_EQ(selected["scores_flops"], scores);
+    EXPECT_NEAR(selected["gradients_flops"].get<double>() / scores, 2 * 0.031, 2e-5);
     EXPECT_NE(kCost({"--context", "128K"}).out.find("Teaching the Index Branch by the KL loss"),
               std::string::npos);
 }

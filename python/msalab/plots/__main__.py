@@ -14,7 +14,7 @@ from ..results import FORMAT
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
-from .cost import read_bench, read_cost, read_json
+from .cost import is_of_results, read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
@@ -91,11 +91,11 @@ def more_sections(options, results: Results, files: ExitStack):
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
     costs = [(path, read(path, read_cost)) for path in options.cost]
-    if options.bench and all("rows" in cost for _, cost in costs):
+    if options.bench and all(is_of_results(cost) for _, cost in costs):
         raise ResultsError(f"{records}: --bench needs --cost from sizes, beside which it shows "
                            "what was measured")
     for path, cost in costs:
-        after.append(of_file(path, orders_section, cost) if "rows" in cost
+        after.append(of_file(path, orders_section, cost) if is_of_results(cost)
                      else of_file(path, efficiency_section, cost, bench, options.bench))
     return before, after
 

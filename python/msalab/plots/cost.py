@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from .. import results
+from ..results import ResultsError
 from ..table import Table
 from . import style
-from .results import ResultsError
 
 PHASES = ("prefill", "decode")
 ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
 # The versions of each format that are understood; a format without versions has none.
-VERSIONS = {"msa-bench": (1, 2), "msa-cost": (3,), "msa-cost-measured": (3,),
-            "msa-torch-times": (1,), "msalab-evaluation": (2,)}
+VERSIONS = {"msa-bench": (1, 2), "msa-torch-times": (1,), "msalab-evaluation": (2,)}
 
 
 def read_json(path, *formats: str) -> dict:
@@ -39,9 +39,17 @@ def read_json(path, *formats: str) -> dict:
     return content
 
 
-def read_cost(path) -> dict:
-    """`msa-cost --json`: from sizes (format msa-cost) or from results (msa-cost-measured)."""
-    return read_json(path, "msa-cost", "msa-cost-measured")
+def read_cost(path) -> results.Report:
+    """`msa-cost --json`, from sizes or from results."""
+    cost = results.open(path, "msa-cost")
+    if not cost.tables.keys() & {"layer", "selections"}:
+        raise ResultsError(f"{path}: has neither costs from sizes (table layer) nor from results "
+                           "(table selections)")
+    return cost
+
+
+def is_of_results(cost: results.Report) -> bool:
+    return "selections" in cost.tables
 
 
 def _phase(measured: dict) -> str:
@@ -104,27 +112,26 @@ def read_bench(*paths) -> dict[str, float]:
     return seconds
 
 
-def _selection(cost: dict) -> str:
+def _selection(cost: results.Report) -> str:
     """The selections of a benchmark that are like those of the costs."""
-    return "random" if cost["sizes"]["union_blocks"] is None else "structured"
+    return "random" if cost.run["options"]["union_blocks"] is None else "structured"
 
 
-def predicted_over_measured(cost: dict, bench: dict[str, float]) -> Table:
+def predicted_over_measured(cost: results.Report, bench: dict[str, float]) -> Table:
     """Roofline over measured milliseconds, of what read_bench() found: on random selections where
     the costs take blocks to be chosen by chance, on structured ones where they were given the union
     of a tile; without records an empty table."""
     selection = _selection(cost)
     rows = []
-    for context in cost["contexts"]:
-        for phase in PHASES:
-            for pipeline in context[phase]:
-                name = f"{phase}/{pipeline['pipeline']}/{context['tokens']}"
-                if pipeline["pipeline"] != "dense":
-                    name += f"/{selection}"
-                if name in bench:
-                    rows.append((phase, pipeline["pipeline"], context["tokens"],
-                                 pipeline["seconds"] * 1e3, bench[name] * 1e3,
-                                 pipeline["seconds"] / bench[name]))
+    columns = cost["layer"].select("phase", "tokens", "pipeline", "kernels_seconds")
+    for tokens in cost["contexts"]["tokens"].tolist():
+        for phase, _, pipeline, seconds in columns.where(tokens=tokens).rows():
+            name = f"{phase}/{pipeline}/{tokens}"
+            if pipeline != "dense":
+                name += f"/{selection}"
+            if name in bench:
+                rows.append((phase, pipeline, tokens, seconds * 1e3, bench[name] * 1e3,
+                             seconds / bench[name]))
     return Table.from_rows(("phase", "pipeline", "tokens", "predicted_ms", "measured_ms",
                             "predicted_over_measured"), rows)
 
@@ -181,7 +188,7 @@ def _tokens_text(tokens: float, _=None) -> str:
 
 
 @style.styled
-def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
+def predicted_over_measured_bars(cost: results.Report, bench: dict[str, float]):
     """The roofline's time over the measured one, a bar per measured pipeline and context."""
     measured = predicted_over_measured(cost, bench)
     figure = style.new_figure(1.0 + 0.27 * len(measured))
@@ -206,23 +213,24 @@ def predicted_over_measured_bars(cost: dict, bench: dict[str, float]):
 
 
 @style.styled
-def efficiency_triple(cost: dict, speedups: Table | None = None):
+def efficiency_triple(cost: results.Report, speedups: Table | None = None):
     """FLOPs of dense attention over MSA by the paper's count, and the speed-ups of prefill and
     decode against the context (fig:efficiency): dashed what the roofline allows with the kernels'
     accounting, solid what read_speedups() found, both on the same kind of selection: blocks chosen
     by chance, or structured ones where the costs were given the union of a tile."""
-    united = cost["sizes"]["union_blocks"]
+    united = cost.run["options"]["union_blocks"]
     allowed_label = "roofline, " + ("blocks chosen by chance" if united is None
                                     else f"unions of {united:g} blocks")
-    tokens = [context["tokens"] for context in cost["contexts"]]
+    contexts = cost["contexts"]
+    tokens = contexts["tokens"].tolist()
     figure = style.new_figure(6.4)
     panels = figure.subplots(3, 1, sharex=True)
-    rows = [("flops", "sizes", n, context["paper"]["flop_ratio"])
-            for n, context in zip(tokens, cost["contexts"])]
+    rows = [("flops", "sizes", *point)
+            for point in zip(tokens, contexts["paper_flop_ratio"].tolist())]
     panels[0].plot(tokens, [row[3] for row in rows], color=style.REFERENCE, marker="o")
     panels[0].set_title("FLOPs, dense over MSA", loc="left")
     for panel, phase, colour in zip(panels[1:], PHASES, style.PAIR):
-        allowed = [context[f"{phase}_speedup"] for context in cost["contexts"]]
+        allowed = contexts[f"{phase}_speedup"].tolist()
         panel.plot(tokens, allowed, color=colour, linestyle="--", label=allowed_label)
         rows += [(phase, "roofline", *point) for point in zip(tokens, allowed)]
         found = (speedups.where(phase=phase, selection=_selection(cost)) if speedups is not None
@@ -243,25 +251,29 @@ def efficiency_triple(cost: dict, speedups: Table | None = None):
     ticks = sorted({*tokens, *(n for _, source, n, _ in rows if source == "measured")})
     panels[-1].set_xticks(ticks, [_tokens_text(n) for n in ticks])
     panels[-1].minorticks_off()
-    panels[-1].set_xlabel(f"context, tokens ({cost['model']}; {cost['hardware']['name']})")
+    panels[-1].set_xlabel(f"context, tokens ({cost['model'].row()['model']}; {chip_of(cost)})")
     return figure, Table.from_rows(("quantity", "source", "tokens", "ratio"), rows)
 
 
-def _roofline_points(context: dict) -> list[tuple[str, float, float, float]]:
+def chip_of(cost: results.Report) -> str:
+    return cost["chip"].row()["chip"]
+
+
+def _roofline_points(cost: results.Report, tokens: int) -> list[tuple[str, float, float, float]]:
     """(name, FLOPs, bytes, seconds) of what the picture shows."""
-    pipelines = {(phase, pipeline["pipeline"]): pipeline["stages"]
-                 for phase in PHASES for pipeline in context[phase]}
+    all_stages = cost["stages"].where(tokens=tokens, accounting="kernels")
 
-    def together(name, stages):
-        return (name, *(sum(stage[key] for stage in stages)
-                        for key in ("flops", "bytes", "seconds")))
+    def together(name, phase, pipeline, stages=slice(None)):
+        of = all_stages.where(phase=phase, pipeline=pipeline)
+        return (name, *(sum(of[key][stages].tolist())
+                        for key in ("stage_flops", "stage_bytes", "stage_seconds")))
 
-    return [together("dense", pipelines["prefill", "dense"]),
-            together("index select", pipelines["prefill", "q_outer"][:1]),
-            *(together(order, pipelines["prefill", order][1:])
+    return [together("dense", "prefill", "dense"),
+            together("index select", "prefill", "q_outer", slice(1)),
+            *(together(order, "prefill", order, slice(1, None))
               for order in ("q_outer", "union", "kv_outer")),
-            together("dense decode", pipelines["decode", "dense"]),
-            together("MSA decode", pipelines["decode", "automatic"])]
+            together("dense decode", "decode", "dense"),
+            together("MSA decode", "decode", "automatic")]
 
 
 def _short(value: float) -> str:
@@ -269,12 +281,13 @@ def _short(value: float) -> str:
 
 
 @style.styled
-def roofline(cost: dict):
+def roofline(cost: results.Report):
     """The chip's roof over FLOP/byte, and where the parts of a layer stand under it at the longest
     context: sparse attention in its loop orders, index select, dense attention, decode."""
-    chip, element = cost["hardware"], cost["sizes"]["element"]
-    peak, bandwidth = chip["flops_per_second"][element], chip["bytes_per_second"]
-    points = _roofline_points(cost["contexts"][-1])
+    element, tokens = cost.run["options"]["element"], cost["contexts"]["tokens"].tolist()[-1]
+    peak = cost["peaks"].row(element=element)["flops_per_second"]
+    bandwidth = cost["chip"].row()["memory_bytes_per_second"]
+    points = _roofline_points(cost, tokens)
     figure = style.new_figure(4.2)
     axes = figure.subplots()
     reach = np.geomspace(2, 2 * max(2e4, *(flops / moved for _, flops, moved, _ in points)), 200)
@@ -291,42 +304,43 @@ def roofline(cost: dict):
         rows.append((name, flops, moved, seconds, intensity, rate))
     axes.set(xscale="log", yscale="log", xlim=(reach[0], reach[-1]),
              xlabel="FLOP per byte of memory traffic", ylabel="TFLOP/s")
-    axes.set_title(f"{chip['name']}, {element}; {_tokens_text(cost['contexts'][-1]['tokens'])} "
-                   "tokens", loc="left")
+    axes.set_title(f"{chip_of(cost)}, {element}; {_tokens_text(tokens)} tokens", loc="left")
     axes.legend(loc="lower right", fontsize=8)
     return figure, Table.from_rows(("part", "flops", "bytes", "seconds", "flop_per_byte",
                                     "flop_per_second"), rows)
 
 
-def _rows_of(cost: dict, layer: int) -> list[dict]:
-    """The selectors of a layer, the oracle first."""
-    found = [row for row in cost["rows"] if row["layer"] == layer]
+def _selectors(cost: results.Report, layer: int) -> list[str]:
+    """Those of a layer, the oracle first."""
+    found = cost["selections"].where(layer=layer)["selector"].tolist()
     if not found:
-        raise ResultsError(f"{cost['results']}: its costs have no layer {layer}")
-    return sorted(found, key=lambda row: (row["selector"] != "oracle", row["selector"]))
+        raise ResultsError(f"{cost.path}: has no costs of layer {layer}")
+    return sorted(found, key=lambda name: (name != "oracle", name))
 
 
 @style.styled
-def loop_orders(cost: dict, layer: int):
+def loop_orders(cost: results.Report, layer: int):
     """Predicted time of sparse attention in each loop order, on the blocks that each selector
     really chose."""
-    found = _rows_of(cost, layer)
+    found = _selectors(cost, layer)
+    useful = [cost["selections"].row(layer=layer, selector=selector)["useful_flops"]
+              for selector in found]
     figure = style.new_figure(1.2 + 0.62 * len(found))
     axes = figure.subplots()
     rows = []
     for place, name in enumerate(ORDERS):
-        orders = [next(order for order in row["orders"] if order["order"] == name)
-                  for row in found]
+        orders = [cost["orders"].row(layer=layer, selector=selector, accounting="kernels", order=name)
+                  for selector in found]
         where = np.arange(len(found)) + 0.2 * (place - 1.5)
-        axes.barh(where, [order["seconds"] * 1e6 for order in orders], 0.19,
+        axes.barh(where, [order["order_seconds"] * 1e6 for order in orders], 0.19,
                   color=style.series_style(place)["color"], label=name)
-        rows += [(layer, row["selector"], name, row["useful_flops"], order["executed_flops"],
-                  order["memory_bytes"], order["cache_bytes"], order["seconds"])
-                 for row, order in zip(found, orders)]
-    axes.set_yticks(np.arange(len(found)), [row["selector"] for row in found])
+        rows += [(layer, selector, name, flops, order["executed_flops"], order["memory_bytes"],
+                  order["read_bytes"], order["order_seconds"])
+                 for selector, flops, order in zip(found, useful, orders)]
+    axes.set_yticks(np.arange(len(found)), found)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.set_xlabel(f"predicted µs, layer {layer}, {cost['hardware']['name']}")
+    axes.set_xlabel(f"predicted µs, layer {layer}, {chip_of(cost)}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure, Table.from_rows(("layer", "selector", "order", "useful_flops",
                                     "executed_flops", "memory_bytes", "cache_bytes", "seconds"),
@@ -334,17 +348,17 @@ def loop_orders(cost: dict, layer: int):
 
 
 @style.styled
-def union_blocks(cost: dict, layer: int):
+def union_blocks(cost: results.Report, layer: int):
     """Blocks that neighbouring queries select together, against how many neighbours share a tile:
     flat lines let a tile walk the union of its blocks."""
     figure = style.new_figure(3.2)
     axes = figure.subplots()
-    rows, found = [], _rows_of(cost, layer)
-    for row in found:
-        points = [(union["tile_queries"], union["union_blocks"]) for union in row["unions"]]
-        axes.plot(*zip(*points), label=row["selector"],
-                  **style.selector_style(row["selector"]))
-        rows += [(layer, row["selector"], *point) for point in points]
+    rows = []
+    for selector in _selectors(cost, layer):
+        unions = cost["unions"].where(layer=layer, selector=selector)
+        points = list(unions.select("neighbours", "union_blocks").rows())
+        axes.plot(*zip(*points), label=selector, **style.selector_style(selector))
+        rows += [(layer, selector, *point) for point in points]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(ylim=(0, None), xlabel=f"neighbouring queries in a tile, layer {layer}",

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..results import Report
 from ..table import Table
 from .advice import Advice, cost_front
 from .by_layer import mass_by_layer, sink_by_layer
@@ -16,7 +18,7 @@ from .cache import CacheReport, cache_curves
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
-from .cost import (efficiency_triple, loop_orders, predicted_over_measured,
+from .cost import (chip_of, efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, read_speedups, roofline, union_blocks)
 from .entropy import entropy_per_layer
 from .fit import FitResults
@@ -358,7 +360,7 @@ def precision_section(precisions: Precisions) -> Section:
         "precision_all", precisions.definitions)
 
 
-def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = ()) -> Section:
+def efficiency_section(cost: Report, bench: dict[str, float], records: Sequence = ()) -> Section:
     """Of a cost file from sizes, with what the benchmark records measured beside it."""
     measured = predicted_over_measured(cost, bench)
     speedups = read_speedups(*records)
@@ -383,8 +385,8 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
     return Section(
         "efficiency",
         "What does it save at length?",
-        (f"For {cost['model']}: FLOPs of dense attention over those of MSA, and how much faster "
-         f"prefill and decode could run on {cost['hardware']['name']} if every stage ran at the "
+        (f"For {cost['model'].row()['model']}: FLOPs of dense attention over those of MSA, and how much faster "
+         f"prefill and decode could run on {chip_of(cost)} if every stage ran at the "
          f"roofline. {found}",
          *bars,
          "The roofline picture says why: q_outer, one query at a time, reads so many keys per FLOP "
@@ -394,9 +396,10 @@ def efficiency_section(cost: dict, bench: dict[str, float], records: Sequence = 
         pictures, measured if len(measured) else None, "predicted_over_measured")
 
 
-def orders_section(cost: dict) -> Section:
+def orders_section(cost: Report) -> Section:
     """Of a cost file from measured selections."""
-    costed = {row["layer"] for row in cost["rows"]}
+    costed = set(cost["selections"]["layer"].tolist())
+    cache_is_known = not math.isnan(cost["chip"].row()["chip_cache_bytes_per_second"])
 
     def pictures(_, layers):
         for layer in sorted(costed & set(layers)):
@@ -407,13 +410,13 @@ def orders_section(cost: dict) -> Section:
         "loop-orders",
         "In which order should a kernel walk?",
         ("Predicted time of sparse attention on the blocks really chosen, for "
-         f"{cost['hardware']['name']}: q_outer, each query walks its blocks, one at a time; union, a "
+         f"{chip_of(cost)}: q_outer, each query walks its blocks, one at a time; union, a "
          "tile of neighbouring queries walks all their blocks; kv_outer, each block gathers its "
          "queries; automatic, union for the blocks that enough of a tile's queries share, kv_outer "
          "for the rest, and never q_outer, even where that bar is shorter.",
          "The second picture says why: where neighbours choose alike, the union of their blocks "
          "grows slowly and a tile shares what it reads. Random choices have no such neighbours."
-         + ("" if cost["hardware"]["cache_bytes_per_second"] else
+         + ("" if cache_is_known else
             " The cache's bandwidth is not known for this chip; q_outer lives on it, so its bar "
             "is a lower bound.")),
         pictures)
