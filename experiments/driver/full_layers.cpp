@@ -50,28 +50,32 @@ std::string windows_text(const Windows& windows) {
     return text;
 }
 
-Value window_value(const io::ResultsReader& results, const std::string& group) {
-    if (!results.has(group, kWindow)) return {};
+std::optional<int64_t> recorded_window(const io::ResultsReader& results, const std::string& group) {
+    if (!results.has(group, kWindow)) return std::nullopt;
     return static_cast<int64_t>(results.number(group, kWindow));
+}
+Value window_value(const io::ResultsReader& results, const std::string& group) {
+    return recorded_window(results, group);
 }
 
 Column window_column() { return {kWindow, kWindow}; }
 
-void print_windows(const io::ResultsReader& results, const std::string& parent, std::ostream& out) {
+std::string windows_note(const io::ResultsReader& results, const std::string& parent) {
     Windows windows;
-    for (const std::string& layer : results.list(parent)) {
-        const std::string group = concat(parent, "/", layer);
-        if (results.has(group, kWindow))
-            windows[static_cast<int64_t>(results.number(group, kWindow))].push_back(
-                std::stoll(layer));
-    }
-    if (windows.empty()) return;
+    for (const std::string& layer : results.list(parent))
+        if (const auto window = recorded_window(results, concat(parent, "/", layer)))
+            windows[*window].push_back(std::stoll(layer));
+    if (windows.empty()) return "";
     std::string text = windows_text(windows);
     text.front() = 'L';
-    print_paragraph(out, concat(text,
-                                ", and msalab leaves them as they are. Selectors choose among "
-                                "all blocks, of which most have no mass there: their "
-                                "recall says nothing."));
+    return concat(text,
+                  ", and msalab leaves them as they are. Selectors choose among all blocks, of "
+                  "which most have no mass there: their recall says nothing.");
+}
+
+void print_windows(const io::ResultsReader& results, const std::string& parent, std::ostream& out) {
+    if (const std::string note = windows_note(results, parent); !note.empty())
+        print_paragraph(out, note);
 }
 
 }  // namespace msa::experiments

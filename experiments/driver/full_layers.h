@@ -5,6 +5,7 @@
 
 #include <iosfwd>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,12 @@ std::string windows_text(const Windows&);
 
 /// The window of a layer, as results have it in the attribute `window` of its group; nothing
 /// without one.
+std::optional<int64_t> recorded_window(const io::ResultsReader&, const std::string& group);
 Value window_value(const io::ResultsReader&, const std::string& group);
 /// Its column, which tables have where a layer of theirs has a window.
 Column window_column();
-/// What that means for the numbers; nothing where no layer has one.
+/// What that means for the numbers; empty where no layer has one.
+std::string windows_note(const io::ResultsReader&, const std::string& parent);
 void print_windows(const io::ResultsReader&, const std::string& parent, std::ostream& out);
 
 }  // namespace msa::experiments

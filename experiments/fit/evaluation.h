@@ -52,15 +52,11 @@ struct Untrained {
 struct UntrainedMeasure {
     const char* name;
     double Untrained::*value;
-    const char* definition;
 };
 inline constexpr UntrainedMeasure kUntrained[] = {
-    {"random_recall", &Untrained::random_recall,
-     "block recall of blocks by chance, the forced ones aside: its expected value"},
-    {"window_mass", &Untrained::window_mass,
-     "mass that the selector window keeps with as many blocks, the first one forced"},
-    {"mean_key_mass", &Untrained::mean_key_mass,
-     "mass that the selector mean-key keeps with as many blocks, the first one forced"},
+    {"random_recall", &Untrained::random_recall},
+    {"window_mass", &Untrained::window_mass},
+    {"mean_key_mass", &Untrained::mean_key_mass},
 };
 
 }  // namespace msa::experiments::fit

@@ -10,17 +10,19 @@
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/fit/architecture.h"
+#include "experiments/fit/findings.h"
 #include "experiments/fit/indexer_file.h"
 #include "experiments/fit/layer.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/rope.h"
 #include "experiments/fit/start.h"
-#include "experiments/fit/summary.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::fit {
 namespace {
+
+constexpr const char* kPage = "fit.txt";
 
 /// Fills in what depends on the file, and checks the options against it.
 std::vector<io::LayerInfo> resolve(FitOptions& o, const io::ActivationsReader& file,
@@ -86,7 +88,7 @@ Prepared prepare(FitOptions asked, const io::ActivationsReader& file,
 void describe(UnitRun& job, Prepared& p, const parallel::Group& workers, const Backend& backend) {
     std::string device = backend.device();
     if (workers.size() > 1) device += concat(", one of ", workers.size());
-    job.describe(option_table(p.o), fit_definitions(p.note), device);
+    job.describe(option_table(p.o), definitions_with(p.note), device);
     std::vector<LayerElements> elements;
     for (const io::LayerInfo& layer : p.layers)
         elements.push_back(float_elements(layer, p.o.element));
@@ -107,7 +109,7 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
           const parallel::Group& workers, std::ostream& out, std::ostream& err) {
     const FitOptions& o = p.o;
     const FitRun run{o, p.file, p.split};
-    std::vector<std::string> outputs{"summary.json", "rows.csv", "indexer.h5"};
+    std::vector<std::string> outputs{"summary.json", kPage, "tables", "indexer.h5"};
     const std::vector<std::vector<int64_t>> shared = shared_layers(o);
     for (const std::vector<int64_t>& of : shared) outputs.push_back(checkpoint_name(of.front()));
     UnitRun job(kProgram.name, args, o, o.files, outputs, err,
@@ -187,11 +189,7 @@ std::string complete(const Completed& run) {
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
     write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
-    write_text(run.out / "rows.csv", fit_rows_csv(run.results));
-    std::ostringstream table;
-    print_fit_table(run.results, table);
-    write_summary(run, fit_summary_json(run.results), table.str());
-    return "";
+    return write_report(run, kPage, make_report(run.results));
 }
 
 }  // namespace msa::experiments::fit

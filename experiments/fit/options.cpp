@@ -23,8 +23,8 @@ const About kAbout{
     .writes =
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
         "operands of the fitted indexer in the input's element type, for msa-analyze --selectors\n"
-        "index, dsa, seerattention or qsa), DIR/summary.json and DIR/rows.csv; while it runs,\n"
-        "DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
+        "index, dsa, seerattention or qsa), DIR/fit.txt, DIR/summary.json\n"
+        "and DIR/tables; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
 };
 
 const std::vector<std::string> kTeachers{"mean", "max"};

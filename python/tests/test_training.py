@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from make_fit import SPLIT, STEPS, WARMUP, make_fit
+from make_report import estimate, report
 
 from msalab.plots import FitResults, ResultsError, training_curves
 from msalab.plots.__main__ import main
@@ -24,8 +25,9 @@ def lines_of(figure):
 
 def test_curves_show_the_numbers_of_the_file(fit_path):
     names = ("kl", "kl_selected", "block_recall", "score_recall", "mass_kept")
-    (fit_path.parent / "summary.json").write_text(json.dumps({"rows": [
-        {"layer": 3, "intervals": {name: {"low": 0.1, "high": 0.2} for name in names}}]}))
+    (fit_path.parent / "summary.json").write_text(json.dumps(report("msa-fit-indexer", {"evaluations": (2, [
+        {"layer": 3, "step": step, "is_kept": step == 10, **{name: estimate(0.15, 0.05) for name in names}}
+        for step in (0, 10, 20)])})))
     with FitResults(fit_path) as fit:
         curves = fit.curves(3)
         figure, table = training_curves(fit, 3)
@@ -43,6 +45,7 @@ def test_curves_show_the_numbers_of_the_file(fit_path):
     np.testing.assert_array_equal(table.where(curve="train_kl")["value"], curves.train_kl)
     bars = [bar for axes in figure.axes for bar in axes.collections]
     assert len(bars) == 5 and all(bar.get_segments()[0][0][0] == 10 for bar in bars)  # the best one's
+    np.testing.assert_allclose([bar.get_segments()[0][:, 1] for bar in bars], [(0.1, 0.2)] * 5)
     for name in HELD_OUT:
         of_name = table.where(curve=f"held_out_{name}")
         np.testing.assert_array_equal(of_name["step"], curves.step)

@@ -56,7 +56,10 @@ std::vector<double> Fit::curve(const std::string& out, const std::string& name) 
 }
 
 nlohmann::json Fit::row(const std::string& out) const {
-    return nlohmann::json::parse(file_text(path(out + "/summary.json")))["rows"][0];
+    const nlohmann::json report = report_of(path(out));
+    nlohmann::json row = row_of(report, "evaluations", {{"is_kept", true}});
+    row.update(row_of(report, "layers", {{"layer", row["layer"]}}));
+    return row;
 }
 
 Outcome FitArchitecture::fit(const std::string& file, const std::string& out,

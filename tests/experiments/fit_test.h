@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/truth.h"
 
 namespace msa::test {

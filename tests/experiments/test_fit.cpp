@@ -32,36 +32,31 @@ TEST_F(Fit, WritesARowPerLayerWithItsSplit) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(outcome.out, file_text(path("out/summary.json")));
     const json summary = json::parse(outcome.out);
-    ASSERT_EQ(summary["rows"].size(), 2U);
-    std::set<std::string> keys{"layer",        "steps",         "best_step",        "split",
-                               "warmup_steps", "train_queries", "held_out_queries", "rows_counted",
-                               "intervals",    "gain",          "index_flops",      "index_bytes",
-                               "dead_heads"};
-    for (const auto& measure : experiments::fit::kMeasures) keys.insert(measure.metric);
-    for (const auto& of : experiments::fit::kUntrained) keys.insert(of.name);
-    keys.insert(experiments::fit::kFirstForced);
+    ASSERT_EQ(rows_of_table(summary, "layers").size(), 2U);
     int layer = 3;
-    for (const json& row : summary["rows"]) {
-        std::set<std::string> found;
-        for (const auto& [key, value] : row.items()) found.insert(key);
-        EXPECT_EQ(found, keys);
+    for (const json& row : rows_of_table(summary, "layers")) {
         EXPECT_EQ(row["layer"], layer);
-        EXPECT_EQ(row["steps"], 12);
+        EXPECT_EQ(row["last_step"], 12);
         EXPECT_EQ(row["split"], "trained on positions 0:144, held out 144:192, of 1 sequence");
         EXPECT_EQ(row["train_queries"], 144);
         EXPECT_EQ(row["held_out_queries"], 48);
-        EXPECT_EQ(row["rows_counted"], 48);
+        EXPECT_EQ(row["held_out_counted"], 48);
         EXPECT_EQ(row["dead_heads"], 0);
-        EXPECT_LE(row["mass_kept"], row["oracle_mass"]);
-        for (const std::string& key : keys)
-            EXPECT_TRUE(key == "layer" || summary["definitions"].contains(key)) << key;
+        for (const auto& of : experiments::fit::kUntrained) EXPECT_TRUE(row[of.name].is_number());
+        EXPECT_TRUE(row[experiments::fit::kFirstForced].is_number());
+        const json kept =
+            row_of(summary, "evaluations", {{"layer", layer}, {"step", row["best_step"]}});
+        EXPECT_EQ(kept["is_kept"], true);
+        for (const auto& measure : experiments::fit::kMeasures)
+            EXPECT_TRUE(kept[measure.metric].is_number()) << measure.metric;
+        EXPECT_LE(kept["mass_kept"], kept["oracle_mass"]);
         layer += 2;
     }
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(path("out")))
         files.insert(entry.path().filename().string());
-    EXPECT_EQ(files, (std::set<std::string>{"results.h5", "indexer.h5", "summary.json", "rows.csv",
-                                            "run.json"}));
+    EXPECT_EQ(files, (std::set<std::string>{"results.h5", "indexer.h5", "summary.json", "fit.txt",
+                                            "tables", "run.json"}));
     EXPECT_NE(run({file}, "table").out.find("trained on positions 0:144"), std::string::npos);
 }
 
@@ -130,7 +125,7 @@ TEST_F(Fit, KeepsTheBestStateAndNamesIt) {
     const Outcome none = run({file}, "none", {"--steps", "0", "--warmup-steps", "0"});
     ASSERT_EQ(none.code, 0) << none.err;
     EXPECT_EQ(none.out.find("Made worse"), std::string::npos);
-    EXPECT_EQ(row("none")["steps"], 0);
+    EXPECT_EQ(row("none")["last_step"], 0);
     EXPECT_EQ(row("none")["best_step"], 0);
     EXPECT_TRUE(curve("none", "train/kl").empty());
     const Outcome ruined =
@@ -290,7 +285,7 @@ TEST_F(Fit, SeveralFilesAreOneTrainingSet) {
     EXPECT_EQ(got["split"], "trained on sequences 0:1, held out 1:2, of 2 sequences");
     EXPECT_EQ(got["train_queries"], 192);
     EXPECT_EQ(got["held_out_queries"], 120);
-    EXPECT_EQ(got["rows_counted"], 120 - 32);
+    EXPECT_EQ(got["held_out_counted"], 120 - 32);
     const io::ActivationsReader indexer(path("out/indexer.h5"));
     EXPECT_EQ(indexer.info().cu_seqlens, (std::vector<int64_t>{0, 192, 312}));
     const Tensor<float, 3> k = io::ActivationsReader(right).read(3, io::Field::k, {0, 120});

@@ -60,7 +60,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     const Outcome weak =
         run({file}, "weak", {"--init", "normal", "--steps", "0", "--warmup-steps", "0"});
     ASSERT_EQ(weak.code, 0) << weak.err;
-    const json summary = json::parse(file_text(path("weak/summary.json")));
+    const json summary = report_of(path("weak"));
     ASSERT_EQ(kAnalyze({path("weak/indexer.h5"), "--out", path("seen"), "--selectors",
                         "index,window,mean-key,random", "--forced-first", "0,1", "--held-out",
                         path("weak/results.h5")})
@@ -69,7 +69,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     const json analysis = json::parse(file_text(path("seen/summary.json")));
     std::map<std::string, json> rows;
     for (const json& row : analysis["rows"]) rows[row["selector"]] = row;
-    const json &fit = summary["rows"][0], &random = rows["random"];
+    const json fit = row("weak"), &random = rows["random"];
     EXPECT_NEAR(fit["window_mass"], rows["window:first=1"]["mass_kept"], 1e-6);
     EXPECT_NEAR(fit["mean_key_mass"], rows["mean-key:first=1"]["mass_kept"], 1e-6);
     EXPECT_NEAR(fit["random_recall"], random["block_recall"], 0.05);
@@ -79,7 +79,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     const double best =
         std::max(fit["window_mass"].get<double>(), fit["mean_key_mass"].get<double>());
     ASSERT_LT(fit["mass_kept"], best - 0.005);
-    const json& found = summary["weak_indexers"].back();
+    const json& found = rows_of_table(summary, "weak_indexers").back();
     EXPECT_EQ(found["layer"], 3);
     EXPECT_EQ(found["rival_mass_kept"], best);
     EXPECT_NE(weak.out.find("Keeps less mass than blocks that nobody trained: what is kept"),
@@ -95,7 +95,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     const std::string easy = write("easy.h5", {.query_heads = 1, .kv_heads = 1});
     const Outcome strong = run({easy}, "strong");
     EXPECT_EQ(strong.out.find("nobody trained"), std::string::npos) << strong.out;
-    EXPECT_EQ(json::parse(file_text(path("strong/summary.json")))["weak_indexers"], json::array());
+    EXPECT_EQ(rows_of_table(report_of(path("strong")), "weak_indexers"), json::array());
 }
 
 /// They stay as they are: out of what is fitted and measured unless asked for, and marked there.
@@ -120,10 +120,13 @@ TEST_F(Fit, LayersWithAWindowAreNamedAndLeftOut) {
             whole.err.find(said + "layer 3 is measured alone; --layers 4 measures the others"),
             std::string::npos)
             << whole.err;
-        const json alone = json::parse(file_text(path(at + "whole/summary.json")));
-        for (const json& row : alone["rows"]) {
+        const auto rows = [&](const std::string& of) {
+            const json all = report_of(path(at + of));
+            return fits ? rows_of_table(all, "layers") : all["rows"];
+        };
+        for (const json& row : rows("whole")) {
             EXPECT_EQ(row["layer"], 3);
-            EXPECT_FALSE(row.contains("window"));
+            EXPECT_TRUE(row.value("window", json()).is_null());
         }
         const Outcome both = start("both", {"--layers", "3,4"});
         ASSERT_EQ(both.code, 0) << both.err;
@@ -131,8 +134,7 @@ TEST_F(Fit, LayersWithAWindowAreNamedAndLeftOut) {
         EXPECT_NE(both.out.find("Layer 4 attends to a sliding window of 64 tokens, and"),
                   std::string::npos)
             << both.out;
-        const json all = json::parse(file_text(path(at + "both/summary.json")));
-        for (const json& row : all["rows"])
+        for (const json& row : rows("both"))
             EXPECT_EQ(row["window"], row["layer"] == 4 ? json(64) : json());
     }
     const Outcome seen = kInspect({file});

@@ -42,10 +42,14 @@ protected:
             for (int64_t n = 0; n < experiments::kDraws; ++n)
                 draws.push_back(average([&](int64_t m) { return double(times(n, m)); }));
             const analysis::Estimate want = analysis::with_interval(row[name], draws);
-            EXPECT_NEAR(row["intervals"][name]["low"], want.low, 1e-12) << name;
-            EXPECT_NEAR(row["intervals"][name]["high"], want.high, 1e-12) << name;
+            EXPECT_NEAR(end_of(row, name, "low"), want.low, 1e-12) << name;
+            EXPECT_NEAR(end_of(row, name, "high"), want.high, 1e-12) << name;
             EXPECT_LT(want.low, want.high) << name;
         }
+    }
+    /// Of an interval in a report, or in a tree.
+    static json end_of(const json& row, const std::string& name, const std::string& end) {
+        return row.contains("intervals") ? row["intervals"][name][end] : row[name + "_" + end];
     }
     static json rows_of(const std::string& summary) {
         return json::parse(file_text(summary))["rows"];
@@ -106,14 +110,17 @@ TEST_F(Intervals, OfAGainAreOfTheSameDraws) {
     ASSERT_EQ(still.code, 0) << still.err;
     const std::vector<std::string> names{"kl", "kl_selected", "block_recall", "score_recall",
                                          "mass_kept"};
-    for (const json& row : rows_of(path("still/summary.json"))) {
-        EXPECT_EQ(row["gain"].size(), names.size());
-        for (const std::string& name : names) {
-            EXPECT_EQ(row["gain"][name], json::parse(R"({"value": 0.0, "low": 0.0, "high": 0.0})"));
-            EXPECT_LT(row["intervals"][name]["low"], row["intervals"][name]["high"]) << name;
-        }
+    const json report = report_of(path("still"));
+    for (const std::string& name : names) {
+        const json row = row_of(report, "gains", {{"measure", name}});
+        for (const char* key : {"gain", "gain_low", "gain_high"}) EXPECT_EQ(row[key], 0.0) << key;
+        EXPECT_LT(row["at_kept_low"], row["at_kept_high"]) << name;
+        EXPECT_EQ(row["is_distinguishable"], false) << name;
+        EXPECT_EQ(row["blocks_of_queries"], 6);
     }
-    EXPECT_NE(still.out.find("0.0000 [0.0000, 0.0000]  ="), std::string::npos) << still.out;
+    const json oracle = row_of(report, "gains", {{"measure", "oracle_mass"}});
+    EXPECT_TRUE(oracle["gain"].is_null() && oracle["is_distinguishable"].is_null());
+    EXPECT_NE(still.out.find("0.0000 [0.0000, 0.0000]  no"), std::string::npos) << still.out;
 }
 
 TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
@@ -121,7 +128,7 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     const Outcome outcome = run({file}, "out", {"--init", "normal", "--lr", "3e-2"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
-    const json row = rows_of(path("out/summary.json"))[0];
+    const json row = row_of(report_of(path("out")), "gains", {{"measure", "kl"}});
     const auto start = results.read<double, 2>("/fit/3/blocks/kl/start/sums"),
                end = results.read<double, 2>("/fit/3/blocks/kl/best/sums");
     const auto rows = results.read<int64_t, 1>("/fit/3/blocks/kl/rows");
@@ -141,9 +148,9 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     }
     const std::vector<double> kl = curve("out", "held_out/kl");
     const analysis::Estimate want = analysis::with_interval(kl.back() - kl.front(), gains);
-    EXPECT_NEAR(row["gain"]["kl"]["value"], want.value, 1e-12);
-    EXPECT_NEAR(row["gain"]["kl"]["low"], want.low, 1e-12);
-    EXPECT_NEAR(row["gain"]["kl"]["high"], want.high, 1e-12);
+    EXPECT_NEAR(row["gain"], want.value, 1e-12);
+    EXPECT_NEAR(row["gain_low"], want.low, 1e-12);
+    EXPECT_NEAR(row["gain_high"], want.high, 1e-12);
     EXPECT_LT(want.high, 0);  // the KL falls
 }
 
@@ -152,12 +159,11 @@ TEST_F(Intervals, OfAFitAreThoseOfItsLastEvaluation) {
     const Outcome outcome = run({file}, "out");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const io::ResultsReader results(path("out/results.h5"));
-    for (const json& row : rows_of(path("out/summary.json"))) {
-        expect_of_blocks(row, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/best",
-                         recalls_, 6, results.run().seed);
-        expect_of_blocks(row, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/best",
-                         {"kl", "kl_selected"}, 6, results.run().seed);
-    }
+    const json kept = row("out");
+    expect_of_blocks(kept, results, "/fit/3/blocks/recall", "/fit/3/blocks/recall/best", recalls_,
+                     6, results.run().seed);
+    expect_of_blocks(kept, results, "/fit/3/blocks/kl", "/fit/3/blocks/kl/best",
+                     {"kl", "kl_selected"}, 6, results.run().seed);
     EXPECT_NE(outcome.out.find("6 blocks of 1 sequence, seed"), std::string::npos) << outcome.out;
 }
 
