@@ -107,7 +107,7 @@ def joined_texts(texts, sequences):
     if all(text is None for text in texts):
         return None, None
     content, ends = b"", []
-    for text, tokens in zip(texts, sequences, strict=True):
+    for text, tokens in zip(texts, sequences):
         of, places = text or (b"", np.zeros(len(tokens), np.int64))
         places = np.asarray(places, np.int64)[:len(tokens)]
         ends.append(len(content) + places)
