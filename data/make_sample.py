@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Cuts a small msa-activations file from a larger one: some layers, the first tokens, no token ids.
+"""Cuts a small msa-activations file from a larger one: some layers, the first tokens and their text.
 
 A prefix is exact: attention is causal, so its rows do not depend on what was cut off.
 usage: make_sample.py INPUT.h5 OUTPUT.h5 --layers 10,20 --tokens 1792 --set licence=Apache-2.0
@@ -30,6 +30,11 @@ def main() -> None:
         if options.tokens > source["cu_seqlens"][1]:
             parser.error(f"--tokens is {options.tokens}, the first sequence has {source['cu_seqlens'][1]}")
         target["cu_seqlens"] = [0, options.tokens]
+        for name in ("tokens", "token_ends"):
+            if name in source:
+                target[name] = source[name][: options.tokens]
+        if "text" in source:
+            target["text"] = source["text"][: target["token_ends"][-1]]
         for number in options.layers.split(","):
             layer = source[f"layers/{number}"]
             group = target.create_group(f"layers/{number}")

@@ -252,6 +252,32 @@ h5::Handle open_tokens(hid_t file, const h5::Place& at, int64_t tokens) {
     return dataset;
 }
 
+/// The text, where the file has one: a token's bytes begin where those of the token before it end.
+void check_text(hid_t file, const std::filesystem::path& path, int64_t tokens) {
+    const h5::Place text{path, "/text"}, at{path, "/token_ends"};
+    const bool has_text = h5::exists(file, "/text"), has_ends = h5::exists(file, "/token_ends");
+    require(has_text == has_ends, (has_text ? at : text).text(),
+            " is missing; text and token_ends come together");
+    if (!has_text) return;
+    const h5::Handle bytes = h5::open_dataset(file, text), dataset = h5::open_dataset(file, at);
+    const h5::Handle byte(H5Dget_type(bytes), H5Tclose), type(H5Dget_type(dataset), H5Tclose);
+    const std::vector<int64_t> size = h5::extents(bytes);
+    require(size.size() == 1 && H5Tget_class(byte) == H5T_INTEGER && H5Tget_size(byte) == 1,
+            text.text(), " must be a list of bytes (uint8)");
+    require(h5::extents(dataset) == std::vector{tokens} && H5Tget_class(type) == H5T_INTEGER,
+            at.text(), " must have one integer per token = ", tokens);
+    h5::require_written(bytes, text);
+    h5::require_written(dataset, at);
+    std::vector<int64_t> ends(static_cast<size_t>(tokens));
+    h5::read(dataset, H5T_NATIVE_INT64, {{0}, {ends.size()}}, ends.data(), at);
+    int64_t before = 0;
+    for (size_t i = 0; i < ends.size(); before = ends[i++])
+        require(before <= ends[i], at.text(), "[", i, "] is ", ends[i],
+                ", must not be below the entry before it = ", before);
+    require(before == size[0], at.text(), " ends at ", before, ", /text has ", size[0],
+            " bytes; they must agree");
+}
+
 ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     ActivationsInfo info;
     const h5::Place root{path, "/"};
@@ -265,6 +291,7 @@ ActivationsInfo read_info(hid_t file, const std::filesystem::path& path) {
     info.cu_seqlens = read_cu_seqlens(file, path);
     info.has_tokens = h5::exists(file, "/tokens");
     if (info.has_tokens) open_tokens(file, {path, "/tokens"}, info.tokens());
+    check_text(file, path, info.tokens());
     const h5::Handle layers = h5::open_object(file, {path, "/layers"});
     for (const std::string& name : h5::links(layers)) {
         const bool number = !name.empty() && name.size() <= 9 &&

@@ -14,6 +14,7 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "convert": "activations from and to safetensors, npz and npy",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
+         "explore": "one page from a token to the blocks that it chose, to click through",
          "merge": "the result of the shards of a run (--shard)",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention"}
@@ -38,6 +39,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "plot":
         from .plots.__main__ import main as plot
         return plot(arguments)
+    if name == "explore":
+        from .explore.__main__ import main as explore
+        return explore(arguments)
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)

@@ -134,12 +134,14 @@ def gini(counts: np.ndarray) -> float:
                  - (len(ordered) + 1) / len(ordered))
 
 
-def write_layer(file, case: Case, layer: int, rng):
+def write_layer(file, case: Case, layer: int, rng, operands: dict):
     parts, tokens, first = [], {"token": [], "position": [], "sequence": []}, 0
     for sequence, length in enumerate(case.lengths):
         q, k = synthetic_qk(case, length, rng)
         position = np.arange(0, length, case.stride)
-        parts.append(analyse(case, q, k, rng.standard_normal(k.shape), position, rng))
+        v = rng.standard_normal(k.shape)
+        operands.setdefault(layer, []).append((q, k, v))
+        parts.append(analyse(case, q, k, v, position, rng))
         for name, values in zip(tokens, (first + position, position, 0 * position + sequence)):
             tokens[name].append(values)
         first += length
@@ -191,7 +193,9 @@ def write_selector(file, case: Case, layer: int, selector: str, parts):
         gini=gini(counts), chunks=int(np.ceil(counts / 128).sum()), mma_fill=0.75)
 
 
-def make_results(path, case: Case = Case()):
+def make_results(path, case: Case = Case()) -> dict:
+    """Returns by layer the (q, k, v) of each sequence."""
+    operands = {}
     with h5py.File(path, "w") as file:
         file.attrs.update(format="msa-results", format_version=3)
         file.create_group("run").attrs.update(
@@ -203,8 +207,9 @@ def make_results(path, case: Case = Case()):
             inputs=json.dumps({"synthetic.h5": "0" * 64}))
         rng = np.random.default_rng(case.seed)
         for layer in case.layers:
-            write_layer(file, case, layer, rng)
+            write_layer(file, case, layer, rng, operands)
         file.create_dataset("done", data=[f"layer {layer}" for layer in case.layers])
+    return operands
 
 
 def keep_everything(path):

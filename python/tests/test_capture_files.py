@@ -89,6 +89,38 @@ def test_what_is_recorded_is_what_is_read(tmp_path, dtype):
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
+def test_a_text_is_cut_at_the_ends_of_its_tokens(tmp_path):
+    """Of the second sequence no text is known. What --max-tokens cuts off has no text either."""
+    texts = [("né!!".encode(), [0, 3, 4, 5]), None, (b"one two three", [3, 7, 13])]
+    capture(Fake(), [range(4), range(2), range(3)], tmp_path / "a.h5", texts=texts, max_tokens=4)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.text == "né!!one two three".encode()
+        assert file.token_ends.tolist() == [0, 3, 4, 5, 5, 5, 8, 12, 18]
+    capture(Fake(), [range(4), range(3)], tmp_path / "a.h5", texts=[texts[0], texts[2]], max_tokens=2, overwrite=True)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.text == "né".encode() + b"one two"
+        assert file.token_ends.tolist() == [0, 3, 6, 10]
+    capture(Fake(), [range(4)], tmp_path / "a.h5", texts=[None], overwrite=True)
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.text is None and file.token_ends is None
+
+
+@pytest.mark.parametrize("name, values, words", [
+    ("text", None, "has /token_ends alone"), ("text", np.zeros(9, np.int32), "/text must be a list of bytes"),
+    ("token_ends", np.array([1, 2]), "/token_ends must hold one integer for each of the 3 tokens"),
+    ("token_ends", np.array([2, 1, 9]), "entry 1 is 1, must not be below the entry before it"),
+    ("token_ends", np.array([-1, 1, 9]), "entry 0 is -1, must not be below"),
+    ("token_ends", np.array([1, 2, 8]), "/token_ends ends at 8, /text has 9 bytes")])
+def test_texts_that_are_damaged_are_refused(tmp_path, name, values, words):
+    capture(Fake(), [range(3)], tmp_path / "a.h5", texts=[(b"some text", [4, 5, 9])])
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file[name]
+        if values is not None:
+            file[name] = values
+    with pytest.raises(CaptureError, match=words):
+        ActivationsReader(tmp_path / "a.h5")
+
+
 def test_storage_is_that_of_the_format(tmp_path):
     capture(Fake(lambda *of: random_layer(*of, bfloat16)), [range(1100)], tmp_path / "a.h5", [2])
     with h5py.File(tmp_path / "a.h5") as file:

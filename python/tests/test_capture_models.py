@@ -586,6 +586,8 @@ def test_of_a_model_of_bytes_each_byte_is_a_token(tmp_path, capsys):
     assert main([*command, str(tmp_path / "tokens.h5"), "--tokens", str(tmp_path / "a.json")]) == 0
     with ActivationsReader(tmp_path / "text.h5") as one, ActivationsReader(tmp_path / "tokens.h5") as other:
         assert list(one.cu_seqlens) == list(other.cu_seqlens) == [0, 25]
+        assert one.text.decode() == "Blöcke, Block für Block" and other.text is None
+        assert list(one.token_ends) == list(range(1, 26))
         for name, array in one.layer(2).arrays().items():
             np.testing.assert_array_equal(array, other.layer(2).arrays()[name])
     capsys.readouterr()

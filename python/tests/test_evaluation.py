@@ -322,6 +322,8 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
         ids, widths = Tokenizer(folder).with_bytes(document)
         assert widths.sum() == len(document.encode()) and len(ids) == len(widths) < widths.sum()
         ends = np.cumsum(widths)
+        whole, places = Tokenizer(folder).whole_with_ends(document)
+        assert whole == ids.tolist() and places.tolist() == ends.tolist()
         assert tokenizer.decode(ids[:9].tolist()) == document.encode()[:int(ends[8])].decode()
     assert main([str(folder), "--text", str(path), "--out", str(tmp_path / "out"), "--context", "64",
                  "--block-size", "16", "--budgets", "32", "--selector", "window", "--sequences", "2",

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "core/io/activations.h"
 #include "core/io/file_error.h"
@@ -14,6 +15,31 @@
 
 namespace msa::io {
 namespace {
+
+TEST_F(Activations, TextIsCutAtTheEndsOfItsTokens) {
+    const auto with = [&](int64_t bytes, std::vector<int64_t> ends, hid_t type = H5T_STD_U8LE) {
+        return refusal_after([&](hid_t file) {
+            const std::vector<uint8_t> text(static_cast<size_t>(bytes), 'a');
+            const h5::Place at{"", "/text"}, of{"", "/token_ends"};
+            h5::write(h5::create_dataset(file, at, type, {text.size()}, {}), H5T_NATIVE_UINT8,
+                      {{0}, {text.size()}}, text.data(), at);
+            if (ends.empty()) return;
+            h5::write(h5::create_dataset(file, of, H5T_STD_I64LE, {ends.size()}, {}),
+                      H5T_NATIVE_INT64, {{0}, {ends.size()}}, ends.data(), of);
+        });
+    };
+    std::vector<int64_t> ends(kTokens);
+    std::iota(ends.begin(), ends.end(), 1);
+    EXPECT_EQ(with(50, ends), "");
+    EXPECT_EQ(with(50, {}), "/token_ends is missing; text and token_ends come together");
+    EXPECT_EQ(with(50, ends, H5T_STD_I32LE), "/text must be a list of bytes (uint8)");
+    EXPECT_EQ(with(51, ends), "/token_ends ends at 50, /text has 51 bytes; they must agree");
+    EXPECT_EQ(with(50, {50}), "/token_ends must have one integer per token = 50");
+    ends[7] = 3;
+    EXPECT_EQ(with(50, ends), "/token_ends[7] is 3, must not be below the entry before it = 7");
+    ends[0] = -1;
+    EXPECT_EQ(with(50, ends), "/token_ends[0] is -1, must not be below the entry before it = 0");
+}
 
 TEST_F(Activations, OptionalAttributesAreValidWhereTheyArePresent) {
     const auto with = [&](const char* name, const auto& value) {

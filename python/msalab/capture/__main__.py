@@ -19,15 +19,17 @@ from .partial_file import PartialFile
 
 
 def read_sequences(options, tokenize) -> list:
-    """Token ids of every token file, then of every text."""
+    """Of every token file, then of every text: token ids, and the text's bytes with where each token ends in them, or
+    None where it is not known."""
     def read_tokens(path):
         return token_ids(np.load(path) if path.endswith(".npy") else
-                         json.loads(Path(path).read_text()), path)
+                         json.loads(Path(path).read_text()), path), None
 
     def read_text(path):
-        ids = tokenize((sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()).decode())
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        ids, ends = tokenize(content.decode())
         require(len(ids), f"{path}: no tokens come of its text")
-        return ids
+        return ids, None if ends is None else (content, ends)
 
     sequences = []
     for read, paths in ((read_tokens, options.tokens), (read_text, options.text)):
@@ -58,7 +60,7 @@ def run_capture(options):
     lacking = [number for number in options.layers or () if fits and number not in fits]
     require(not lacking, f"{options.indexer}: has no Index Branch of layers {lacking}; it has those of "
             f"{fits and sorted(fits)}")
-    sequences = read_sequences(options, lambda content: vocabulary().encode_whole(content))
+    sequences, texts = zip(*read_sequences(options, lambda content: vocabulary().whole_with_ends(content)))
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
@@ -71,8 +73,8 @@ def run_capture(options):
         print(f"a sequence has {longest} tokens, the model {positions} positions: what is beyond them is "
               f"{'cut off' if most is None else 'captured, since --max-tokens asks for it'}", file=sys.stderr)
         most = most or positions
-    capture(model, sequences, options.out, options.layers, max_tokens=most, overwrite=options.overwrite,
-            note=note_to_stderr)
+    capture(model, sequences, options.out, options.layers, texts=texts, max_tokens=most,
+            overwrite=options.overwrite, note=note_to_stderr)
 
 
 def note_to_stderr(text: str):

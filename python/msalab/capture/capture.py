@@ -29,15 +29,17 @@ class Model(Protocol):
 
 
 def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, *,
-            max_tokens: int | None = None, overwrite: bool = False,
+            texts=None, max_tokens: int | None = None, overwrite: bool = False,
             note: Callable[[str], None] = lambda text: None) -> None:
     """Writes an msa-activations file from token ids, one list or array per sequence.
 
-    layers: numbers of layers, default all. max_tokens: of each sequence, the rest is cut off.
+    layers: numbers of layers, default all. max_tokens: of each sequence, the rest is cut off. texts: of each
+    sequence its bytes and where each token ends in them, or None where that is not known.
     At any time one layer of one sequence is held, in host memory, beside what the model holds.
     CaptureError when something cannot be captured; nothing is left under `path` then.
     """
     sequences = [_tokens(tokens, number, max_tokens) for number, tokens in enumerate(sequences)]
+    text, token_ends = joined_texts(texts or (), sequences)
     require(sequences, "no sequences to run")
     wanted = sorted(set(model.layers if layers is None else layers))
     unknown = [number for number in wanted if number not in model.layers]
@@ -48,7 +50,8 @@ def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, 
     windows: dict[int, int] = {}  # of the layers that have one
     with ActivationsWriter(path, model_id=model.model_id, model_config=model.model_config,
                            producer=model.producer, cu_seqlens=cu_seqlens,
-                           tokens=np.concatenate(sequences), overwrite=overwrite) as writer:
+                           tokens=np.concatenate(sequences), text=text, token_ends=token_ends,
+                           overwrite=overwrite) as writer:
         for sequence, tokens in enumerate(sequences):
             recorded = set()
 
@@ -96,6 +99,20 @@ def _size_text(layer: Layer, tokens: int, layers: int) -> str:
     wide = any(array.dtype == np.float32 for array in arrays)
     return (f"{layers} layer{'s' * (layers > 1)} of {tokens} tokens: {size / 1e9:.2f} GB"
             + ("; in half precision (--dtype bfloat16) half of it" if wide else ""))
+
+
+def joined_texts(texts, sequences):
+    """The bytes of all sequences, one behind the other, and where each token ends in them; (None, None) where no text
+    is known. A sequence without a text has no bytes."""
+    if all(text is None for text in texts):
+        return None, None
+    content, ends = b"", []
+    for text, tokens in zip(texts, sequences):
+        of, places = text or (b"", np.zeros(len(tokens), np.int64))
+        places = np.asarray(places, np.int64)[:len(tokens)]
+        ends.append(len(content) + places)
+        content += of[:places[-1]]
+    return content, np.concatenate(ends)
 
 
 def _tokens(tokens, number: int, max_tokens: int | None) -> np.ndarray:

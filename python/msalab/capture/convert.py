@@ -112,7 +112,8 @@ def rotate(path, out, *, rotary_dim: int | None = None, rope_theta: float | None
     with ActivationsReader(path) as file:
         with ActivationsWriter(out, model_id=file.model_id, model_config=file.model_config,
                                producer=file.producer, cu_seqlens=file.cu_seqlens,
-                               tokens=file.tokens, overwrite=overwrite) as writer:
+                               tokens=file.tokens, text=file.text, token_ends=file.token_ends,
+                               overwrite=overwrite) as writer:
             for number in layers or file.layers:
                 layer = file.layer(number)
                 place = f"{path}: layer {number}"

@@ -21,8 +21,8 @@ LARGEST_RATIO = 1032
 
 
 class ActivationsReader:
-    """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, and
-    the numbers of the layers, ascending. CaptureError names the file, the object and the rule."""
+    """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, text bytes or None
+    with token_ends int64 [N], and the numbers of the layers, ascending. CaptureError names the file, the object and the rule."""
 
     def __init__(self, path):
         require(Path(path).exists(), f"{path}: No such file or directory")
@@ -52,11 +52,28 @@ class ActivationsReader:
                 and self.tokens.shape == (self.cu_seqlens[-1],),
                 f"{self.path}: /tokens must hold one integer for each of the "
                 f"{self.cu_seqlens[-1]} tokens")
+        self._read_text()
         names = self._names("layers")
         for name in names:
             require(name.isdecimal() and name == str(int(name)),
                     f"{self.path}: /layers/{name} is no layer number")
         self.layers = sorted(map(int, names))
+
+    def _read_text(self):
+        self.text, self.token_ends = None, None
+        found = [name for name in ("text", "token_ends") if self._has(name)]
+        if not found:
+            return
+        require(len(found) == 2, f"{self.path}: has /{found[0]} alone; text and token_ends come together")
+        text, ends, tokens = self._values("text"), self._values("token_ends"), self.cu_seqlens[-1]
+        require(text.dtype == np.uint8 and text.ndim == 1, f"{self.path}: /text must be a list of bytes (uint8)")
+        require(ends.dtype.kind in "iu" and ends.shape == (tokens,),
+                f"{self.path}: /token_ends must hold one integer for each of the {tokens} tokens")
+        self.text, self.token_ends = text.tobytes(), ends.astype(np.int64)
+        for i in np.flatnonzero(np.diff(self.token_ends, prepend=0) < 0)[:1]:
+            raise CaptureError(f"{self.path}: /token_ends, entry {i} is {ends[i]}, must not be below the entry before "
+                               "it, nor below 0")
+        require(ends[-1] == len(text), f"{self.path}: /token_ends ends at {ends[-1]}, /text has {len(text)} bytes")
 
     def __enter__(self):
         return self

@@ -19,20 +19,23 @@ class ActivationsWriter:
     finish(). CaptureError when the file cannot be written."""
 
     def __init__(self, path, *, model_id: str, model_config: str, producer: str, cu_seqlens,
-                 tokens=None, overwrite: bool = False):
+                 tokens=None, text: bytes | None = None, token_ends=None, overwrite: bool = False):
         self._tokens, self._lengths = int(cu_seqlens[-1]), np.diff(cu_seqlens)
         self._begins = np.asarray(cu_seqlens[:-1])
         root = {"format": FORMAT, "format_version": VERSION, "model_id": model_id,
                 "model_config": model_config, "producer": producer}
-        for name, text in root.items():
-            require(name == "format_version" or is_storable(text),
-                    f"{path}: {name} {text!r} cannot be stored, must be Unicode without NUL")
+        for name, value in root.items():
+            require(name == "format_version" or is_storable(value),
+                    f"{path}: {name} {value!r} cannot be stored, must be Unicode without NUL")
         self._disk = PartialFile(path, overwrite)
         self._file = h5py.File(self._disk, "w")
         self._file.attrs.update(root)
         self._file["cu_seqlens"] = np.asarray(cu_seqlens, np.int64)
         if tokens is not None:
             self._file["tokens"] = np.asarray(tokens, np.int32)
+        if text:
+            self._file["text"] = np.frombuffer(text, np.uint8)
+            self._file["token_ends"] = np.asarray(token_ends, np.int64)
         self._file.create_group("layers")
 
     def __enter__(self):

@@ -33,6 +33,11 @@ class Bytes:
 
     encode_whole = encode
 
+    def whole_with_ends(self, text: str):
+        """encode_whole() and where each token ends in the bytes of the text."""
+        ids = self.encode(text)
+        return ids, np.arange(1, len(ids) + 1)
+
     def locate(self, text: str, ranges) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text, and the tokens [begin, end) of each of these ranges of its characters."""
         return self.encode(text), [tuple(len(text[:at].encode()) for at in one) for one in ranges]
@@ -88,11 +93,16 @@ class Tokenizer:
             ids = np.asarray(self.encode(text), np.int64)
             return ids, np.full(len(ids), np.nan)
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        characters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        widths = 1 + (characters > 0x7f) + (characters > 0x7ff) + (characters > 0xffff)
-        ends = np.concatenate([[0], np.cumsum(widths)])
-        last = ends[[end for _, end in found["offset_mapping"]]] if found["input_ids"] else []
-        return np.asarray(found["input_ids"], np.int64), np.diff(last, prepend=0).astype(float)
+        ends = _ends_in_bytes(found, text)
+        return np.asarray(found["input_ids"], np.int64), np.diff(ends, prepend=0).astype(float)
+
+    def whole_with_ends(self, text: str):
+        """encode_whole(), and where each token ends in the bytes of the text, int64 that do not descend: one that the
+        tokenizer adds has none of them. None of a tokenizer that does not say."""
+        if not self._tokenizer.is_fast:
+            return self.encode_whole(text), None
+        found = self._tokenizer(text, return_offsets_mapping=True)
+        return list(found["input_ids"]), np.maximum.accumulate(_ends_in_bytes(found, text))
 
     def locate(self, text: str, ranges) -> tuple[list[int], list[tuple[int, int]]]:
         """As Bytes.locate. A token belongs to a range that has one of its characters."""
@@ -112,6 +122,14 @@ class Tokenizer:
 
     def save(self, folder):
         self._tokenizer.save_pretrained(folder)
+
+
+def _ends_in_bytes(found, text: str) -> np.ndarray:
+    """Of the tokens that a tokenizer found in a text, int64."""
+    characters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (characters > 0x7f) + (characters > 0x7ff) + (characters > 0xffff)
+    ends = np.concatenate([[0], np.cumsum(widths)])
+    return ends[[end for _, end in found["offset_mapping"]]] if found["input_ids"] else np.zeros(0, np.int64)
 
 
 def vocabulary_of(options, *instead):

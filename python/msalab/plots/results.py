@@ -333,6 +333,16 @@ class Results(ResultsFile):
         dataset = self._dataset(name, "i", len(queries), sizes.kv_heads, None)
         return Selected(self.path, dataset, sizes.blocks)
 
+    def mass(self, layer: int, rows: slice) -> np.ndarray | None:
+        """float32 [rows, Hkv, B], probabilities of blocks; None where the run did not --dump mass."""
+        name = f"mass/{layer}"
+        if str(layer) not in self._names("mass"):
+            return None
+        sizes, queries = self.sizes(layer), len(self._dataset(f"queries/{layer}/token", "i", None))
+        dataset = self._dataset(name, "f", queries, sizes.kv_heads, sizes.blocks)
+        with blamed(self.path, f"/{name} cannot be read"):
+            return dataset[rows]
+
     def rule(self, selector: str) -> str:
         """What the selector does, as the run described it; empty where it did not."""
         name = f"select/{selector}/{self.layers[0]}/ids"

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""The block microscope in headless Chromium: what a user clicks, and what then stands on the page."""
+
+import numpy as np
+import pytest
+from make_explore import make_explore, words_of
+from webdriver import ABSENT, Browser
+
+from msalab.explore import Activations, data, make_microscope, write_page
+from msalab.plots import Results
+
+pytestmark = pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")
+
+READY = "document.getElementById('microscope')?.dataset.ready"
+TOKENS, BLOCK, CLICK = 384, 16, 0.05  # seconds that a click may take
+TABLE = """return [...document.querySelectorAll('tr[data-block]')].map(row =>
+    [+row.dataset.block, row.dataset.verdict, row.querySelector('td:last-child .ms-words').textContent])"""
+# Colour of a map in the middle of a query's cell and a block's; the image of the demo's 24 blocks is drawn whole.
+COLOUR = """const [kind, query, block] = arguments, canvas = document.querySelector(`[data-map="${kind}"] canvas`);
+    const scale = canvas.width / canvas.clientWidth, left = 60, top = 14, right = 6, bottom = 34;
+    const x = left + (block + 0.5) / 24 * (canvas.clientWidth - left - right);
+    const y = top + (query + 0.5) / 384 * (canvas.clientHeight - top - bottom);
+    return [...canvas.getContext('2d').getImageData(Math.round(x * scale), Math.round(y * scale), 1, 1).data].slice(0, 3)"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return make_explore(tmp_path_factory.mktemp("explore"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def page_of(files, folder):
+    with Results(files[0]) as results, Activations([files[1]], results) as activations:
+        return write_page(make_microscope(results, activations=activations), folder / "page.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def page(files, tmp_path_factory):
+    return page_of(files, tmp_path_factory.mktemp("page"))
+
+
+def text_of(block):
+    return " ".join("".join(words_of(TOKENS)[block * BLOCK:(block + 1) * BLOCK]).split())
+
+
+def check_query(browser, files, query, group, selector="window", layer=3):
+    """The blocks of the pinned query are those of the results, with their own words."""
+    with Results(files[0]) as results:
+        chosen, best = ({int(block) for block in results.ids(name, layer)[query][group] if block >= 0}
+                        for name in (selector, "oracle"))
+    verdicts = {block: "both" if block in chosen & best else "wasted" if block in chosen else "missed"
+                for block in chosen | best}
+    found = browser.run(TABLE)
+    assert {block: verdict for block, verdict, _ in found} == verdicts
+    for block, _, words in found:
+        assert words == text_of(block)
+    assert f"{selector} chose {len(chosen)} blocks" in browser.text(".ms-sentence")
+
+
+def test_a_click_pins_a_query(browser, page, files):
+    browser.resize(1280)
+    browser.open(page, READY)
+    browser.click("[data-measure=sink][data-layer='3'][data-group='1']")
+    browser.wait("document.getElementById('microscope').dataset.layer === '3'")
+    browser.run("const choice = document.querySelectorAll('.ms-part-bar select')[2];"
+                "choice.value = 'window'; choice.dispatchEvent(new Event('change'))")
+    browser.click("[data-map=oracle] canvas", 0.4, 0.8)
+    query = int(browser.run("return new URLSearchParams(location.hash.slice(1)).get('query')"))
+    assert abs(query - 340) <= 2
+    assert browser.text(".ms-part-query .ms-query") in words_of(TOKENS)[query]
+    check_query(browser, files, query, 1)
+
+
+def test_ids_that_are_shifted_by_a_block_are_seen(browser, files, tmp_path, monkeypatch):
+    right = data._bits
+    monkeypatch.setattr(data, "_bits", lambda ids, blocks: right(np.where(ids > 0, ids - 1, ids), blocks))
+    browser.open(page_of(files, tmp_path) + "#layer=3&group=1&query=300&selector=window", READY)
+    with pytest.raises(AssertionError):
+        check_query(browser, files, 300, 1)
+
+
+def test_an_address_shows_what_it_says(browser, page, files):
+    browser.open(page + "#layer=6&group=2&query=200&selector=random&block=3&find=the", READY)
+    check_query(browser, files, 200, 2, "random", 6)
+    assert browser.text(".ms-part-block p") == "Block 3, tokens 48–63."
+    with Results(files[0]) as results:
+        looks = int((results.ids("random", 6)[:][:, 2] == 3).any(1).sum())
+    assert f"random {looks}" in browser.text(".ms-lookers")
+    words = "".join(words_of(TOKENS)[48:64])
+    assert browser.run("return document.querySelector('.ms-part-block .ms-context').textContent") == words
+    where = {i // BLOCK for i, word in enumerate(words_of(TOKENS)) if word.startswith("the")}
+    assert f"stands in {len(where)} blocks" in browser.text(".ms-found")
+    browser.run("location.hash = '#layer=3&group=0&query=77&selector=window'")
+    browser.wait("document.querySelector('.ms-part-query p').textContent.startsWith('Token 77,')")
+    check_query(browser, files, 77, 0)
+
+
+def test_colours_say_which_blocks_are_chosen(browser, page, files):
+    with Results(files[0]) as results:
+        ids = results.ids("oracle", 3)[:][:, 1]
+    query = 340
+    chosen = [block for block in ids[query] if block >= 0]
+    other = next(block for block in range(query // BLOCK) if not (ids[query - 2:query + 3] == block).any())
+    for dark in (False, True):
+        browser.resize(1280, dark=dark)
+        browser.open(page + "#layer=3&group=1&selector=window", READY)
+        drawn = {block: browser.run(COLOUR, "oracle", query, int(block)) for block in (chosen[0], other, 23)}
+        none = [29, 32, 40] if dark else [255, 255, 255]
+        assert drawn[other] == none and drawn[chosen[0]] != none and drawn[23] not in (none, drawn[chosen[0]])
+        ink = browser.run("return getComputedStyle(document.body).color")
+        assert ink == ("rgb(232, 234, 240)" if dark else "rgb(28, 30, 38)")
+
+
+def test_keys_move_and_zoom(browser, page):
+    browser.resize(1280)
+    browser.open(page + "#layer=3&query=100&block=2", READY)
+    browser.run("document.querySelector('[data-map=oracle] canvas').focus()")
+    browser.type("\ue015\ue015\ue014+")  # down, down, right
+    fields = browser.run("return Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
+    assert (fields["query"], fields["block"]) == ("102", "3") and fields["view"] == "96-288-6-18"
+    browser.type("0")
+    assert "view" not in browser.run("return location.hash")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_of_it(browser, page, dark):
+    browser.resize(390, 844, dark)
+    browser.open(page + "#layer=3&group=1&query=300&selector=window&block=2&find=the", READY)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+    widths = browser.run("return [...document.querySelectorAll('canvas')].map(one => one.clientWidth)")
+    assert len(widths) == 5 and min(widths) > 300
+
+
+def test_a_text_runs_nothing(browser, page):
+    browser.resize(1280)
+    browser.open(page + "#layer=3&query=300&block=1&find=%3Cscript%3E", READY)
+    assert browser.run("return document.title").startswith("Block microscope")
+    assert browser.run("return document.querySelectorAll('#microscope script, #microscope b b').length") == 0
+    assert "<script>document.title = 'run'</script>" in browser.run(
+        "return document.querySelector('.ms-text').textContent")
+
+
+def test_a_click_takes_less_than_50_milliseconds(browser, page):
+    """The least of several: others may use this machine."""
+    browser.open(page, READY)
+    times = []
+    for n in range(12):
+        browser.click("[data-map=oracle] canvas", 0.4 + 0.01 * n, 0.85)
+        times.append(float(browser.run("return document.getElementById('microscope').dataset.took")))
+    assert min(times) < 1000 * CLICK
