@@ -3,9 +3,10 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from .ending import ended
+from .ending import Refusal, ended
 
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
@@ -15,6 +16,7 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "merge": "the result of the shards of a run (--shard)",
+         "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention"}
 
@@ -38,6 +40,8 @@ def run_tool(name: str, arguments) -> int:
     if name == "plot":
         from .plots.__main__ import main as plot
         return plot(arguments)
+    if name == "paper":
+        return of_clone("paper", arguments)
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)
@@ -58,6 +62,15 @@ def run_tool(name: str, arguments) -> int:
         return merge(arguments, programs().get("merge"))
     from .capture.__main__ import main as capture
     return capture([name, *arguments])
+
+
+def of_clone(study: str, arguments) -> int:
+    """A study is no part of the package: it lies with its records in a clone, the current folder."""
+    where = Path.cwd() / "studies" / study
+    if not where.is_dir():
+        raise Refusal(f"{where}: no such folder; msalab {study} runs in a clone of msalab's repository")
+    sys.path.insert(0, str(Path.cwd()))
+    return import_module(f"studies.{study}.__main__").main(arguments)
 
 
 def main(arguments=None) -> int:
