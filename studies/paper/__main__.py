@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """msalab paper --out DIR: the paper figure by figure, as one page with pictures."""
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
+from msalab.arguments import CommandLine
 from msalab.ending import ended
 from msalab.progress import clock_text
 
@@ -14,14 +14,13 @@ from .html import write_html
 from .measured import Tree, as_json, gather
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = """example, in a clone of the repository that ./msalab build has built:
-  msalab paper --out results/paper      writes results/paper/paper.html; go on with the same command
-  msalab paper --page docs/paper.md --page README.md    writes their tables anew, and draws nothing"""
+EXAMPLE = """msalab paper --out results/paper     (again: it goes on where it was stopped)
+  msalab paper --page docs/paper.md --page README.md"""
 
 
-def parser_of() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="msalab paper", epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser_of() -> CommandLine:
+    parser = CommandLine(
+        prog="msalab paper", example=EXAMPLE,
         description="What the paper says beside what the sample and the records of the repository say: every figure, "
         "table, equation and claim, with pictures. Needs no GPU.")
     parser.add_argument("--out", metavar="DIR", help="folder for paper.html and its pictures; what is there is kept")
