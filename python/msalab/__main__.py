@@ -3,9 +3,11 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from .ending import ended
+from .arguments import did_you_mean
+from .ending import Refusal, ended
 
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
@@ -16,11 +18,36 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "explore": "one page from a token to the blocks that it chose, to click through",
          "merge": "the result of the shards of a run (--shard)",
+         "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention"}
 
-PROGRAMS = ("advise", "analyze", "bench", "cache", "compare", "cost", "fit-indexer", "inspect", "merge",
-            "precision", "pretrain", "reuse", "synth")  # of the package, installed or not
+# Of the package, installed or not: the question of each, as its own help has it.
+PROGRAMS = {
+    "advise": "Which setting should I use, per layer, and what does it cost?",
+    "analyze": "What does MiniMax Sparse Attention select on my activations, and what does it lose?",
+    "bench": "How fast is each stage of MiniMax Sparse Attention, and the whole layer?",
+    "cache": "What would a KV cache off the GPU see?",
+    "compare": "Which selector keeps most of the attention at an equal budget, and at what cost?",
+    "cost": "What does MiniMax Sparse Attention cost, and in which loop order?",
+    "fit-indexer": "How good can an Index Branch get on my model?",
+    "inspect": "Is this file valid, and what is in it?",
+    "merge": "What is the result of the shards of a run?",
+    "precision": "Which number format may the index operands and the KV cache have?",
+    "pretrain": "What does a choice of training do to a model with MiniMax Sparse Attention?",
+    "reuse": "Which layers may share a selection, and what does it lose?",
+    "synth": "How do selectors and kernels behave on attention whose structure I know?",
+}
+
+# In the order of use.
+GROUPS = {
+    "activations of a model": ("capture", "convert", "inspect", "synth"),
+    "what would MSA select, lose and cost?": ("analyze", "compare", "fit-indexer", "advise", "precision", "reuse",
+                                              "cache", "cost"),
+    "the model itself": ("evaluate", "train", "pretrain"),
+    "results": ("plot", "explore", "diff", "merge"),
+    "kernels and engines": ("bench", "conform", "check-batching"),
+    "the paper": ("paper",)}
 
 
 def programs() -> dict[str, Path]:
@@ -29,10 +56,15 @@ def programs() -> dict[str, Path]:
 
 
 def usage() -> str:
-    lines = ["usage: msalab COMMAND [ARGUMENTS]", ""]
-    lines += [f"  {name:<16}{what}" for name, what in TOOLS.items()]
-    lines += [f"  {name:<16}{path.name}" for name, path in programs().items() if name not in TOOLS]
-    return "\n".join([*lines, "", "msalab COMMAND --help says what each does."])
+    lines = ["usage: msalab COMMAND [ARGUMENTS]", "",
+             "Would MiniMax Sparse Attention work on a model, what would it lose, and what would it cost?"]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<16}{TOOLS.get(name) or PROGRAMS[name]}" for name in names)]
+    lines += ["", "msalab COMMAND --help says what each does. To begin with:",
+              "  msalab capture MODEL --text FILE --out mine.h5", "  msalab analyze mine.h5 --out results/mine", "  msalab plot results/mine/results.h5 --out results/mine"]
+    if not programs():
+        lines += ["", f"The commands with a question are programs, which are not here ({BIN}): pip install ."]
+    return "\n".join(lines)
 
 
 def run_tool(name: str, arguments) -> int:
@@ -42,6 +74,8 @@ def run_tool(name: str, arguments) -> int:
     if name == "explore":
         from .explore.__main__ import main as explore
         return explore(arguments)
+    if name == "paper":
+        return of_clone("paper", arguments)
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)
@@ -64,8 +98,17 @@ def run_tool(name: str, arguments) -> int:
     return capture([name, *arguments])
 
 
+def of_clone(study: str, arguments) -> int:
+    """A study is no part of the package: it lies with its records in a clone, the current folder."""
+    where = Path.cwd() / "studies" / study
+    if not where.is_dir():
+        raise Refusal(f"{where}: no such folder; msalab {study} runs in a clone of msalab's repository")
+    sys.path.insert(0, str(Path.cwd()))
+    return import_module(f"studies.{study}.__main__").main(arguments)
+
+
 def main(arguments=None) -> int:
-    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["help"]
     if command in TOOLS:
         return ended(lambda: run_tool(command, rest), None)
     if command in programs():
@@ -86,8 +129,9 @@ def main(arguments=None) -> int:
               f"{BIN / f'msa-{command}'}; `pip install .` in the repository compiles and installs it, and "
               f"`./msalab build` there makes build/release/bin/msa-{command}, which runs by itself", file=sys.stderr)
         return 2
-    named = f"'{command}' is no command; " if command else ""
-    print(f"msalab: {named}commands are: {', '.join(sorted({*TOOLS, *PROGRAMS}))}", file=sys.stderr)
+    known = sorted({*TOOLS, *PROGRAMS})
+    print(f"msalab: '{command}' is no command{did_you_mean(command, known)}; commands are: {', '.join(known)}",
+          file=sys.stderr)
     return 2
 
 

@@ -1,8 +1,65 @@
 # SPDX-License-Identifier: MIT
 """What the command lines of msalab have in common."""
 
+from __future__ import annotations
+
+import argparse
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Iterable
+
+
+def _folded(word: str) -> str:
+    return word.lower().replace("_", "-")
+
+
+def _distance(a: str, b: str) -> int:
+    """Letters that are replaced, left out, added, or swapped with the next one (optimal string alignment)."""
+    before, last = [], list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y)))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """" (did you mean 'oracle'?)", to follow the word, or nothing: those known names that differ from it least, by at
+    most a letter in three, as core/meant.h has it."""
+    off = {name: _distance(_folded(word), _folded(name)) for name in known}
+    near = [name for name, letters in off.items() if 3 * letters <= max(len(word), len(name))]
+    least = min((off[name] for name in near), default=0)
+    meant = [name for name in near if off[name] == least][:3]
+    return f" (did you mean {' or '.join(repr(name) for name in meant)}?)" if meant else ""
+
+
+def refuse_unknown(names, known, what: str) -> str:
+    """"--selector names orcale (did you mean 'oracle'?); there are: ...", or nothing where all are known."""
+    known = list(known)
+    unknown = [f"{name}{did_you_mean(name, known)}" for name in names if name not in known]
+    return f"{what} {', '.join(unknown)}; there are: {', '.join(known)}" if unknown else ""
+
+
+class CommandLine(argparse.ArgumentParser):
+    """Of a command of msalab: its help ends with an example, and its errors say what may have been meant."""
+
+    def __init__(self, *args, example: str = "", **more):
+        if example:
+            more = {"epilog": f"example:\n  {example}", "formatter_class": argparse.RawDescriptionHelpFormatter, **more}
+        super().__init__(*args, **more)
+
+    def error(self, message):
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        if message.startswith("unrecognized arguments:"):
+            message = re.sub(r"(--[\w-]+)(=\S*)?", lambda at: at[0] + did_you_mean(at[1], options), message)
+        choice = re.fullmatch(r"(argument .*: invalid choice: )'([^']*)'( \(choose from (.*)\))", message)
+        if choice:
+            known = re.findall(r"[\w.-]+", choice[4])
+            message = f"{choice[1]}'{choice[2]}'{did_you_mean(choice[2], known)}{choice[3]}"
+        super().error(message)
 
 
 def integers(text: str) -> list[int]:

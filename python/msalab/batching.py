@@ -10,7 +10,6 @@ blocks score nearly alike; by how much the block that is lost scored better tell
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from . import operations as m
-from .arguments import distinct_integers
+from .arguments import CommandLine, distinct_integers
 from .capture.layer import require
 from .capture.reader import ActivationsReader
 from .ending import ended
@@ -200,8 +199,8 @@ def print_table(findings, out):
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="msalab check-batching", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine(prog="msalab check-batching", description=__doc__,
+                         example="msalab check-batching results/fit/indexer.h5 --block-size 64 --top-k 16")
     parser.add_argument("file", type=Path, help="an msa-activations file with index_q and index_k")
     parser.add_argument("--layers", type=distinct_integers, help="numbers, as 3,7; default: all that have an Index Branch")
     parser.add_argument("--block-size", type=int, default=128)

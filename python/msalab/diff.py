@@ -14,7 +14,6 @@ and with q, k and v it is said what the difference costs: the probability of den
 hold, and how far the outputs are apart. Rows whose order alone differs are counted apart; attention does not see it.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .arguments import distinct_integers
+from .arguments import CommandLine, distinct_integers
 from .conform.bounds import STORED, gamma
 from .ending import Refusal, ended
 
@@ -286,8 +285,8 @@ def print_table(findings, out):
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="msalab diff", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine(prog="msalab diff", description=__doc__,
+                         example="msalab diff results.h5 engine.npz --activations capture.h5")
     parser.add_argument("a", metavar="A", type=Path)
     parser.add_argument("b", metavar="B", type=Path)
     parser.add_argument("--activations", type=Path, help="the msa-activations file that both selected from")

@@ -193,7 +193,7 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(tiny, tmp_path,
         captured(tiny, tmp_path / "a", "--txt", "b")
     errors = capsys.readouterr().err
     assert ended.value.code == 2 and errors.startswith("usage: msalab capture ")
-    assert errors.endswith("msalab capture: error: unrecognized arguments: --txt b\n")
+    assert errors.endswith("msalab capture: error: unrecognized arguments: --txt (did you mean '--text'?) b\n")
 
 
 def test_one_is_singular():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Activations of a model's attention layers as an msa-activations file."""
 
-import argparse
 import json
 import signal
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ..arguments import integers, interrupt
+from ..arguments import CommandLine, integers, interrupt
 from ..ending import ended
 from .capture import capture, token_ids
 from .layer import STATES, CaptureError, require
@@ -170,11 +169,12 @@ def run_convert(options):
         export_safetensors(first, options.out, options.layers, options.overwrite)
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="msalab", description=__doc__)
+def parser() -> CommandLine:
+    top = CommandLine(prog="msalab", description=__doc__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("capture", help="run a transformers model and record its layers")
+    command = commands.add_parser("capture", help="run a transformers model and record its layers",
+                                  example="msalab capture MODEL --text FILE --max-tokens 4096 --out mine.h5")
     command.set_defaults(run=run_capture)
     command.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     command.add_argument("--text", action="append", default=[], metavar="FILE",
@@ -199,7 +199,8 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
                                                   ".safetensors, fitted weights too; apply RoPE; a "
-                                                  "checkpoint of msa-pretrain to a folder")
+                                                  "checkpoint of msa-pretrain to a folder",
+                                  example="msalab convert arrays.npz --state post_rope --out mine.h5")
     command.set_defaults(run=run_convert)
     command.add_argument("source", nargs="+", help="file to read; several .npy files")
     command.add_argument("--names", default="layers.{layer}.{field}",

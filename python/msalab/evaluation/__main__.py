@@ -2,11 +2,10 @@
 """Would MSA work on this model? Its loss on text and its retrieval of planted facts, with its own
 attention and with MSA in place of it, on the same tokens."""
 
-import argparse
 import signal
 import sys
 
-from ..arguments import integers, interrupt, parse_run
+from ..arguments import CommandLine, integers, interrupt, parse_run
 from ..ending import DONE, ended
 from .shard import start_on_devices
 from .tables import print_tables
@@ -16,8 +15,9 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="msalab evaluate", description=__doc__)
+def parser() -> CommandLine:
+    top = CommandLine(prog="msalab evaluate", description=__doc__, example="msalab evaluate MODEL --text held_out.txt "
+                      "--selector mean-key,oracle --budgets 512,1024 --out results/evaluation")
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--text", action="extend", nargs="+", required=True, metavar="FILE",
                      help="UTF-8 text; the byte 0 separates documents")

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 
+from ..arguments import CommandLine
 from ..capture.layer import require
 from ..ending import ended
 from .files import require_folder
@@ -16,10 +16,10 @@ from .tables import print_tables
 from .units import collect, make_results, missing_text, parts_in
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="msalab merge", description="What is the result of the "
-                                  "shards of a run? What the run itself writes without --shard, byte "
-                                  "by byte. Shards of a program are joined by msa-merge.")
+def parser() -> CommandLine:
+    top = CommandLine(prog="msalab merge", example="msalab merge part0 part1 --out results/whole",
+                      description="What is the result of the shards of a run? What the run itself writes without "
+                      "--shard, byte by byte. Shards of a program are joined by msa-merge.")
     top.add_argument("shards", nargs="+", metavar="DIR", help="the --out of each run with --shard")
     top.add_argument("--out", required=True, metavar="DIR", help="directory for the results")
     top.add_argument("--overwrite", action="store_true", help="replace existing results")

@@ -13,7 +13,7 @@ import numpy as np
 from .. import advice as advices
 from .. import indexer as indexers
 from .. import selectors
-from ..arguments import counted, note_if_dense
+from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
 from ..capture.gguf import not_loaded, place_of
 from ..capture.layer import require
@@ -70,7 +70,7 @@ def _selectors_of(options) -> list[str]:
             names = ["index", *names]
     known = [*selectors.SCORES, "index"]
     unknown = [name for name in names if name not in known]
-    require(not unknown, f"--selector names {', '.join(unknown)}; there are: {', '.join(known)}")
+    require(not unknown, refuse_unknown(names, known, "--selector names"))
     require(names or options.from_advice, f"--selector names none; there are: {', '.join(known)}")
     require("index" not in names or options.indexer is not None,
             "--selector index needs --indexer, the results.h5 of msa-fit-indexer")
@@ -143,8 +143,7 @@ def check_options(options):
     least = min(options.lengths or [1])
     require(least >= 1, f"--lengths has {least}, must be at least 1")
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
-    require(not unknown, f"--tasks names {', '.join(unknown)}; there are: "
-            f"{', '.join(exercises.TASKS)}")
+    require(not unknown, refuse_unknown(options.tasks, exercises.TASKS, "--tasks names"))
     require(not options.sensitivity or options.sequences, "--sensitivity is of text, and --sequences is 0")
     require(options.sequences or options.tasks, "--sequences 0 and no tasks: nothing to do")
 

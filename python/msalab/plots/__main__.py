@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """msalab plot results.h5 --out DIR: every picture as PNG, SVG and CSV, and report.html."""
 
-import argparse
 import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import distinct_integers
+from ..arguments import CommandLine, distinct_integers
 from ..ending import ended
 from ..results import FORMAT
 from .advice import cost_front, read_advice
@@ -123,7 +122,8 @@ def draw_alone(path, out):
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="msalab plot", description=__doc__)
+    parser = CommandLine(prog="msalab plot", description=__doc__,
+                         example="msalab plot results/mine/results.h5 --out results/mine")
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
                                         "summary.json of msa-advise, msa-cache, "
                                         "msa-precision or msa-reuse")

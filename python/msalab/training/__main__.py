@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 
-from ..arguments import integers, parse_run
+from ..arguments import CommandLine, integers, parse_run
 from ..ending import ended
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="msalab train", description=__doc__)
+def parser() -> CommandLine:
+    top = CommandLine(prog="msalab train", description=__doc__, example="msalab train MODEL --data texts/ --block-size 64 "
+                      "--top-k 16 --steps 1000 --out results/train")
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--data", nargs="+", required=True, metavar="PATH",
                      help="UTF-8 text, documents separated by the byte 0; .jsonl with a string \"text\" a line; "

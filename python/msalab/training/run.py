@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from .. import indexer as indexers
-from ..arguments import counted, note_if_dense
+from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
@@ -441,8 +441,8 @@ def run(options, note) -> int:
     """The exit code: finished, stopped or diverged."""
     require(options.out is not None, "--out is missing")
     require(options.device != "auto", "--device is auto, must be one device: cpu or cuda")
-    require(options.attention in attentions.KINDS, f"--attention is {options.attention}; there are: "
-            f"{', '.join(attentions.KINDS)}")
+    require(options.attention in attentions.KINDS,
+            refuse_unknown([options.attention], attentions.KINDS, "--attention is"))
     check_options(options)
     torch.use_deterministic_algorithms(options.deterministic)
     transformers.logging.disable_progress_bar()

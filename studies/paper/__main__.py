@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""msalab paper --out DIR: the paper figure by figure, as one page with pictures."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from msalab.arguments import CommandLine
+from msalab.ending import ended
+from msalab.progress import clock_text
+
+from . import page, steps
+from .html import write_html
+from .measured import Tree, as_json, gather
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = """msalab paper --out results/paper     (again: it goes on where it was stopped)
+  msalab paper --page docs/paper.md --page README.md"""
+
+
+def parser_of() -> CommandLine:
+    parser = CommandLine(
+        prog="msalab paper", example=EXAMPLE,
+        description="What the paper says beside what the sample and the records of the repository say: every figure, "
+        "table, equation and claim, with pictures. Needs no GPU.")
+    parser.add_argument("--out", metavar="DIR", help="folder for paper.html and its pictures; what is there is kept")
+    parser.add_argument("--page", metavar="FILE", action="append", default=[],
+                        help="a Markdown page, as docs/paper.md, whose tables are written anew; repeatable")
+    parser.add_argument("--programs", metavar="DIR", help="folder of msa-cost and others; default: "
+                        "build/release/bin")
+    return parser
+
+
+def tree_of(options) -> Tree:
+    return Tree(ROOT, Path(options.programs) if options.programs else ROOT / "build/release/bin")
+
+
+def _draw(tree, out: Path, numbers) -> None:
+    every = steps.steps_of(tree, numbers, out)
+    todo = steps.left(every, out)
+    done = len(every) - len(todo)
+    note(f"{len(todo)} steps, about {clock_text(sum(step.seconds for step in todo))} on two quiet cores"
+         + (f"; {done} are done" if done else ""))
+    for step in todo:
+        note(f"{step.name}: {step.what}, about {clock_text(step.seconds)}")
+        steps.run(step, out)
+    print(write_html(numbers, out))
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(options) -> None:
+    tree = tree_of(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        note("reading the records, about 00:10")
+        numbers = gather(tree, Path(scratch) / "cost.json")
+    for path in map(Path, options.page):
+        path.write_text(page.with_tables(path.read_text(encoding="utf-8"), numbers), encoding="utf-8")
+    if options.out:
+        out = Path(options.out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "numbers.json").write_text(as_json(numbers), encoding="utf-8")
+        _draw(tree, out, numbers)
+
+
+def main(arguments=None) -> int:
+    parser = parser_of()
+    options = parser.parse_args(arguments)
+    if not options.out and not options.page:
+        parser.error("--out or --page is needed")
+    return ended(lambda: _run(options), options, interrupted="interrupted; the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
