@@ -16,7 +16,7 @@ PILOT = ("`PYTHONPATH=python python -m studies.pilot studies/pilot/records_2 --r
 EXPLORATORY = "`PYTHONPATH=python python -m studies.pilot studies/pilot/records --out DIR`"
 JUDGE = "`PYTHONPATH=python python studies/conversion/judge.py studies/conversion/records/large`"
 CURVES = "`PYTHONPATH=python python studies/conversion/curves.py studies/conversion/records/large 1,2,3 DIR`"
-TABLES = "`gpu/tables.py`; anew: `./msalab bench gpu`"
+TABLES = "`bench/tables.py`; anew: `./msalab bench gpu`"
 PLOT = "`msalab paper --out DIR`, or `./msalab demo`"
 SECONDS = {COST: "0.1 s", PILOT: "6 s", EXPLORATORY: "16 s", JUDGE: "2 s", CURVES: "2 s", TABLES: "0.1 s", PLOT: "50 s"}
 
