@@ -13,15 +13,16 @@
 #include "experiments/advise/options.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/windowed.h"
-#include "experiments/measure/drawn.h"
+#include "experiments/measure/kept.h"
 
 namespace msa::experiments::advise {
 
 /// A setting on a layer, or on several together: mean over the layers, costs those of all the
 /// layers of the model that they stand for.
 struct Kept : measure::Kept {
-    const analysis::Estimate& mass() const { return measures[0]; }   // kept
-    const analysis::Estimate& error() const { return measures[1]; }  // group_output_error
+    using measure::Kept::Kept;
+    const analysis::Estimate& mass() const { return (*this)["mass_kept"]; }
+    const analysis::Estimate& error() const { return (*this)["group_output_error"]; }
     Cost cost;
     std::string order;        // fastest loop order; empty if layers differ
     double union_blocks = 0;  // 0: not measured, or of several layers
