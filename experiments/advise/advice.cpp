@@ -6,8 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "experiments/driver/sink_note.h"
-
 namespace msa::experiments::advise {
 namespace {
 
@@ -204,12 +202,10 @@ Advice make_advice(const io::ResultsReader& results) {
     }
     if (!advice.recommended) find_nearest(candidates, advice);
     const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
-    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     for (int64_t layer : shown.sparse)
-        sinks.push_back(measure::sink_row(results, std::to_string(layer),
-                                          std::to_string(shown.setting),
-                                          advice.settings[shown.setting].selector));
-    advice.dropped_sinks = dropped_sinks(sinks);
+        advice.sinks.push_back(measure::read_sink(results, std::to_string(layer),
+                                                  std::to_string(shown.setting),
+                                                  advice.settings[shown.setting].selector));
     for (LayerAdvice& layer : advice.layers) {
         layer.sparse = advice.recommended && is_sparse(layer, advice.recommended->setting);
         for (size_t s : candidates) {

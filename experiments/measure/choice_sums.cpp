@@ -69,6 +69,10 @@ private:
 
 void add_choices(const Task& task, const std::vector<size_t>& choices, const MeasuredChunk& chunk,
                  const ChoiceIds& ids, Observer& observer, Tally& to) {
+    if (task.only_ids) {
+        for (size_t n : choices) observer.chosen(chunk, n, ids[n].view(), nullptr);
+        return;
+    }
     const ChoiceSums sums(task, chunk, ids);
     const Problem& p = chunk.problem;
     if (task.error_of == ErrorOf::head) {
