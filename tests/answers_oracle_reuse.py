@@ -5,7 +5,11 @@ MEASURES = ("mass_kept", "mass_lost", "block_recall", "own_recall", "output_erro
 EXPLAINED = [
     ("distances.own_mass_lost", "always 0: own ids against own ids"),
     ("distances.own_own_recall", "always 1"),
+    *[(f"{table}.{name}", "of the list of accumulators, was not in the old tree")
+      for table in ("pairs", "distances", "patterns")
+      for name in ("score_recall", "oracle_mass", "sink_mass_dense", "sink_mass_sparse")],
 ]
+LAST_BITS = True
 DATASETS = ()
 FILES = ()
 

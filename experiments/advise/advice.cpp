@@ -6,9 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "experiments/driver/sink_note.h"
-#include "experiments/measure/drawn.h"
-
 namespace msa::experiments::advise {
 namespace {
 
@@ -42,12 +39,9 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     layer.queries = of.drawn().queries();
     layer.sequences = of.drawn().sequences();
     const Tensor<double, 2> costs = results.read<double, 2>(group + "/costs");
-    layer.kept.resize(advice.settings.size());
-    for (size_t n = 0; n < layer.kept.size(); ++n) {
+    for (size_t n = 0; n < advice.settings.size(); ++n) {
         const auto s = static_cast<int64_t>(n);
-        Kept& kept = layer.kept[n];
-        kept.add(of.mean(concat(n, "/mass")));
-        kept.add(of.error(concat(n, "/group_output_error")));
+        Kept& kept = layer.kept.emplace_back(of, std::to_string(n));
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.union_blocks = costs(s, 4);
@@ -61,7 +55,7 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
 /// stand for, beside those with a window.
 Kept together(const std::vector<const Kept*>& layers, const Advice& advice) {
     Kept all;
-    static_cast<measure::Kept&>(all) = measure::mean_of({layers.begin(), layers.end()});
+    static_cast<measure::Kept&>(all) = measure::Kept::mean({layers.begin(), layers.end()});
     all.order = layers.front()->order;
     for (const Kept* layer : layers) {
         all.cost = all.cost + layer->cost;
@@ -95,12 +89,13 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
     if (kept.empty()) return choice;
     choice.kept = together(kept, advice);
     choice.kept.cost = choice.kept.cost + dense * advice.share();
-    const size_t draws = choice.kept.draws[0].size();
+    const size_t draws = choice.kept.numbers("mass_kept").draws.size();
     int64_t good = 0;
     for (size_t n = 0; n < draws; ++n)
         good += std::ranges::all_of(kept, [&](const Kept* layer) {
-            return reaches(advice.asked, advice.settings[setting], layer->draws[0][n],
-                           layer->draws[1][n]);
+            return reaches(advice.asked, advice.settings[setting],
+                           layer->numbers("mass_kept").draws[n],
+                           layer->numbers("group_output_error").draws[n]);
         });
     choice.confidence = static_cast<double>(good) / static_cast<double>(draws);
     return choice;
@@ -207,12 +202,10 @@ Advice make_advice(const io::ResultsReader& results) {
     }
     if (!advice.recommended) find_nearest(candidates, advice);
     const Choice& shown = advice.recommended ? *advice.recommended : advice.nearest;
-    nlohmann::ordered_json sinks = nlohmann::ordered_json::array();
     for (int64_t layer : shown.sparse)
-        sinks.push_back(measure::sink_row(results, std::to_string(layer),
-                                          std::to_string(shown.setting),
-                                          advice.settings[shown.setting].selector));
-    advice.dropped_sinks = dropped_sinks(sinks);
+        advice.sinks.push_back(measure::read_sink(results, std::to_string(layer),
+                                                  std::to_string(shown.setting),
+                                                  advice.settings[shown.setting].selector));
     for (LayerAdvice& layer : advice.layers) {
         layer.sparse = advice.recommended && is_sparse(layer, advice.recommended->setting);
         for (size_t s : candidates) {

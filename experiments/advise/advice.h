@@ -2,8 +2,6 @@
 // The findings of msa-advise, computed from results.h5 alone.
 #pragma once
 
-#include <iosfwd>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,17 +9,24 @@
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
 #include "experiments/advise/options.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/windowed.h"
-#include "experiments/measure/drawn.h"
+#include "experiments/measure/kept.h"
+#include "experiments/measure/sinks.h"
 
 namespace msa::experiments::advise {
+
+/// Errors are by group, for all settings in one pass; recalls would need an oracle of each k.
+inline constexpr measure::Measured kMeasured{.recalls = false, .error_of = measure::ErrorOf::group};
+
+/// Why a setting is singled out.
+enum class Role : uint8_t { recommended, nearest, front, bound };
 
 /// A setting on a layer, or on several together: mean over the layers, costs those of all the
 /// layers of the model that they stand for.
 struct Kept : measure::Kept {
-    const analysis::Estimate& mass() const { return measures[0]; }   // kept
-    const analysis::Estimate& error() const { return measures[1]; }  // group_output_error
+    using measure::Kept::Kept;
+    const analysis::Estimate& mass() const { return (*this)["mass_kept"]; }
+    const analysis::Estimate& error() const { return (*this)["group_output_error"]; }
     Cost cost;
     std::string order;        // fastest loop order; empty if layers differ
     double union_blocks = 0;  // 0: not measured, or of several layers
@@ -59,10 +64,10 @@ struct Advice {
     std::vector<Kept> all;                // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;
-    Choice nearest;                        // if nothing is recommended
-    std::string why_none;                  // likewise
-    nlohmann::ordered_json dropped_sinks;  // among what is shown, see driver/sink_note.h
-    std::optional<size_t> bound;           // fewest tokens with which the oracle reaches the target
+    Choice nearest;                    // if nothing is recommended
+    std::string why_none;              // likewise
+    std::vector<measure::Sink> sinks;  // of the sparse layers of what is shown
+    std::optional<size_t> bound;       // fewest tokens with which the oracle reaches the target
 };
 
 /// Under --keep or --error, the recommended setting has the lowest total cost of all layers. A
@@ -71,18 +76,7 @@ struct Advice {
 /// Bounds (is_bound) are excluded unless all settings are bounds.
 Advice make_advice(const io::ResultsReader&);
 
-/// Text of each number of the summary, JSON object.
-std::string advise_definitions();
-
-/// summary.json: {"format", "program", "options", "definitions", "target", "sampling",
-/// "recommended", "nearest", "why_none", "dense", "windowed", "bound", "front": [...], "layers":
-/// [...], "settings": [...]}. An estimate is {"value", "low", "high"}.
-std::string advise_summary(const Advice&, const io::RunRecord&);
-
-/// The page: the setting with its intervals, the Pareto front, the layers.
-void print_advice(const Advice&, const io::RunRecord&, std::ostream& out);
-
-/// Why no setting reaches the target, and the nearest one; empty where one is recommended.
-std::string nearest_text(const Advice&);
+/// The tables advice, own_settings, layers, settings, measured, windowed and dropped_sinks.
+report::Report make_report(const io::ResultsReader&);
 
 }  // namespace msa::experiments::advise

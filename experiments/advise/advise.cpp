@@ -81,12 +81,13 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, file, windowed, err);
     const Grid grid = grid_for(o, file, err);
     for (int64_t number : o.layers)  // throws where there are too few
-        choose_tiles(o, file.info(), file.layer(number), grid.largest());
+        advised_queries(o, file.info(), file.layer(number), grid.largest());
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_first_backend(o);
 
-    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt"}, err);
-    job.describe(option_table(o), advise_definitions(), *backend, file, o.element);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt", "tables"},
+                err);
+    job.describe(option_table(o), report::definitions(tables()), *backend, file, o.element);
     std::vector<Unit> units = layer_units(
         file, o.layers, [&](const io::LayerInfo& layer, const Worker& worker, io::UnitWriter& to) {
             advise_layer(o, file, layer, grid.settings, on, worker, to);
@@ -96,8 +97,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 }
 
 std::string complete(const Completed& run) {
-    return write_findings(run, "advice.txt", make_advice(run.results), print_advice,
-                          advise_summary);
+    return write_report(run, "advice.txt", make_report(run.results));
 }
 
 }  // namespace msa::experiments::advise

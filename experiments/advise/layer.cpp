@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/kernel_sizes.h"
+#include "experiments/advise/advice.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/sample.h"
 #include "experiments/measure/measure.h"
@@ -13,7 +14,17 @@
 namespace msa::experiments::advise {
 namespace {
 
-constexpr int64_t kLeastBlocks = 2;
+constexpr int64_t kLeastTiles = 2, kLeastBlocks = 2;
+
+/// Queries of a layer for the unions of their blocks, as whole kernel tiles of neighbouring
+/// queries. All see more keys than the largest budget. A tile lies in one block of queries.
+struct Tiles {
+    int64_t size = 0;  // T, queries of a tile
+    measure::LayerQueries queries = {};
+    bool adjacent = true;  // the queries of each tile follow each other without gaps
+
+    int64_t count() const { return std::ssize(queries.tokens) / size; }
+};
 
 /// Blocks that the queries of a tile select together.
 class Unions : public measure::Observer {
@@ -29,11 +40,10 @@ public:
     /// As the cost model takes it: the mean over the sampled tiles and the groups. Nothing where
     /// their queries do not follow each other.
     std::optional<double> mean(size_t setting) const {
-        if (!tiles_.adjacent) return std::nullopt;
+        if (!tiles_.adjacent || tiles_.count() == 0) return std::nullopt;
         const int64_t top_k = settings_[setting].rule.top_k;
-        const int64_t tiles = std::ssize(tiles_.queries.tokens) / tiles_.size;
         const double mean = static_cast<double>(blocks_[setting]) / static_cast<double>(groups_) /
-                            static_cast<double>(tiles);
+                            static_cast<double>(tiles_.count());
         return std::clamp(mean, static_cast<double>(top_k),
                           static_cast<double>(top_k * tiles_.size));
     }
@@ -102,43 +112,60 @@ void write_prices(const AdviseOptions& o, const io::LayerInfo& layer,
                          "blocks that the queries of a tile select together, 0: not measured"});
 }
 
-}  // namespace
+measure::LayerQueries all_counted(const Problem& whole, std::vector<int64_t> tokens) {
+    const Problem p = whole.with_query_rows(tokens);
+    std::vector<analysis::RowKind> kinds(tokens.size(), analysis::RowKind::counted);
+    return {p, std::move(tokens), std::move(kinds)};
+}
 
+/// Those of the packed tokens that see more than so many keys.
+std::vector<int64_t> seeing_beyond(const Problem& whole, std::vector<int64_t> tokens,
+                                   int64_t keys) {
+    const std::vector<KeyRange>& visible = visible_keys(whole);
+    std::erase_if(tokens,
+                  [&](int64_t token) { return visible[static_cast<size_t>(token)].count <= keys; });
+    return tokens;
+}
+
+/// Chooses tiles from the queries that the options name, of --sample-queries queries together.
 Tiles choose_tiles(const AdviseOptions& o, const io::ActivationsInfo& info,
                    const io::LayerInfo& layer, int64_t largest) {
     Tiles tiles{.size = cuda::sparse_tile_queries(layer.query_heads / layer.kv_heads)};
-    std::vector<int64_t> seeing = chosen_queries(o, info.cu_seqlens, layer.layer);
     const Problem whole = io::layer_problem(info, layer, largest);
-    const std::vector<KeyRange>& visible = visible_keys(whole);
-    std::erase_if(seeing, [&](int64_t token) {
-        return visible[static_cast<size_t>(token)].count <= largest;
-    });
-    const auto counted = [&](std::vector<int64_t> tokens) {
-        const Problem p = whole.with_query_rows(tokens);
-        std::vector<analysis::RowKind> kinds(tokens.size(), analysis::RowKind::counted);
-        return measure::LayerQueries(p, std::move(tokens), std::move(kinds));
-    };
-    const analysis::QueryBlocks blocks = counted(seeing).blocks;
+    const std::vector<int64_t> seeing =
+        seeing_beyond(whole, chosen_queries(o, info.cu_seqlens, layer.layer), largest);
+    const analysis::QueryBlocks blocks = all_counted(whole, seeing).blocks;
     std::vector<int64_t> firsts;
     for (int64_t b = 0; b < blocks.count(); ++b)
         for (int64_t first = blocks.range(b).begin; first + tiles.size <= blocks.range(b).end;
              first += tiles.size)
             firsts.push_back(first);
     const int64_t wanted =
-        o.sample_queries == 0 ? 0 : std::max(kLeastBlocks, o.sample_queries / tiles.size);
+        o.sample_queries == 0 ? 0 : std::max(kLeastTiles, o.sample_queries / tiles.size);
     std::vector<int64_t> tokens;
     for (int64_t n : stratified_sample(std::ssize(firsts), wanted, o.seed)) {
         const auto begin = seeing.begin() + firsts[static_cast<size_t>(n)];
         tiles.adjacent &= *(begin + (tiles.size - 1)) - *begin == tiles.size - 1;
         tokens.insert(tokens.end(), begin, begin + tiles.size);
     }
-    tiles.queries = counted(std::move(tokens));
-    require(tiles.queries.blocks.count() >= kLeastBlocks, "layer ", layer.layer,
-            ": of the chosen queries, ", firsts.size(), " tiles of ", tiles.size, " see more than ",
-            largest, " keys, the largest budget, in ", tiles.queries.blocks.count(),
-            " stretches of ", analysis::kBlockPositions, " positions; at least ", kLeastBlocks,
-            " are needed: choose smaller --top-ks or --block-sizes, or more queries");
+    tiles.queries = all_counted(whole, std::move(tokens));
     return tiles;
+}
+
+}  // namespace
+
+measure::LayerQueries advised_queries(const AdviseOptions& o, const io::ActivationsInfo& info,
+                                      const io::LayerInfo& layer, int64_t largest) {
+    const Problem whole = io::layer_problem(info, layer, largest);
+    measure::LayerQueries queries = all_counted(
+        whole,
+        seeing_beyond(whole, sampled_queries(o, info.cu_seqlens, layer.layer, o.seed), largest));
+    require(queries.blocks.count() >= kLeastBlocks, "layer ", layer.layer, ": ",
+            queries.tokens.size(), " of the chosen queries see more than ", largest,
+            " keys, the largest budget, in ", queries.blocks.count(), " stretches of ",
+            analysis::kBlockPositions, " positions; at least ", kLeastBlocks,
+            " are needed: choose smaller --top-ks or --block-sizes, or more queries");
+    return queries;
 }
 
 void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
@@ -146,43 +173,53 @@ void advise_layer(const AdviseOptions& o, const io::ActivationsReader& file,
                   const analysis::Hardware& on, const Worker& worker, io::UnitWriter& to) {
     int64_t largest = 0;
     for (const Setting& setting : settings) largest = std::max(largest, setting.tokens());
+    const measure::LayerQueries queries = advised_queries(o, file.info(), layer, largest);
     const Tiles tiles = choose_tiles(o, file.info(), layer, largest);
-    const std::vector<int64_t>& tokens = tiles.queries.tokens;
     const measure::LayerData data(file, layer, layer_elements(worker.backend, layer, o.element));
-    measure::Task task{.data = data,
-                       .queries = tiles.queries,
-                       .part = {0, std::ssize(tokens)},
-                       .backend = worker.backend,
-                       .block_sizes = {},
-                       .seed = o.seed,
-                       .of_blocks = 8,
-                       .of_heads = 8,
-                       .with_oracle = false,
-                       .error_of = measure::ErrorOf::group};
-    for (size_t s = 0; s < settings.size(); ++s) {
-        const Setting& setting = settings[s];
-        task.choices.push_back({.key = std::to_string(s),
-                                .block_size = setting.block_size,
-                                .rule = setting.rule,
-                                .used = setting.rule,
-                                .selector = setting.selector});
-        task.block_sizes.push_back(setting.block_size);
-    }
-    measure::Tally tally{measure::Sums(tiles.queries.blocks, task.part)};
+    const auto task_of = [&](const measure::LayerQueries& of) {
+        measure::Task task{.data = data,
+                           .queries = of,
+                           .part = {0, std::ssize(of.tokens)},
+                           .backend = worker.backend,
+                           .block_sizes = {},
+                           .seed = o.seed,
+                           .of_blocks = 8,
+                           .of_heads = 8,
+                           .with_oracle = kMeasured.recalls,
+                           .error_of = kMeasured.error_of};
+        for (size_t s = 0; s < settings.size(); ++s) {
+            const Setting& setting = settings[s];
+            task.choices.push_back({.key = std::to_string(s),
+                                    .block_size = setting.block_size,
+                                    .rule = setting.rule,
+                                    .used = setting.rule,
+                                    .selector = setting.selector});
+            task.block_sizes.push_back(setting.block_size);
+        }
+        return task;
+    };
+    Progress progress(worker.progress, concat("layer ", layer.layer),
+                      std::ssize(queries.tokens) + std::ssize(tiles.queries.tokens), "queries");
+    measure::Task task = task_of(queries);
+    measure::Tally tally{measure::Sums(queries.blocks, task.part)};
+    measure::Observer nothing;
+    measure::measure(task, tally, nothing, progress);
     Unions unions(tiles, settings);
-    Progress progress(worker.progress, concat("layer ", layer.layer), std::ssize(tokens),
-                      "queries");
-    measure::measure(task, tally, unions, progress);
+    measure::Task of_tiles = task_of(tiles.queries);
+    of_tiles.only_ids = true;
+    measure::Tally unused{measure::Sums(tiles.queries.blocks, of_tiles.part)};
+    if (tiles.count() > 0) measure::measure(of_tiles, unused, unions, progress);
 
     const std::string name = std::to_string(layer.layer), group = "/advise/" + name;
     const Problem p = io::layer_problem(file.info(), layer, settings.front().block_size);
     write_layer(to, layer, p,
                 {{"tokens", p.keys()},
                  {"longest_sequence", p.batch.longest_keys()},
-                 {"queries", std::ssize(tokens)},
+                 {"queries", std::ssize(queries.tokens)},
                  {"tile_queries", tiles.size},
+                 {"tiles", tiles.count()},
                  {"largest_budget", largest}});
-    measure::write_tokens(to, "/queries/" + name, tokens);
+    measure::write_tokens(to, "/queries/" + name, queries.tokens);
     write_settings(o, settings, group, to);
     tally.write(to, name);
     write_prices(o, layer, settings, unions, on, group, to);

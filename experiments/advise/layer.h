@@ -13,20 +13,13 @@
 
 namespace msa::experiments::advise {
 
-/// The measured queries of a layer, as whole kernel tiles of neighbouring queries. All see more
-/// keys than the largest budget. A tile lies in one block of queries.
-struct Tiles {
-    int64_t size = 0;  // T, queries of a tile
-    measure::LayerQueries queries = {};
-    bool adjacent = true;  // the queries of each tile follow each other without gaps
-};
+/// The measured queries of a layer: of those that every program samples, those that see more than
+/// `largest` keys. InputError if they are fewer than two blocks.
+measure::LayerQueries advised_queries(const AdviseOptions&, const io::ActivationsInfo&,
+                                      const io::LayerInfo&, int64_t largest);
 
-/// Chooses tiles from the queries that the options name, at most --sample-queries queries.
-/// InputError if fewer than two blocks of queries see more than `largest` keys.
-Tiles choose_tiles(const AdviseOptions&, const io::ActivationsInfo&, const io::LayerInfo&,
-                   int64_t largest);
-
-/// Measures all settings on `layer` and writes /layers/<l>, /queries/<l> and /advise/<l>.
+/// Measures all settings on `layer`, and the unions of blocks on tiles of neighbouring queries, and
+/// writes /layers/<l>, /queries/<l> and /advise/<l>.
 /// Throws Interrupted when a stop is requested.
 void advise_layer(const AdviseOptions&, const io::ActivationsReader&, const io::LayerInfo& layer,
                   const std::vector<Setting>& settings, const analysis::Hardware&, const Worker&,

@@ -18,8 +18,8 @@ const About kAbout{
                  "--hardware h200 --selectors mean-key,quest --sample-queries 256"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /advise; see data/FORMAT.md), DIR/summary.json\n"
-        "and DIR/advice.txt (what is printed). If no setting reaches the target, the nearest\n"
-        "one is named, and the exit code is 2.\n\n"
+        "(tables, see there), DIR/tables/NAME.csv and DIR/advice.txt (what is printed). If no\n"
+        "setting reaches the target, the nearest one is named, and the exit code is 2.\n\n"
         "Mass kept does not measure the model's loss. Much mass may be lost without harm if values "
         "cancel\n"
         "or are small, or if heads write little; then --keep leaves layers dense that could be "

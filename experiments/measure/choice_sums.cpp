@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "analysis/output_error.h"
 #include "analysis/recall.h"
-#include "analysis/sink.h"
+#include "experiments/measure/accumulators.h"
 #include "experiments/measure/choice_errors.h"
 #include "experiments/measure/pickers.h"
 #include "experiments/measure/tally.h"
@@ -25,35 +25,26 @@ public:
     States measure(size_t n, const Off& off, const Tensor<int32_t, 3>* oracle,
                    const BlockRows& of) const {
         const Choice& choice = task_.choices[n];
-        const Problem& p = of.problem;
-        const std::span<const analysis::RowKind> kinds = of.of(chunk_.kinds);
-        const View<const int32_t, 3> kept = of.of(ids_[n]);
+        const ChosenRows chosen{
+            task_,
+            chunk_,
+            of,
+            of.of(ids_[n]),
+            oracle != nullptr ? of.of(*oracle) : View<const int32_t, 3>(),
+            of.of(off.squared),
+            of.of(off.lse),
+            off.over != nullptr ? of.of(host_view(off.over->out)) : View<const float, 3>()};
         States states;
-        const auto add_recall = [&](const std::string& name, View<const int32_t, 3> wanted) {
-            analysis::Recall recall(p.kv_heads, {task_.oracle_without_local});
-            recall.add(p, kinds, kept, wanted, of.of(chunk_.mass));
-            states.emplace_back(concat(choice.key, "/", name), recall.state());
-        };
-        if (oracle != nullptr) {
-            add_recall("recall", of.of(*oracle));
-        } else {
-            KeptMass sums(p.kv_heads);
-            sums.add(kinds, kept, of.of(chunk_.mass));
-            states.emplace_back(choice.key + "/mass", sums.state());
+        for (const Accumulator& one : list_accumulators())
+            if (one.add != nullptr)
+                if (std::optional<analysis::State> state = one.add(chosen))
+                    states.emplace_back(one.sums_of(choice.key), std::move(*state));
+        if (task_.beside) {
+            analysis::Recall recall(of.problem.kv_heads, {task_.oracle_without_local});
+            recall.add(of.problem, of.of(chunk_.kinds), chosen.ids, of.of(ids_[*task_.beside]),
+                       of.of(chunk_.mass));
+            states.emplace_back(concat(choice.key, "/", task_.beside_name), recall.state());
         }
-        if (task_.beside) add_recall(task_.beside_name, of.of(ids_[*task_.beside]));
-        if (off.over != nullptr) {
-            analysis::OutputError error(p.query_heads);
-            error.add(kinds, of.of(off.over->out), of.of(chunk_.dense.out));
-            states.emplace_back(choice.key + "/output_error", error.state());
-        } else {
-            analysis::OutputError error(p.kv_heads);
-            error.add(kinds, of.of(off.squared), of.of(chunk_.norm));
-            states.emplace_back(choice.key + "/group_output_error", error.state());
-        }
-        analysis::SinkMass sink(p.query_heads, task_.sink_tokens);
-        sink.add(p, of.of(chunk_.first_logits), of.of(off.lse), kept, kinds);
-        states.emplace_back(choice.key + "/sink", sink.state());
         return states;
     }
     void add(size_t n, const Off& off, Observer& observer, Tally& to) const {
@@ -78,6 +69,10 @@ private:
 
 void add_choices(const Task& task, const std::vector<size_t>& choices, const MeasuredChunk& chunk,
                  const ChoiceIds& ids, Observer& observer, Tally& to) {
+    if (task.only_ids) {
+        for (size_t n : choices) observer.chosen(chunk, n, ids[n].view(), nullptr);
+        return;
+    }
     const ChoiceSums sums(task, chunk, ids);
     const Problem& p = chunk.problem;
     if (task.error_of == ErrorOf::head) {

@@ -136,20 +136,43 @@ Numbers operator/(const Numbers& a, const Numbers& b) {
     return share;
 }
 
+/// Over all queries, then over the columns, as the accumulators have it.
+double LayerNumbers::average(const Read& of, int64_t first, int64_t columns) {
+    std::vector<double> means;
+    for (int64_t c = first; c < first + columns; ++c) {
+        double sum = 0;
+        int64_t count = 0;
+        for (int64_t b = 0; b < of.sums.extent(0); ++b) {
+            sum += of.sums(b, c);
+            count += of.counts(b, c);
+        }
+        means.push_back(sum / static_cast<double>(count));
+    }
+    return analysis::average(means);
+}
+
 LayerNumbers::LayerNumbers(const io::ResultsReader& results, const std::string& layer)
     : results_(results),
       layer_(layer),
       drawn_(results, "/query_blocks/" + layer),
       once_(drawn_.once()) {}
 
-Numbers LayerNumbers::recall(const std::string& name, const char* column) const {
+bool LayerNumbers::has(const std::string& name) const {
+    return results_.has(sums_group(layer_, name));
+}
+
+LayerNumbers::Read LayerNumbers::read(const std::string& name) const {
     const std::string group = sums_group(layer_, name);
-    const auto sums = results_.read<double, 2>(group + "/sums");
-    const auto counts = results_.read<int64_t, 2>(group + "/counts");
-    const int64_t groups = sums.extent(1) / std::ssize(analysis::Recall::kColumns);
+    return {results_.read<double, 2>(group + "/sums"),
+            results_.read<int64_t, 2>(group + "/counts")};
+}
+
+Numbers LayerNumbers::recall(const std::string& name, const char* column) const {
+    const Read of = read(name);
+    const int64_t groups = of.sums.extent(1) / std::ssize(analysis::Recall::kColumns);
     const int64_t first = analysis::Recall::first_of(column, groups);
-    return {once_.means(sums.view(), counts.view(), first, groups).front(),
-            drawn_.means(sums.view(), counts.view(), first, groups)};
+    return {average(of, first, groups),
+            drawn_.means(of.sums.view(), of.counts.view(), first, groups)};
 }
 
 Numbers LayerNumbers::error(const std::string& name) const {
@@ -158,34 +181,22 @@ Numbers LayerNumbers::error(const std::string& name) const {
 }
 
 Numbers LayerNumbers::mean(const std::string& name) const {
-    const std::string group = sums_group(layer_, name);
-    const auto sums = results_.read<double, 2>(group + "/sums");
-    const auto counts = results_.read<int64_t, 2>(group + "/counts");
-    return {once_.means(sums.view(), counts.view(), 0, sums.extent(1)).front(),
-            drawn_.means(sums.view(), counts.view(), 0, sums.extent(1))};
+    const Read of = read(name);
+    return {average(of, 0, of.sums.extent(1)),
+            drawn_.means(of.sums.view(), of.counts.view(), 0, of.sums.extent(1))};
 }
 
-void Kept::add(Numbers of) {
-    measures.push_back(of.estimate());
-    draws.push_back(std::move(of.draws));
-}
-
-Kept mean_of(const std::vector<const Kept*>& all) {
-    Kept mean;
-    const auto count = static_cast<double>(all.size());
-    for (size_t m = 0; m < all.front()->measures.size(); ++m) {
-        size_t draws = kDraws;
-        for (const Kept* one : all) draws = std::min(draws, one->draws[m].size());
-        Numbers of{0, std::vector<double>(draws)};
-        for (const Kept* one : all) {
-            of.all += one->measures[m].value;
-            for (size_t n = 0; n < of.draws.size(); ++n) of.draws[n] += one->draws[m][n];
+Numbers LayerNumbers::mean_of_heads(const std::string& name, int64_t part, int64_t parts) const {
+    const Read of = read(name);
+    const int64_t heads = of.sums.extent(1) / parts, first = part * heads;
+    Tensor<double, 2> sums({of.sums.extent(0), 1});
+    Tensor<int64_t, 2> counts(sums.shape());
+    for (int64_t b = 0; b < sums.extent(0); ++b)
+        for (int64_t c = first; c < first + heads; ++c) {
+            sums(b, 0) += of.sums(b, c);
+            counts(b, 0) += of.counts(b, c);
         }
-        of.all /= count;
-        for (double& drawn : of.draws) drawn /= count;
-        mean.add(std::move(of));
-    }
-    return mean;
+    return {average(of, first, heads), drawn_.means(sums.view(), counts.view(), 0, 1)};
 }
 
 nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::string& layer,

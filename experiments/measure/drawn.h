@@ -68,33 +68,29 @@ class LayerNumbers {
 public:
     LayerNumbers(const io::ResultsReader&, const std::string& layer);
 
+    bool has(const std::string& name) const;
     /// A column of an analysis::Recall.
     Numbers recall(const std::string& name, const char* column) const;
     /// Of an OutputError.
     Numbers error(const std::string& name) const;
     /// The mean of all columns.
     Numbers mean(const std::string& name) const;
+    /// The mean of the columns of one of `parts` equal parts, which count the same queries.
+    Numbers mean_of_heads(const std::string& name, int64_t part, int64_t parts) const;
     const DrawnBlocks& drawn() const { return drawn_; }
 
 private:
+    struct Read {
+        Tensor<double, 2> sums;
+        Tensor<int64_t, 2> counts;
+    };
+    Read read(const std::string& name) const;
+    static double average(const Read&, int64_t first, int64_t columns);
+
     const io::ResultsReader& results_;
     std::string layer_;
     DrawnBlocks drawn_, once_;
 };
-
-/// Measures of a choice on a layer, or means over several layers, with their draws.
-struct Kept {
-    std::vector<analysis::Estimate> measures;
-    std::vector<std::vector<double>> draws;
-
-    void add(Numbers of);
-    template <typename Measure>
-    const analysis::Estimate& operator[](Measure m) const {
-        return measures[static_cast<size_t>(m)];
-    }
-};
-/// The mean over `of`, draw by draw.
-Kept mean_of(const std::vector<const Kept*>&);
 
 /// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of the
 /// choice `name` of a selector.

@@ -74,6 +74,7 @@ struct Task {
     /// A query's share of that budget: numbers of floats [Hkv, B] and [Hq, dh].
     int64_t of_blocks = 4, of_heads = 6;
 
+    bool only_ids = false;    // the observer wants them; nothing is measured of them
     bool with_oracle = true;  // measures recalls; otherwise only the mass kept
     bool oracle_by_logit = false, oracle_without_local = false;
     ErrorOf error_of = ErrorOf::head;

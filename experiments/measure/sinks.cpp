@@ -36,9 +36,9 @@ const report::TableOf<Dropped> kTable{
        .null = "the program has one setting"},
       [](const Dropped& row) { return row.of.setting; }},
      {report::hidden(report::metric("sink_mass_dense")),
-      [](const Dropped& row) { return row.of.dense; }},
+      [](const Dropped& row) { return report::without_interval(row.of.dense); }},
      {report::hidden(report::metric("sink_mass_sparse")),
-      [](const Dropped& row) { return row.of.sparse; }},
+      [](const Dropped& row) { return report::without_interval(row.of.sparse); }},
      {{"sink_from_layer", "", "first layer where dense attention has a sink"}, &Dropped::first},
      {{"remedy", "", "option that keeps the sink"}, [](const Dropped&) { return kRemedy; }}}};
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "experiments/driver/estimate.h"
-#include "experiments/measure/drawn.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::precision {
@@ -30,7 +29,7 @@ std::vector<Row> rows_asked(const PrecisionOptions& o) {
     return rows_asked(o, all);
 }
 
-/// What every layer says of the part's rows beside the measures.
+/// What every layer says of the part's rows beside their numbers.
 void read_layer(const io::ResultsReader& results, const std::string& layer, Part& part,
                 std::vector<Kept> kept) {
     const std::string group = "/precision/" + layer + "/" + part.name;
@@ -48,24 +47,21 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
     part.layers.push_back(std::stoll(layer));
 }
 
+/// Adds the row's share of a number at full precision.
+void add_share(const char* name, const char* of, const measure::Numbers& full, Kept& to) {
+    to.add(name, to.numbers(of) / full);
+}
+
 void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
     const measure::LayerNumbers of(results, layer);
-    const auto sums = [&](size_t s, const char* ids) {  // full precision is common to both parts
-        return concat(s == 0 ? "index" : part.name, "/", s, "/", ids);
-    };
-    const auto recall = [&](size_t s, const char* ids, const char* column) {
-        return of.recall(sums(s, ids), column);
-    };
-    const measure::Numbers full_mass = recall(0, "recall", "mass_kept"),
-                           full_recall = recall(0, "recall", "block_recall");
-    std::vector<Kept> kept(part.rows.size());
-    for (size_t s = 0; s < kept.size(); ++s) {
-        const measure::Numbers mass = recall(s, "recall", "mass_kept"),
-                               blocks = recall(s, "recall", "block_recall");
-        for (const measure::Numbers& measure :
-             {recall(s, "precision_recall", "block_recall"), blocks, mass, mass / full_mass,
-              blocks / full_recall, of.error(sums(s, "output_error"))})
-            kept[s].add(measure);
+    std::vector<Kept> kept;
+    for (size_t s = 0; s < part.rows.size(); ++s) {
+        // Full precision is common to both parts.
+        const std::string name = concat(s == 0 ? "index" : part.name, "/", s);
+        Kept& row = kept.emplace_back(of, name);
+        row.add("precision_recall", of.recall(name + "/precision_recall", "block_recall"));
+        add_share("mass_share", "mass_kept", kept.front().numbers("mass_kept"), row);
+        add_share("recall_share", "block_recall", kept.front().numbers("block_recall"), row);
     }
     read_layer(results, layer, part, std::move(kept));
 }
@@ -73,15 +69,13 @@ void add_index(const io::ResultsReader& results, const std::string& layer, Part&
 void add_cache(const io::ResultsReader& results, const std::string& layer, bool sparse,
                Part& part) {
     const measure::LayerNumbers of(results, layer);
-    const measure::Numbers full_mass = of.recall("cache/0/recall", "mass_kept");
-    std::vector<Kept> kept(part.rows.size());
-    for (size_t s = 0; s < kept.size(); ++s) {
+    std::vector<Kept> kept;
+    for (size_t s = 0; s < part.rows.size(); ++s) {
         const std::string name = concat("cache/", s);
-        const measure::Numbers mass = of.recall(name + "/recall", "mass_kept");
-        kept[s].add(of.error(name + "/dense_error"));
-        kept[s].add(mass);
-        kept[s].add(mass / full_mass);
-        if (sparse) kept[s].add(of.error(name + "/sparse_error"));
+        Kept& row = kept.emplace_back(of, name);
+        row.add("dense_error", of.error(name + "/dense_error"));
+        add_share("mass_share", "mass_kept", kept.front().numbers("mass_kept"), row);
+        if (sparse) row.add("sparse_error", of.error(name + "/sparse_error"));
     }
     read_layer(results, layer, part, std::move(kept));
 }
@@ -96,18 +90,18 @@ Part projections_beside(Part index, const PrecisionOptions& o) {
 }
 
 /// How far the mean of a row is on the right side of the bound; NaN where it is.
-double margin(const Part& part, const Row& row, size_t measure, bool far_end) {
-    const analysis::Estimate& of = row.mean.measures[measure];
+double margin(const Part& part, const Row& row, const std::string& metric, bool far_end) {
+    const analysis::Estimate& of = row.mean[metric];
     if (part.at_least) return (far_end ? of.least() : of.value) - part.bound;
     return part.bound - (far_end ? of.most() : of.value);
 }
 
-/// The worst targeted measure of a row in the layer where it is worst.
+/// The worst targeted metric of a row in the layer where it is worst.
 double worst_layer(const Part& part, const Row& row) {
-    const size_t m = part.worst_measure(row);
-    double worst = row.layers.front().measures[m].value;
+    const std::string& metric = part.worst(row);
+    double worst = row.layers.front()[metric].value;
     for (const Kept& layer : row.layers) {
-        const double value = layer.measures[m].value;
+        const double value = layer[metric].value;
         worst = part.at_least ? std::min(worst, value) : std::max(worst, value);
     }
     return worst;
@@ -116,19 +110,18 @@ double worst_layer(const Part& part, const Row& row) {
 /// Computes the means, and finds the rows recommended and nearest.
 void complete_rows(Part& part) {
     const auto count = static_cast<double>(part.layers.size());
-    const auto score = [&](const Row& row) {
-        return margin(part, row, part.worst_measure(row), false);
-    };
+    const auto score = [&](const Row& row) { return margin(part, row, part.worst(row), false); };
     Row *best = nullptr, *nearest = nullptr;
     for (Row& row : part.rows) {
         row.bits /= count;
         row.bits_per_value /= count;
         std::vector<const Kept*> layers;
         for (const Kept& layer : row.layers) layers.push_back(&layer);
-        row.mean = measure::mean_of(layers);
+        row.mean = Kept::mean(layers);
         row.worst_layer = worst_layer(part, row);
-        row.reaches = std::all_of(part.targeted.begin(), part.targeted.end(),
-                                  [&](size_t m) { return margin(part, row, m, true) >= 0; });
+        row.reaches = std::all_of(
+            part.targeted.begin(), part.targeted.end(),
+            [&](const std::string& metric) { return margin(part, row, metric, true) >= 0; });
         if (!row.asked) continue;
         if (nearest == nullptr || score(row) > score(*nearest)) nearest = &row;
         if (!row.reaches) continue;
@@ -146,10 +139,9 @@ std::string Row::name() const {
     return concat(to_string(precision), rounded_product ? ", rounded product" : "");
 }
 
-size_t Part::worst_measure(const Row& row) const {
-    return *std::min_element(targeted.begin(), targeted.end(), [&](size_t a, size_t b) {
-        return margin(*this, row, a, false) < margin(*this, row, b, false);
-    });
+const std::string& Part::worst(const Row& row) const {
+    return *std::ranges::min_element(
+        targeted, {}, [&](const std::string& metric) { return margin(*this, row, metric, false); });
 }
 
 const Row* Part::recommended() const {
@@ -160,7 +152,7 @@ const Row& Part::nearest() const { return *std::ranges::find_if(rows, &Row::is_n
 
 std::string Part::target_text() const {
     std::string names;
-    for (size_t m : targeted) names += (names.empty() ? "" : " and ") + measures[m];
+    for (const std::string& metric : targeted) names += (names.empty() ? "" : " and ") + metric;
     std::replace(names.begin(), names.end(), '_', ' ');
     return concat(names, " of ", at_least ? "at least " : "at most ", bound);
 }
@@ -172,31 +164,25 @@ Findings make_findings(const io::ResultsReader& results) {
     findings.seed = results.run().seed;
     Part index{.name = "index",
                .words = "index operands",
-               .measures = {"precision_recall", "block_recall", "mass_kept", "mass_share",
-                            "recall_share", "output_error"},
                .layers = {},
                .rows = rows_asked(o),
                .bound = o.keep,
                .at_least = true,
-               .targeted = {3, 4}};
+               .targeted = {"mass_share", "recall_share"}};
     findings.cache = {.name = "cache",
                       .words = "KV cache",
-                      .measures = {"dense_error", "mass_kept", "mass_share"},
                       .layers = {},
                       .rows = rows_asked(o),
                       .bound = o.error,
                       .at_least = false,
-                      .targeted = {0}};
+                      .targeted = {"dense_error"}};
     Part weights = projections_beside(index, o);
     const std::vector<std::string> layers = results.list("/precision");
     // Sparse attention has an error where every layer has ids.
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
         return results.has("/precision/" + layer + "/index");
     });
-    if (sparse) {
-        findings.cache.measures.emplace_back("sparse_error");
-        findings.cache.targeted.push_back(3);
-    }
+    if (sparse) findings.cache.targeted.emplace_back("sparse_error");
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);
         if (results.has("/precision/" + layer + "/index")) {

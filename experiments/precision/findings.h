@@ -8,13 +8,15 @@
 
 #include "core/io/results.h"
 #include "core/number/quantize.h"
-#include "experiments/measure/drawn.h"
+#include "experiments/measure/kept.h"
 #include "experiments/measure/sinks.h"
 #include "experiments/precision/options.h"
 
 namespace msa::experiments::precision {
 
-using measure::Kept;  // in the order of a Part's measures
+/// Beside the numbers of the list (measure/accumulators.h): of ids precision_recall, mass_share and
+/// recall_share, of the cache dense_error, mass_share and sparse_error.
+using measure::Kept;
 
 /// One precision on the layers of its part.
 struct Row {
@@ -26,7 +28,7 @@ struct Row {
     std::string computed_in;   // "f32"
     std::vector<Kept> layers;  // in the order of the part's
     Kept mean;                 // over the layers
-    double worst_layer = 0;    // of the worst targeted measure, see Part::worst_measure
+    double worst_layer = 0;    // of the worst targeted metric, see Part::worst
     bool reaches = false;      // the worse end of the mean's interval reaches the target
     // Among the rows asked for: the best of those with the fewest bits that reach the target, and
     // the one whose worst targeted measure is best.
@@ -38,16 +40,15 @@ struct Row {
 
 /// The index operands, the index projections, or the KV cache.
 struct Part {
-    std::string name, words;            // "index", "index operands"
-    bool of_weights = false;            // bits are those of a weight
-    std::vector<std::string> measures;  // names in files
+    std::string name, words;  // "index", "index operands"
+    bool of_weights = false;  // bits are those of a weight
     std::vector<int64_t> layers;
     std::vector<Row> rows;  // full precision first
     double bound = 0;       // of the target
-    bool at_least = true;   // the targeted measures must be at least the bound; else at most
-    std::vector<size_t> targeted;
-    /// The targeted measure with the worst mean in a row, and its value in the worst layer.
-    size_t worst_measure(const Row&) const;
+    bool at_least = true;   // the targeted metrics must be at least the bound; else at most
+    std::vector<std::string> targeted;
+    /// The targeted metric with the worst mean in a row.
+    const std::string& worst(const Row&) const;
     /// None where no row reaches the target.
     const Row* recommended() const;
     const Row& nearest() const;

@@ -23,45 +23,37 @@ struct OfLayer {
 const Kept& kept_of(const Row& row) { return row.mean; }
 const Kept& kept_of(const OfLayer& row) { return *row.kept; }
 
-/// A measure on the page: its heading, and which end of the interval stands beside the mean.
-struct Heading {
-    const char* words = "";
-    Shown shown = Shown::value;
-};
-
-/// Columns of the measures that rows of a part have, in their order.
+/// The numbers of ids, and those of the cache: of its ids, that is, and of attention to all keys.
 template <typename Of>
-std::vector<ColumnOf<Of>> measures(const std::vector<std::pair<const char*, Heading>>& names) {
-    std::vector<ColumnOf<Of>> columns;
-    for (size_t m = 0; m < names.size(); ++m) {
-        const auto& [name, heading] = names[m];
-        Column column =
-            report::shown(report::metric(name), heading.words, {.shown = heading.shown});
-        if (column.key != "sparse_error") {
-            columns.push_back({column, [m](const Of& row) { return kept_of(row).measures[m]; }});
-            continue;
-        }
-        column.null = "some layer has no Index Branch, so that it has no sparse attention";
-        columns.push_back({column, [m](const Of& row) {
-                               const std::vector<analysis::Estimate>& all = kept_of(row).measures;
-                               return m < all.size() ? std::optional(all[m]) : std::nullopt;
-                           }});
-    }
+std::vector<ColumnOf<Of>> of_ids() {
+    return measure::kept_columns<Of>(
+        {},
+        {{"precision_recall", "recall\nof f32\nids"},
+         {"block_recall"},
+         {"mass_kept"},
+         {"mass_share", "mass kept / f32\n(at least)", {.shown = Shown::low}},
+         {"recall_share", "recall of\noracle / f32\n(at least)", {.shown = Shown::low}},
+         {"output_error", "output\nerror"}},
+        [](const Of& row) -> const Kept& { return kept_of(row); });
+}
+template <typename Of>
+std::vector<ColumnOf<Of>> of_cache() {
+    std::vector<ColumnOf<Of>> columns = measure::kept_columns<Of>(
+        {.attention = false},
+        {{"dense_error", "dense error\n(at most)", {.shown = Shown::high}},
+         {"mass_kept"},
+         {"mass_share", "mass of\noracle / f32"}},
+        [](const Of& row) -> const Kept& { return kept_of(row); });
+    Column sparse = report::shown(report::metric("sparse_error"), "sparse error\n(at most)",
+                                  {.shown = Shown::high});
+    sparse.null = "some layer has no Index Branch, so that it has no sparse attention";
+    columns.push_back({sparse, [](const Of& row) {
+                           const Kept& kept = kept_of(row);
+                           return kept.has("sparse_error") ? std::optional(kept["sparse_error"])
+                                                           : std::nullopt;
+                       }});
     return columns;
 }
-
-const std::vector<std::pair<const char*, Heading>> kOfIds{
-    {"precision_recall", {"recall\nof f32\nids"}},
-    {"block_recall", {}},
-    {"mass_kept", {}},
-    {"mass_share", {"mass kept / f32\n(at least)", Shown::low}},
-    {"recall_share", {"recall of\noracle / f32\n(at least)", Shown::low}},
-    {"output_error", {"output\nerror"}}};
-const std::vector<std::pair<const char*, Heading>> kOfCache{
-    {"dense_error", {"dense error\n(at most)", Shown::high}},
-    {"mass_kept", {}},
-    {"mass_share", {"mass of\noracle / f32"}},
-    {"sparse_error", {"sparse error\n(at most)", Shown::high}}};
 
 const Column kPrecision{
     "precision", "",
@@ -103,7 +95,7 @@ std::vector<ColumnOf<Row>> projected_columns() {
 }
 
 std::vector<ColumnOf<Row>> columns(const std::vector<ColumnOf<Row>>& form,
-                                   const std::vector<std::pair<const char*, Heading>>& measured) {
+                                   const std::vector<ColumnOf<Row>>& measured) {
     std::vector<ColumnOf<Row>> all{{kPrecision, &Row::name},
                                    {{"format", "", "number format", "format"}, [](const Row& row) {
                                         return to_string(row.precision.format);
@@ -112,7 +104,7 @@ std::vector<ColumnOf<Row>> columns(const std::vector<ColumnOf<Row>>& form,
     append(all, {{{"asked", "", "false: full precision, which --formats leaves out"}, &Row::asked},
                  {{"computed_in", "", "the type in which the backend's kernel had these values"},
                   &Row::computed_in}});
-    append(all, measures<Row>(measured));
+    append(all, measured);
     append(all,
            {{{"worst_layer", "",
               "the targeted measure that is worst in the mean, in the layer where it is worst",
@@ -131,11 +123,10 @@ std::vector<ColumnOf<Row>> columns(const std::vector<ColumnOf<Row>>& form,
     return all;
 }
 
-std::vector<ColumnOf<OfLayer>> layer_columns(
-    const std::vector<std::pair<const char*, Heading>>& measured) {
+std::vector<ColumnOf<OfLayer>> layer_columns(const std::vector<ColumnOf<OfLayer>>& measured) {
     std::vector<ColumnOf<OfLayer>> all{{kPrecision, &OfLayer::precision},
                                        {report::hidden(report::kLayer), &OfLayer::layer}};
-    append(all, measures<OfLayer>(measured));
+    append(all, measured);
     for (ColumnOf<OfLayer>& one : all) one.column.heading.clear();
     return all;
 }
@@ -143,19 +134,19 @@ std::vector<ColumnOf<OfLayer>> layer_columns(
 const report::TableOf<Row> kIndex{"index",
                                   "index operands: index_q and index_k in the format, bits of "
                                   "index_k",
-                                  1, columns(stored_columns(), kOfIds)},
+                                  1, columns(stored_columns(), of_ids<Row>())},
     kProjections{"projections",
                  "index projections: w_q and w_k in the format, products in f32 or rounded to it",
-                 1, columns(projected_columns(), kOfIds)},
+                 1, columns(projected_columns(), of_ids<Row>())},
     kCache{"cache",
            "KV cache: K and V in the format; the mass is that of an oracle's ids that sees the "
            "stored keys",
-           1, columns(stored_columns(), kOfCache)};
+           1, columns(stored_columns(), of_cache<Row>())};
 const report::TableOf<OfLayer> kIndexLayers{"index_layers", "index operands, by layer", 2,
-                                            layer_columns(kOfIds)},
+                                            layer_columns(of_ids<OfLayer>())},
     kProjectionsLayers{"projections_layers", "index projections, by layer", 2,
-                       layer_columns(kOfIds)},
-    kCacheLayers{"cache_layers", "KV cache, by layer", 2, layer_columns(kOfCache)};
+                       layer_columns(of_ids<OfLayer>())},
+    kCacheLayers{"cache_layers", "KV cache, by layer", 2, layer_columns(of_cache<OfLayer>())};
 
 const report::TableOf<Findings> kMeasured{"measured",
                                           "what was measured",
@@ -188,10 +179,10 @@ std::vector<const Part*> parts(const Findings& findings) {
 /// "mass share 0.9990 [0.9980, 0.9995], recall share ..."
 std::string reached_text(const Part& part, const Row& row) {
     std::string all;
-    for (size_t m : part.targeted) {
-        std::string name = part.measures[m];
+    for (const std::string& metric : part.targeted) {
+        std::string name = metric;
         std::replace(name.begin(), name.end(), '_', ' ');
-        all += concat(all.empty() ? "" : ", ", name, ' ', text_of(row.mean.measures[m]));
+        all += concat(all.empty() ? "" : ", ", name, ' ', text_of(row.mean[metric]));
     }
     return all;
 }

@@ -3,6 +3,8 @@
 // same in every table of every program; a test holds all of them against each other.
 #pragma once
 
+#include <cmath>
+
 #include "experiments/report/table.h"
 
 namespace msa::experiments::report {
@@ -23,9 +25,14 @@ inline const Column kTokens{.key = "tokens",
 inline const Column kBlockSize{"block_size", "tokens", "tokens of a block"};
 inline const Column kTopK{"top_k", "blocks",
                           "k, blocks that a query and group keeps, forced ones included"};
+inline const Column kForcedFirst{"forced_first", "blocks",
+                                 "the oldest blocks, which every query keeps"};
+inline const Column kForcedLocal{"forced_local", "blocks",
+                                 "the newest blocks, which every query keeps, its own among them"};
 inline const Column kWindow{"window", "tokens", "keys that a query attends to at most"};
 
 // What was measured.
+inline const Column kMeasuredLayers{"layers", "", "layers measured, divided by spaces"};
 inline const Column kQueries{"queries", "", "queries measured, in each layer"};
 inline const Column kQueryBlocks{"blocks_of_queries", "",
                                  "blocks of neighbouring queries, 128 positions each, that the "
@@ -39,5 +46,25 @@ inline const Column kSeconds{"seconds", "s",
                              "loop order; bf16, each layer for its share of the model's"};
 inline const Column kFlops{"flops", "FLOP", "floating-point operations of that time"};
 inline const Column kBytes{"bytes", "B", "bytes of GPU memory read and written in that time"};
+inline const Column kShareOfDense{"share_of_dense", "1",
+                                  "seconds, relative to dense attention in every layer"};
+inline const Column kDenseSeconds{"dense_seconds", "s",
+                                  "dense attention of the layers at the context, of seconds"};
+inline const Column kDenseFlops{"dense_flops", "FLOP",
+                                "dense attention of the layers at the context, of flops"};
+inline const Column kDenseBytes{"dense_bytes", "B",
+                                "dense attention of the layers at the context, of bytes"};
+inline const Column kIsExtrapolated{
+    "is_extrapolated", "", "the context of the costs is longer than any sequence captured"};
+inline const Column kIsBound{"is_bound", "",
+                             "the selector needs dense attention: what it saves cannot be had"};
+
+/// Numbers as one text.
+inline std::string spaced(const std::vector<int64_t>& numbers) {
+    std::string all;
+    for (int64_t number : numbers) all += (all.empty() ? "" : " ") + std::to_string(number);
+    return all;
+}
+inline analysis::Estimate without_interval(double value) { return {value, NAN, NAN}; }
 
 }  // namespace msa::experiments::report

@@ -74,4 +74,19 @@ private:
     std::vector<ColumnOf<Row>> columns_;
 };
 
+/// Columns one after the other.
+template <typename Row>
+std::vector<ColumnOf<Row>> joined(const std::vector<std::vector<ColumnOf<Row>>>& all) {
+    std::vector<ColumnOf<Row>> columns;
+    for (const std::vector<ColumnOf<Row>>& some : all)
+        columns.insert(columns.end(), some.begin(), some.end());
+    return columns;
+}
+/// The same columns, only in files.
+template <typename Row>
+std::vector<ColumnOf<Row>> hidden(std::vector<ColumnOf<Row>> columns) {
+    for (ColumnOf<Row>& one : columns) one.column.heading.clear();
+    return columns;
+}
+
 }  // namespace msa::experiments::report

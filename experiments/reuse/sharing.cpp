@@ -6,7 +6,6 @@
 #include <map>
 
 #include "core/select/selector.h"
-#include "experiments/measure/drawn.h"
 #include "experiments/reuse/layer.h"
 
 namespace msa::experiments::reuse {
@@ -14,21 +13,17 @@ namespace {
 
 /// With the far end of the interval.
 bool reaches(const ReuseOptions& asked, const Kept& kept) {
-    if (asked.keep) return kept[Measure::mass_kept].least() >= *asked.keep;
-    if (asked.error) return kept[Measure::output_error].most() <= *asked.error;
-    return kept[Measure::mass_lost].most() <= *asked.lose;
+    if (asked.keep) return kept["mass_kept"].least() >= *asked.keep;
+    if (asked.error) return kept["output_error"].most() <= *asked.error;
+    return kept["mass_lost"].most() <= *asked.lose;
 }
 
 /// A layer with the ids of `choice`.
 Kept kept_with(const measure::LayerNumbers& of, const std::string& choice,
                const measure::Numbers& own_mass) {
-    const measure::Numbers mass = of.recall(choice + "/recall", "mass_kept");
-    Kept kept;
-    kept.add(mass);
-    kept.add(own_mass - mass);
-    kept.add(of.recall(choice + "/recall", "block_recall"));
-    kept.add(of.recall(choice + "/own_recall", "block_recall"));
-    kept.add(of.error(choice + "/output_error"));
+    Kept kept(of, choice);
+    kept.add("mass_lost", own_mass - kept.numbers("mass_kept"));
+    kept.add("own_recall", of.recall(choice + "/own_recall", "block_recall"));
     return kept;
 }
 
@@ -44,8 +39,8 @@ std::vector<AtDistance> by_distance(const Findings& findings) {
     }
     std::vector<AtDistance> all;
     for (const auto& [distance, of] : at_distance)
-        all.push_back({distance, std::ssize(of.first), measure::mean_of(of.first),
-                       measure::mean_of(of.second)});
+        all.push_back(
+            {distance, std::ssize(of.first), Kept::mean(of.first), Kept::mean(of.second)});
     return all;
 }
 
@@ -67,7 +62,7 @@ void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
     for (size_t t = 0; t < pattern.size(); ++t) {
         kept.push_back(&pair_of(findings, from[t], t).kept);
         shared.each &= reaches(findings.asked, *kept.back());
-        shared.most_lost = std::max(shared.most_lost, (*kept.back())[Measure::mass_lost].value);
+        shared.most_lost = std::max(shared.most_lost, (*kept.back())["mass_lost"].value);
         const LayerCosts& layer = costs[t];
         shared.cost = shared.cost + (pattern[t] ? layer.own : layer.reused);
         shared.sources.push_back(findings.layers[from[t]]);
@@ -75,7 +70,7 @@ void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
         shared.computing.push_back(findings.layers[t]);
         shared.selection = shared.selection + (layer.own - layer.reused);
     }
-    shared.kept = measure::mean_of(kept);
+    shared.kept = Kept::mean(kept);
     shared.mean = reaches(findings.asked, shared.kept);
     const Shared& own = findings.patterns.empty() ? shared : findings.patterns.front();
     shared.saved = own.selection - shared.selection;
@@ -93,8 +88,8 @@ Tensor<double, 2> losses(const Findings& findings, Allowed allowed) {
         for (int64_t s = 0; s <= t; ++s) {
             const Kept& kept =
                 pair_of(findings, static_cast<size_t>(s), static_cast<size_t>(t)).kept;
-            loss(s, t) = allowed(kept) ? kept[Measure::mass_lost].value
-                                       : std::numeric_limits<double>::infinity();
+            loss(s, t) =
+                allowed(kept) ? kept["mass_lost"].value : std::numeric_limits<double>::infinity();
         }
     return loss;
 }

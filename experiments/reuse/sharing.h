@@ -7,22 +7,16 @@
 
 #include "core/io/results.h"
 #include "experiments/driver/windowed.h"
-#include "experiments/measure/drawn.h"
+#include "experiments/measure/kept.h"
 #include "experiments/measure/sinks.h"
 #include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
 
 namespace msa::experiments::reuse {
 
-/// Measures of a layer with the ids of some layer.
-enum class Measure : uint8_t {
-    mass_kept,
-    mass_lost,     // mass kept with own ids minus that with the given ids
-    block_recall,  // of the oracle's blocks
-    own_recall,    // of the blocks of the layer's own ids
-    output_error,
-};
-using measure::Kept;  // in the order of Measure
+/// Beside the numbers of the list (measure/accumulators.h): mass_lost, mass kept with own ids less
+/// that with the given ids, and own_recall, of the blocks of own ids.
+using measure::Kept;
 
 /// Layer `target` with the ids of layer `source`, both by number in the model.
 struct Pair {

@@ -18,74 +18,45 @@ using report::Column, report::ColumnOf, report::Form, report::Shown;
 constexpr int kDecimals = 4;
 constexpr const char* kError = "output error";
 
-std::string spaced(const std::vector<int64_t>& numbers) {
-    std::string all;
-    for (int64_t number : numbers) all += concat(all.empty() ? "" : " ", number);
-    return all;
-}
-
-analysis::Estimate without_interval(double value) {
-    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-    return {value, kNone, kNone};
-}
-
-/// The columns of the measures of a row's `kept`; the recalls on the page if there is room.
+/// The columns of the numbers of a row's `kept`; the recalls on the page if there is room.
 template <typename Row>
 std::vector<ColumnOf<Row>> kept_columns(bool with_recalls = true) {
     const auto heading = [&](const char* of) { return with_recalls ? of : ""; };
-    const auto of = [](Measure m) { return [m](const Row& row) { return row.kept[m]; }; };
-    return {
-        {report::shown(report::metric("mass_kept"), "mass kept"), of(Measure::mass_kept)},
-        {report::shown(report::metric("mass_lost"), "mass lost", {.shown = Shown::interval}),
-         of(Measure::mass_lost)},
-        {report::shown(report::metric("block_recall"), heading("recall\nof oracle")),
-         of(Measure::block_recall)},
-        {report::shown(report::metric("own_recall"), heading("recall\nof own ids")),
-         of(Measure::own_recall)},
-        {report::shown(report::metric("output_error"), "output error"), of(Measure::output_error)}};
-}
-
-template <typename Row>
-std::vector<ColumnOf<Row>> joined(std::vector<ColumnOf<Row>> first,
-                                  const std::vector<std::vector<ColumnOf<Row>>>& more) {
-    for (const std::vector<ColumnOf<Row>>& columns : more)
-        first.insert(first.end(), columns.begin(), columns.end());
-    return first;
+    return measure::kept_columns<Row>({},
+                                      {{"mass_kept", "mass kept"},
+                                       {"mass_lost", "mass lost", {.shown = Shown::interval}},
+                                       {"block_recall", heading("recall\nof oracle")},
+                                       {"own_recall", heading("recall\nof own ids")},
+                                       {"output_error", "output error"}},
+                                      &Row::kept);
 }
 
 /// The measure of the same layers with their own ids.
-ColumnOf<AtDistance> own_column(const char* metric, const char* heading, Measure m) {
+ColumnOf<AtDistance> own_column(const char* metric, const char* heading) {
     Column column = report::shown(report::metric(metric), heading);
     column.definition = concat(column.key, " of the same target layers with their own ids");
     column.key = "own_" + column.key;
-    return {column, [m](const AtDistance& row) { return row.own[m]; }};
+    return {column, [metric](const AtDistance& row) { return row.own[metric]; }};
 }
 
 const Column kDistance{"distance", "layers",
                        "number of the target layer less that of the source layer", "distance"};
 
-template <typename Row>
-std::vector<ColumnOf<Row>> hidden(std::vector<ColumnOf<Row>> columns) {
-    for (ColumnOf<Row>& one : columns) one.column.heading.clear();
-    return columns;
-}
-
 const report::TableOf<Pair> kPairs{
     "pairs", "a layer with the ids of each measured layer up to it", 2,
-    joined<Pair>({{{"source", "", "layer whose ids are taken"}, &Pair::source},
-                  {{"target", "", "layer that takes them"}, &Pair::target},
-                  {report::hidden(kDistance), &Pair::distance}},
-                 {hidden(kept_columns<Pair>())})};
+    report::joined<Pair>({{{{"source", "", "layer whose ids are taken"}, &Pair::source},
+                           {{"target", "", "layer that takes them"}, &Pair::target},
+                           {report::hidden(kDistance), &Pair::distance}},
+                          report::hidden(kept_columns<Pair>())})};
 
 const report::TableOf<AtDistance> kDistances{
     "distances", "by distance in layers, mean over the pairs", 1,
-    joined<AtDistance>(
-        {{kDistance, &AtDistance::distance},
-         {{"pairs", "", "pairs of layers at this distance", "pairs"}, &AtDistance::pairs}},
-        {kept_columns<AtDistance>(),
-         {own_column("mass_kept", "own ids keep", Measure::mass_kept),
-          own_column("block_recall", "", Measure::block_recall),
-          own_column("output_error", "", Measure::output_error)}})};
+    report::joined<AtDistance>(
+        {{{kDistance, &AtDistance::distance},
+          {{"pairs", "", "pairs of layers at this distance", "pairs"}, &AtDistance::pairs}},
+         kept_columns<AtDistance>(),
+         {own_column("mass_kept", "own ids keep"), own_column("block_recall", ""),
+          own_column("output_error", "")}})};
 
 constexpr Form kTime{.words = time_text};
 
@@ -112,25 +83,25 @@ std::vector<ColumnOf<Shared>> pattern_columns() {
     std::vector<ColumnOf<Shared>> selection = cost_columns(
         "selection", &Shared::selection, "selection in the layers that compute ids: its part");
     selection.front().column = report::shown(selection.front().column, "selection", kTime);
-    return joined<Shared>(
-        {{{"pattern_role", "",
-           "why the pattern is here. own: every layer computes its own ids. asked: --every or "
-           "--groups. best: the least mean mass lost of all patterns with so many layers that "
-           "compute. target_each: the fewest computing layers with which every layer reaches the "
-           "target, and of these patterns the one of the least mean mass lost. target_mean: the "
-           "best with the fewest computing layers whose mean reaches the target"},
-          [](const Shared& row) { return kRoles[static_cast<size_t>(row.role)]; }},
-         {{"pattern", "", "name of the pattern of layers", "pattern"}, &Shared::name},
-         {{"computing", "layers",
-           "layers that compute ids; the others take those of the nearest "
-           "earlier one",
-           "compute"},
-          [](const Shared& row) { return std::ssize(row.computing); }},
-         {{"computing_layers", "", "their numbers, divided by spaces"},
-          [](const Shared& row) { return spaced(row.computing); }},
-         {{"sources", "", "layer by layer, the layer whose ids it has, divided by spaces"},
-          [](const Shared& row) { return spaced(row.sources); }}},
-        {kept_columns<Shared>(false),
+    return report::joined<Shared>(
+        {{{{"pattern_role", "",
+            "why the pattern is here. own: every layer computes its own ids. asked: --every or "
+            "--groups. best: the least mean mass lost of all patterns with so many layers that "
+            "compute. target_each: the fewest computing layers with which every layer reaches the "
+            "target, and of these patterns the one of the least mean mass lost. target_mean: the "
+            "best with the fewest computing layers whose mean reaches the target"},
+           [](const Shared& row) { return kRoles[static_cast<size_t>(row.role)]; }},
+          {{"pattern", "", "name of the pattern of layers", "pattern"}, &Shared::name},
+          {{"computing", "layers",
+            "layers that compute ids; the others take those of the nearest "
+            "earlier one",
+            "compute"},
+           [](const Shared& row) { return std::ssize(row.computing); }},
+          {{"computing_layers", "", "their numbers, divided by spaces"},
+           [](const Shared& row) { return report::spaced(row.computing); }},
+          {{"sources", "", "layer by layer, the layer whose ids it has, divided by spaces"},
+           [](const Shared& row) { return report::spaced(row.sources); }}},
+         kept_columns<Shared>(false),
          {{{"most_lost", "probability", "mass_lost of the layer that loses most", "most lost"},
            &Shared::most_lost},
           {{"each_reaches", "", "every layer reaches the target, with the far end of its interval"},
@@ -146,8 +117,7 @@ std::vector<ColumnOf<Shared>> pattern_columns() {
             "of own",
             {.decimals = 3}},
            &Shared::of_own},
-          {{"share_of_dense", "1", "seconds, relative to dense attention in every layer"},
-           &Shared::of_dense}},
+          {report::kShareOfDense, &Shared::of_dense}},
          cost_columns("saved", &Shared::saved,
                       "selection that is not done, against own ids in every layer: its part")});
 }
@@ -162,8 +132,7 @@ const report::TableOf<Findings> kMeasured{
     "measured",
     "what was measured, and references",
     0,
-    {{{"layers", "", "layers measured, divided by spaces"},
-      [](const Findings& all) { return spaced(all.layers); }},
+    {{report::kMeasuredLayers, [](const Findings& all) { return report::spaced(all.layers); }},
      {{"missing_layers", "",
        "layers of the model between them that were not measured; distances "
        "count them"},
@@ -171,28 +140,24 @@ const report::TableOf<Findings> kMeasured{
      {report::kQueries, &Findings::queries},
      {report::kQueryBlocks, &Findings::blocks},
      {report::kSequences, &Findings::sequences},
-     {{"is_bound", "", "the selector needs dense attention: what it saves cannot be had"},
-      &Findings::is_bound},
-     {{"is_extrapolated", "", "the context of the costs is longer than any sequence captured"},
+     {report::kIsBound, &Findings::is_bound},
+     {report::kIsExtrapolated,
       [](const Findings& all) { return all.asked.context > all.longest_sequence; }},
      {{"random_mass_kept", "probability", "mass_kept by random blocks, mean over the layers"},
       &Findings::floor_mass},
      {{"random_output_error", "relative", "output_error of random blocks, mean over the layers"},
       &Findings::floor_error},
      {report::hidden(report::metric("oracle_mass")),
-      [](const Findings& all) { return without_interval(all.oracle_mass); }},
-     {{"dense_seconds", "s", "dense attention of the layers at the context, of seconds"},
-      [](const Findings& all) { return all.dense.seconds; }},
-     {{"dense_flops", "FLOP", "dense attention of the layers at the context, of flops"},
-      [](const Findings& all) { return all.dense.flops; }},
-     {{"dense_bytes", "B", "dense attention of the layers at the context, of bytes"},
-      [](const Findings& all) { return all.dense.bytes; }}}};
+      [](const Findings& all) { return report::without_interval(all.oracle_mass); }},
+     {report::kDenseSeconds, [](const Findings& all) { return all.dense.seconds; }},
+     {report::kDenseFlops, [](const Findings& all) { return all.dense.flops; }},
+     {report::kDenseBytes, [](const Findings& all) { return all.dense.bytes; }}}};
 
 std::string best_text(const Findings& findings, const char* where, const Shared* shared) {
     if (shared == nullptr) return concat("\n", where, ": no pattern.");
     return concat("\n", where, ": ", shared->computing.size(), " of ", findings.layers.size(),
                   " compute, ", layers_text(shared->computing), "; mass lost ",
-                  text_of(shared->kept[Measure::mass_lost]), ", of one layer at most ",
+                  text_of(shared->kept["mass_lost"]), ", of one layer at most ",
                   fixed_text(shared->most_lost, kDecimals), "; saves ",
                   time_text(shared->saved.seconds), " of selection (",
                   number_text(shared->saved.flops / kTera), " TFLOP, ",
@@ -208,18 +173,17 @@ report::Verdict verdict(const Findings& findings) {
         return {true, concat(target, "; fewest layers that compute ids:",
                              best_text(findings, "in every layer", each),
                              best_text(findings, "in the mean", mean))};
-    const Measure of = findings.asked.error ? Measure::output_error : Measure::mass_lost;
+    const char* of = findings.asked.error ? "output_error" : "mass_lost";
     const Shared* nearest = nullptr;
     for (const Shared& shared : findings.patterns)
         if (shared.role == Role::best &&
             (nearest == nullptr || shared.kept[of].value < nearest->kept[of].value))
             nearest = &shared;
     if (nearest == nullptr) return {false, "attention is NaN: no pattern has a loss"};
-    return {false,
-            concat(target, ": no pattern reaches it; the nearest is ", nearest->name, ", ",
-                   layers_text(nearest->computing), ", with mass kept ",
-                   text_of(nearest->kept[Measure::mass_kept]), " and output error ",
-                   text_of(nearest->kept[Measure::output_error]), "; larger --top-k keeps more")};
+    return {false, concat(target, ": no pattern reaches it; the nearest is ", nearest->name, ", ",
+                          layers_text(nearest->computing), ", with mass kept ",
+                          text_of(nearest->kept["mass_kept"]), " and output error ",
+                          text_of(nearest->kept["output_error"]), "; larger --top-k keeps more")};
 }
 
 }  // namespace

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from . import results
 from .operations import InputError
 from .selectors import SCORES, Choice, Rule
 
-FORMAT, VERSION = "msa-advise-summary", 1  # the first version is not written
 PARTS = ("block_size", "top_k", "forced_first", "forced_local")
 
 
@@ -17,37 +16,27 @@ def read(path) -> dict[int, Choice | None]:
     """Layer -> the setting of its own that msa-advise recommends, None where it stays dense; of the
     summary.json of msa-advise, or of its folder. InputError naming what is wrong."""
     path = Path(path)
-    path = path / "summary.json" if path.is_dir() else path
     try:
-        summary = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a readable JSON file ({error})") from error
-    found = summary.get("format") if isinstance(summary, dict) else None
-    if found != FORMAT:
-        raise InputError(f'{path}: format is "{found}", must be "{FORMAT}": the summary.json of '
-                         "msa-advise")
-    version = summary.get("format_version", VERSION)
-    if version != VERSION:
-        raise InputError(f"{path}: format_version is {version}, must be {VERSION}")
-    try:
-        layers = [(layer["layer"], layer["recommended"]) for layer in summary["layers"]]
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: layers lack {error}") from error
-    choices: dict[int, Choice | None] = {}
-    for number, setting in layers:
-        if type(number) is not int or number < 0 or number in choices:
-            raise InputError(f"{path}: layers name layer {number!r}, must be numbers from 0 on, each once")
-        choices[number] = _choice(f"{path}: layer {number}", setting)
+        answer = results.open(path, "msa-advise")
+        layers, own = answer["layers"]["layer"].tolist(), answer["own_settings"]
+        settings = own.select("layer", "selector", *PARTS).records()
+    except results.ResultsError as error:
+        raise InputError(str(error)) from error
+    except KeyError as error:
+        raise InputError(f"{path}: own_settings lacks {error}") from error
+    choices: dict[int, Choice | None] = dict.fromkeys(layers)
+    if len(choices) != len(layers) or any(layer < 0 for layer in layers):
+        raise InputError(f"{path}: layers are {layers}, must be numbers from 0 on, each once")
+    for setting in settings:
+        if setting["layer"] not in choices:
+            raise InputError(f"{path}: own_settings has layer {setting['layer']}, which layers does not")
+        choices[setting["layer"]] = _choice(f"{path}: layer {setting['layer']}", setting)
     if not any(choices.values()):
         raise InputError(f"{path}: leaves every layer dense: there is nothing to run")
     return choices
 
 
-def _choice(place: str, setting) -> Choice | None:
-    if setting is None:
-        return None
-    if not isinstance(setting, dict) or not setting.keys() >= {*PARTS, "selector"}:
-        raise InputError(f"{place}: recommended is {setting!r}, must be an object with selector, {', '.join(PARTS)}")
+def _choice(place: str, setting: dict) -> Choice:
     name = setting["selector"]
     if name != "index" and name not in SCORES:
         raise InputError(f"{place}: is advised {name}, which does not work in a running model; those "

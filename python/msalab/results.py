@@ -140,7 +140,7 @@ def open(path, program: str | None = None) -> Report:
         path = path.with_name(SUMMARY)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:

@@ -118,31 +118,28 @@ def comparison(layer: int = 3, over: str = "") -> dict:
             "definitions": {name: f"what {name} means" for name in rows[0]}, "rows": rows}
 
 
-def advice(reached: bool = True, layer: int = 3) -> dict:
-    """Two selectors at two budgets, and the oracle as a bound."""
-    def estimate(value):
-        return {"value": value, "low": value - 0.01, "high": value + 0.01}
-
+def advice(reached: bool = True, layer: int = 3, dense: str | None = None) -> dict:
+    """Two selectors at two budgets, and the oracle as a bound. `dense`: the layers that stay so under the
+    plan, the second one unless given."""
     settings = [{"selector": selector, "block_size": 32, "top_k": top_k, "forced_first": 0,
-                 "forced_local": 1, "tokens": 32 * top_k, "mass_kept": estimate(mass + top_k / 80),
-                 "group_output_error": estimate(0.3 - top_k / 80),
-                 "cost": {"seconds": seconds * top_k, "share_of_dense": seconds * top_k,
-                          "flops": 1e9, "bytes": 1e9, "loop_order": "union"},
-                 "is_bound": selector == "oracle"}
+                 "forced_local": 1, "budget": 32 * top_k, "mass_kept": estimate(mass + top_k / 80),
+                 "group_output_error": estimate(0.3 - top_k / 80), "seconds": seconds * top_k,
+                 "share_of_dense": seconds * top_k}
                 for selector, mass, seconds in (("mean-key", 0.6, 0.02), ("quest", 0.55, 0.03),
                                                 ("oracle", 0.8, 0.1))
                 for top_k in (4, 8)]
-    chosen = settings[1] | {"dense_layers": [layer + 1], "cost": settings[1]["cost"] | {
-        "share_of_dense": 0.58}}
-    return {"format": "msa-advise-summary", "program": "msa-advise", "is_extrapolated": True,
-            "options": {"phase": "prefill", "context": 131072, "hardware": "h100"},
-            "definitions": {"mass_kept": "what mass_kept means"}, "target": {"keep": 0.7},
-            "recommended": chosen if reached else None, "nearest": None if reached else chosen,
-            "dense": {"seconds": 1.0}, "front": settings[:2], "settings": settings,
-            "layers": [{"layer": layer, "stays_dense": False, "recommended": chosen,
-                        "dense_cost": {"seconds": 0.5}},
-                       {"layer": layer + 1, "stays_dense": True, "recommended": None,
-                        "dense_cost": {"seconds": 0.5}}]}
+    chosen = settings[1] | {"share_of_dense": 0.58}
+    of_layer = {name: value for name, value in chosen.items() if name not in ("seconds", "share_of_dense")}
+    dense = str(layer + 1) if dense is None else dense
+    return report("msa-advise", {
+        "advice": (6, [{"setting_role": "recommended" if reached else "nearest"} | chosen | {"dense_layers": dense},
+                       *({"setting_role": "front"} | of | {"dense_layers": ""} for of in settings[:2])]),
+        "own_settings": (1, [{"layer": layer} | of_layer | {"seconds_of_layer": 0.1, "share_of_dense_layer": 0.2}]),
+        "layers": (1, [{"layer": layer + n, "dense_seconds_of_layer": 0.5} for n in range(2)]),
+        "settings": (5, [of | {"is_bound": of["selector"] == "oracle"} for of in settings]),
+        "measured": (0, [{"is_extrapolated": True, "dense_seconds": 1.0}])},
+        options={"phase": "prefill", "context": 131072, "hardware": "h100", "keep": 0.7, "error": None,
+                 "budget": None}, reached=reached)
 
 
 def cache(reached: bool = True, layer: int = 3, layers: int = 2, prefetch: str = "none",

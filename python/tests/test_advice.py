@@ -41,15 +41,11 @@ def test_layers_without_a_setting_stay_dense(tmp_path):
 
 
 def test_the_section_explains_the_arrow_where_there_is_one(tmp_path):
-    content = make_cost.advice()
-    advice = read_advice(write(tmp_path, content))
+    advice = read_advice(write(tmp_path, make_cost.advice()))
     assert len(advice.plan[2]) == 1
     assert len([text for text in cost_front(advice)[0].axes[0].texts if text.arrow_patch]) == 1
     assert "with 1 of 2 layers dense" in " ".join(advice_section(advice).reading)
-    for name in ("recommended", "nearest"):
-        if content[name]:
-            content[name]["dense_layers"] = []
-    advice = read_advice(write(tmp_path, content))
+    advice = read_advice(write(tmp_path, make_cost.advice(dense="")))
     assert not cost_front(advice)[0].axes[0].texts
     assert "arrow" not in " ".join(advice_section(advice).reading)
 
@@ -66,12 +62,21 @@ def test_plot_of_the_summary_alone(tmp_path, capsys):
         "advice.csv", "advice.png", "advice.svg"]
 
 
+def of_none(content):
+    content["tables"]["settings"]["rows"] = []
+
+
+def of_another(content):
+    content["tables"]["advice"]["rows"][0]["selector"] = "none"
+
+
 @pytest.mark.parametrize("change, message", [
-    ({"format": "msa-compare-summary"}, 'must be "msa-advise-summary'),
-    ({"settings": []}, "has no settings"),
-    ({"recommended": {"selector": "none"}}, "is damaged")])
+    (lambda content: content.update(format="msa-advise-summary"), 'must be "msa-report'),
+    (of_none, "has no settings"), (of_another, "is damaged")])
 def test_other_files_are_refused(tmp_path, change, message, capsys):
-    path = write(tmp_path, make_cost.advice() | change)
+    content = make_cost.advice()
+    change(content)
+    path = write(tmp_path, content)
     assert main([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -91,9 +96,9 @@ def test_an_axis_of_any_span_has_numbers(ends):
 def test_options_of_one_selector_have_points_of_other_sizes(tmp_path):
     content = make_cost.advice()
     names = ["hisa:candidates=128", "hisa:candidates=256", "quest"]
-    for place, setting in enumerate(content["settings"]):
+    for place, setting in enumerate(content["tables"]["settings"]["rows"]):
         setting["selector"] = names[place // 2]
-    content["recommended"]["selector"] = names[0]
+    content["tables"]["advice"]["rows"][0]["selector"] = names[0]
     figure, _ = cost_front(read_advice(write(tmp_path, content)))
     sizes = {line.get_label(): line.get_markersize() for line in figure.axes[0].lines}
     assert sizes[names[0]] == sizes["quest"] < sizes[names[1]]

@@ -185,15 +185,18 @@ def test_results_without_a_checksum_are_taken(complete, capsys):
     assert resume(capsys)[0] == 0
 
 
-@pytest.mark.parametrize("content, said", [
-    ({"layer": "x", "recommended": None}, "layers name layer 'x', must be numbers from 0 on, each once"),
-    ({"layer": -1, "recommended": None}, "layers name layer -1, must be"),
-    ({"layer": 1, "recommended": 5}, "layer 1: recommended is 5, must be an object with selector, block_size"),
-    ({"layer": 1, "recommended": {"selector": "quest"}}, "layer 1: recommended is .* must be an object"),
-    ({"recommended": None}, "layers lack 'layer'")])
-def test_advice_that_is_damaged(tmp_path, content, said):
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"format": "msa-advise-summary", "layers": [content]}))
+@pytest.mark.parametrize("damage, said", [
+    (lambda tables: tables["layers"]["rows"].append({"layer": "x"}), "table layers, row 2: layer is 'x', must be"),
+    (lambda tables: tables["layers"]["rows"].append({"layer": -1}), r"layers are \[0, 1, -1\], must be numbers"),
+    (lambda tables: tables["layers"]["rows"].append({"layer": 1}), r"layers are \[0, 1, 1\], must be .* each once"),
+    (lambda tables: tables["own_settings"]["columns"].remove("top_k"), "own_settings lacks 'top_k'"),
+    (lambda tables: tables["own_settings"]["rows"][0].update(layer=7), "own_settings has layer 7, which layers"),
+    (lambda tables: tables.pop("layers"), "has no table layers")])
+def test_advice_that_is_damaged(tmp_path, damage, said):
+    path = make_advice(tmp_path / "summary.json", {0: None, 1: ("quest", 16, 2, 0, 1)})
+    content = json.loads(path.read_text())
+    damage(content["tables"])
+    path.write_text(json.dumps(content))
     with pytest.raises(msalab.InputError, match=f"{path}: {said}"):
         advice.read(path)
 
@@ -206,7 +209,7 @@ def test_advice_of_other_sizes_depths_and_versions(tmp_path):
             advice.read(path)
 
     refused("layer 0: top_k is 1000000000000, must be at most 2147483647", top_k=10 ** 12)
-    refused("layer 0: top_k is '2', must be an integer", top_k="2")
+    refused("is damaged", tables={"own_settings": 5})
     refused("format_version is 99, must be 1", format_version=99)
     (tmp_path / "summary.json").write_text("[" * 300000)
     with pytest.raises(msalab.InputError, match="not a readable JSON file"):

@@ -153,9 +153,9 @@ def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
     """Of the same data under another name it does not, nor where a file does not say what it is of."""
     results = with_captures(results_path, tmp_path / "results.h5")
     made, given = make_cost.write_all(tmp_path), []
-    for name in ("reuse", "advise"):  # of both forms of a summary
+    for name in ("reuse", "advise"):
         summary = json.loads(Path(made[name]).read_text(encoding="utf-8"))
-        summary.get("run", summary).update({"captures": of} if of else {})
+        summary["run"].update({"captures": of} if of else {})
         (tmp_path / f"{name}.json").write_text(json.dumps(summary), encoding="utf-8")
         given += [f"--{name}", str(tmp_path / f"{name}.json")]
     assert main([str(results), "--out", str(tmp_path / "out"), *given, "--layers", "3"]) == 0

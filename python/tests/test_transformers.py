@@ -429,7 +429,7 @@ def test_refuses_advice_that_cannot_be_run(tmp_path):
         with pytest.raises(msalab.InputError, match=said):
             mt.configure(model, advice=advised(layers))
     (tmp_path / "other.json").write_text('{"format": "msa-compare-summary"}')
-    with pytest.raises(msalab.InputError, match='must be "msa-advise-summary"'):
+    with pytest.raises(msalab.InputError, match='must be "msa-report"'):
         mt.configure(model, advice=tmp_path / "other.json")
     assert mt.configure(model, advice={0: Choice("quest", Rule(16, 2)), 2: None},
                         dense_layers=(1, 3)) == [0]

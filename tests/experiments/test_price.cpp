@@ -47,15 +47,11 @@ public:
     std::string page_;
 };
 
-/// What a program of either form says: of the run, and of dense attention.
-json options_of(const json& all) {
-    return all.contains("run") ? all["run"]["options"] : all["options"];
-}
-bool is_extrapolated(const json& all) {
-    return (all.contains("tables") ? row_of(all, "measured") : all)["is_extrapolated"];
-}
+/// What a program says of the run, and of dense attention.
+json options_of(const json& all) { return all["run"]["options"]; }
+bool is_extrapolated(const json& all) { return row_of(all, "measured")["is_extrapolated"]; }
 double dense(const json& all, const std::string& what) {
-    return all.contains("tables") ? row_of(all, "measured")["dense_" + what] : all["dense"][what];
+    return row_of(all, "measured")["dense_" + what];
 }
 
 TEST_F(Price, IsOfTheLongestSequenceCapturedUnlessAnotherIsAskedFor) {
@@ -84,10 +80,12 @@ TEST_F(Price, IsOfAllLayersOfTheModel) {
         }
     }
     const json two = advise("{}"), six = advise(kOfSix);
-    const json cheap = two["front"][0]["cost"], all = six["front"][0]["cost"];
+    const json at_front = {{"setting_role", "front"}};
+    const json cheap = row_of(two, "advice", at_front), all = row_of(six, "advice", at_front);
     EXPECT_NEAR(all["bytes"].get<double>(), 3 * cheap["bytes"].get<double>(), 1e-3);
     EXPECT_NEAR(all["share_of_dense"].get<double>(), cheap["share_of_dense"].get<double>(), 1e-12);
-    EXPECT_EQ(six["layers"][0]["dense_cost"], two["layers"][0]["dense_cost"]);
+    EXPECT_EQ(row_of(six, "layers")["dense_seconds_of_layer"],
+              row_of(two, "layers")["dense_seconds_of_layer"]);
     const json own = row_of(reuse("{}"), "patterns"), of_six = row_of(reuse(kOfSix), "patterns");
     EXPECT_NEAR(of_six["bytes"].get<double>(), 3 * own["bytes"].get<double>(), 1e-3);
     const Outcome few = kAdvise({path("a.h5"), "--out", path("few"), "--model-layers", "1"});

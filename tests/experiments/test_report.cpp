@@ -13,7 +13,7 @@
 
 #include "experiments/programs.h"
 #include "experiments/report/report.h"
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -198,6 +198,45 @@ TEST(Report, TheFormatPageHasTheTablesOfAllPrograms) {
     if (page == wanted) return;
     std::ofstream(file + ".new") << wanted;
     FAIL() << file << " is out of date; see " << file << ".new";
+}
+
+class OneNumber : public CliTest {};
+
+// The same queries of the same file: one number, to the last bit. Three groups, so that a mean over
+// them is rounded.
+TEST_F(OneNumber, OfMassKeptInAllProgramsThatMeasureIt) {
+    const std::string file =
+        make("random.h5",
+             {.cu_seqlens = {0, 500, 900}, .layers = {1, 2}, .query_heads = 6, .kv_heads = 3});
+    const auto run = [&](const Program& program, std::vector<std::string> more) {
+        more.insert(more.begin(), {file, "--sample-queries", "192", "--out", path(program.name)});
+        const Outcome outcome = program(more);
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+        return report_of(path(program.name));
+    };
+    const std::vector<std::string> sizes{"--block-size", "8", "--top-k", "4"};
+    const auto sized = [&](std::vector<std::string> more) {
+        more.insert(more.end(), sizes.begin(), sizes.end());
+        return more;
+    };
+    const nlohmann::json analyzed = run(kAnalyze, sized({"--selectors", "index"})),
+                         compared = run(kCompare, {"--selectors", "index", "--block-size", "8",
+                                                   "--budgets", "32"}),
+                         advised =
+                             run(kAdvise, {"--selectors", "index", "--block-sizes", "8", "--top-ks",
+                                           "4", "--forced-first", "0", "--forced-local", "1",
+                                           "--budget", "32", "--layers", "1"}),
+                         reused = run(kReuse, sized({"--selector", "index", "--keep", "0.001"})),
+                         stored = run(kPrecision, sized({"--formats", "f32", "--keep", "0.001"}));
+    const nlohmann::json mass = analyzed["rows"][0]["mass_kept"];
+    ASSERT_TRUE(mass.is_number());
+    EXPECT_EQ(compared["rows"][0]["mass_kept"], mass);
+    EXPECT_EQ(row_of(advised, "settings")["mass_kept"], mass);
+    EXPECT_EQ(row_of(reused, "pairs", {{"source", 1}, {"target", 1}})["mass_kept"], mass);
+    EXPECT_EQ(row_of(stored, "index_layers", {{"layer", 1}})["mass_kept"], mass);
+    // Fewer queries than there are, of which some have nothing to choose.
+    EXPECT_LT(row_of(advised, "layers")["queries"], 192);
+    EXPECT_EQ(row_of(advised, "layers")["queries"], analyzed["rows"][0]["rows_counted"]);
 }
 
 }  // namespace

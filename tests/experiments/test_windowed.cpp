@@ -42,7 +42,10 @@ protected:
                      "8", "--selectors", "window", "--sample-queries", "256", "--overwrite"});
         return kAdvise(more);
     }
-    json summary() const { return json::parse(file_text(path("out/summary.json"))); }
+    json summary() const { return report_of(path("out")); }
+    static double dense_seconds(const json& all) {
+        return row_of(all, "measured")["dense_seconds"];
+    }
     /// Dense attention of one of the sample's layers, by the formulas of msa-cost.
     static double dense(const io::LayerInfo& layer, int64_t tokens, std::optional<int64_t> window) {
         analysis::LayerSizes sizes;
@@ -72,24 +75,24 @@ TEST_F(Windowed, AdviseLeavesThemAtTheirOwnCost) {
     const double full = dense(file.layer(20), 65536, {}),
                  windowed = dense(file.layer(10), 65536, kWindow);
     EXPECT_LT(windowed, full / 50);
-    ASSERT_EQ(all["windowed"].size(), 1U);
-    EXPECT_EQ(all["windowed"][0]["layer"], 10);
-    EXPECT_EQ(all["windowed"][0]["window"], kWindow);
-    EXPECT_DOUBLE_EQ(all["windowed"][0]["seconds"].get<double>(), windowed);
-    for (const json& layer : all["layers"]) EXPECT_NE(layer["layer"], 10);
-    const auto others = static_cast<double>(all["layers"].size());
-    EXPECT_NEAR(all["dense"]["seconds"].get<double>(), others * full + windowed, 1e-12 * full);
-    const json& chosen = all["recommended"];
+    ASSERT_EQ(rows_of_table(all, "windowed").size(), 1U);
+    const json kept = row_of(all, "windowed");
+    EXPECT_EQ(kept["layer"], 10);
+    EXPECT_EQ(kept["window"], kWindow);
+    EXPECT_DOUBLE_EQ(kept["seconds"].get<double>(), windowed);
+    const json& layers = rows_of_table(all, "layers");
+    for (const json& layer : layers) EXPECT_NE(layer["layer"], 10);
+    const auto others = static_cast<double>(layers.size());
+    EXPECT_NEAR(dense_seconds(all), others * full + windowed, 1e-12 * full);
+    const json chosen = row_of(all, "advice", {{"setting_role", "recommended"}});
     for (const char* list : {"sparse_layers", "dense_layers"})
-        for (const json& layer : chosen[list]) EXPECT_NE(layer, 10);
+        EXPECT_EQ(chosen[list].get<std::string>().find("10"), std::string::npos);
     double own = windowed;
-    for (const json& layer : all["layers"])
-        own += (layer["under_recommended"]["sparse"] ? layer["under_recommended"]["cost"]
-                                                     : layer["dense_cost"])["seconds"]
-                   .get<double>();
-    EXPECT_NEAR(chosen["cost"]["seconds"].get<double>(), own, 1e-12 * full);
-    EXPECT_NEAR(chosen["cost"]["share_of_dense"].get<double>(), own / (others * full + windowed),
-                1e-12);
+    for (const json& layer : layers)
+        own +=
+            layer[layer["is_sparse"] ? "seconds_of_layer" : "dense_seconds_of_layer"].get<double>();
+    EXPECT_NEAR(chosen["seconds"].get<double>(), own, 1e-12 * full);
+    EXPECT_NEAR(chosen["share_of_dense"].get<double>(), own / (others * full + windowed), 1e-12);
 }
 
 TEST_F(Windowed, AdviseRefusesWhereNoOtherLayerIsChosen) {
@@ -112,15 +115,15 @@ TEST_F(Windowed, StandForTheLayersOfTheirKind) {
     const double full = dense(file.layer(20), 65536, {}),
                  windowed = dense(file.layer(10), 65536, kWindow);
     const json all = summary();
-    EXPECT_EQ(all["options"]["model_layers"], 1);
-    EXPECT_EQ(all["windowed"][0]["model_layers"], 23.0);
-    EXPECT_NEAR(all["dense"]["seconds"].get<double>(), full + 23 * windowed, 1e-12 * full);
+    EXPECT_EQ(all["run"]["options"]["model_layers"], 1);
+    EXPECT_EQ(row_of(all, "windowed")["model_layers"], 23.0);
+    EXPECT_NEAR(dense_seconds(all), full + 23 * windowed, 1e-12 * full);
     // Where nothing tells the kinds apart, it stands for itself, and the others for the rest.
     ASSERT_EQ(
         advise(sample(R"({"num_hidden_layers": 24})"), {"--context", "64K", "--layers", "10,20"})
             .code,
         0);
-    EXPECT_NEAR(summary()["dense"]["seconds"].get<double>(), 23 * full + windowed, 1e-12 * full);
+    EXPECT_NEAR(dense_seconds(summary()), 23 * full + windowed, 1e-12 * full);
 }
 
 TEST_F(Windowed, ReuseSharesTheIdsOfTheOthers) {

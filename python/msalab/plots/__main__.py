@@ -99,8 +99,8 @@ def more_sections(options, results: Results, files: ExitStack):
     return before, after
 
 
-ALONE = {"msa-advise-summary": (read_advice, {"advice": cost_front})}
-OF_PROGRAM = {"msa-cache": (read_cache, {"cache": cache_curves}),
+OF_PROGRAM = {"msa-advise": (read_advice, {"advice": cost_front}),
+              "msa-cache": (read_cache, {"cache": cache_curves}),
               "msa-precision": (read_precision, {"precision": loss_by_bits}),
               "msa-reuse": (read_sharing, {"reuse_distance": loss_by_distance,
                                            "reuse_patterns": sharing_patterns})}
@@ -108,14 +108,10 @@ OF_PROGRAM = {"msa-cache": (read_cache, {"cache": cache_curves}),
 
 def draw_alone(path, out):
     """The pictures of a summary.json alone, as PNG, SVG and CSV."""
-    content = read_json(path, *ALONE, FORMAT)
-    if content["format"] != FORMAT:
-        reader, pictures = ALONE[content["format"]]
-    elif content.get("program") in OF_PROGRAM:
-        reader, pictures = OF_PROGRAM[content["program"]]
-    else:
-        raise ResultsError(f"{path}: has no pictures of program {content.get('program')}; there are "
-                           f"of {', '.join(OF_PROGRAM)}")
+    program = read_json(path, FORMAT).get("program")
+    if program not in OF_PROGRAM:
+        raise ResultsError(f"{path}: has no pictures of program {program}; there are of {', '.join(OF_PROGRAM)}")
+    reader, pictures = OF_PROGRAM[program]
     drawn = read(path, reader)
     with blamed(path, "is damaged"):
         return [save(*draw(drawn), out, name)[0] for name, draw in pictures.items()]

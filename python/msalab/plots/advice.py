@@ -1,76 +1,66 @@
 # SPDX-License-Identifier: MIT
-"""Cost against what is kept, and the recommended setting: the summary.json of `msa-advise`."""
+"""Cost against what is kept, and the recommended setting: the tables of `msa-advise`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from .. import results
 from ..table import Table
 from . import style
-from .cost import read_json
-from .results import ResultsError
 
-SIZES = ("selector", "block_size", "top_k", "forced_first", "forced_local", "tokens")
-ESTIMATES = ("mass_kept", "group_output_error")
+KEY = ("selector", "block_size", "top_k", "forced_first", "forced_local")
+_KEPT = tuple(f"{name}{end}" for name in ("mass_kept", "group_output_error") for end in results.ENDS)
+_TARGETS = ("keep", "error", "budget")
 
 
-@dataclass(frozen=True)
 class Advice:
-    settings: Table  # one row per setting, all layers together; times in seconds
-    layers: Table    # one row per layer: its own setting, or dense
-    chosen: int      # row of the setting recommended, or else nearest to the target
-    recommended: bool
-    plan: tuple      # of it: time over dense attention's, mass kept, its layers that stay dense
-    target: str      # "keep 0.95"
-    where: str       # "prefill of 131072 tokens on h100"
-    dense_seconds: float
-    definitions: dict[str, str]
+    """settings: one row per setting, all layers together; times in seconds. layers: one row per layer,
+    its own setting, or dense. chosen: the row of the setting that is recommended, or else nearest to the
+    target. plan: of it, time over dense attention's, mass kept, and its layers that stay dense."""
 
+    def __init__(self, answer: results.Report):
+        options, (measured,) = answer.run["options"], answer["measured"].records()
+        settings, singled = answer["settings"], answer["advice"]
+        if not len(settings):
+            raise results.ResultsError(f"{answer.path}: has no settings")
+        keys = [tuple(row[name] for name in KEY) for row in settings.records()]
+        roles = {role: [tuple(row[name] for name in KEY) for row in singled.where(setting_role=role).records()]
+                 for role in ("recommended", "nearest", "front")}
+        self.recommended = bool(roles["recommended"])
+        plan = singled.row(setting_role="recommended" if self.recommended else "nearest")
+        self.settings = Table(
+            **settings.select(*KEY).columns, tokens=settings["budget"],
+            **settings.select(*_KEPT, "seconds", "share_of_dense").columns,
+            on_front=np.array([key in roles["front"] for key in keys]), is_bound=settings["is_bound"])
+        self.chosen = keys.index(tuple(plan[name] for name in KEY))
+        self.plan = (plan["share_of_dense"], plan["mass_kept"],
+                     tuple(int(layer) for layer in plan["dense_layers"].split()))
+        self.layers = self._layers(answer)
+        name, = (name for name in _TARGETS if options[name] is not None)
+        self.target = f"{name} {options[name]:g}"  # "keep 0.95"
+        self.where = (f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
+                      + (", EXTRAPOLATED" if measured["is_extrapolated"] else ""))
+        self.dense_seconds = measured["dense_seconds"]
+        self.definitions = answer.definitions
 
-def _number(value) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _row(setting: dict) -> list:
-    ends = [_number(setting[name][end]) for name in ESTIMATES for end in ("value", "low", "high")]
-    return [*(setting[name] for name in SIZES), *ends, setting["cost"]["seconds"],
-            setting["cost"]["share_of_dense"]]
-
-
-_COLUMNS = (*SIZES, *(f"{name}{end}" for name in ESTIMATES for end in ("", "_low", "_high")),
-            "seconds", "share_of_dense")
+    @staticmethod
+    def _layers(answer: results.Report) -> Table:
+        own = {row["layer"]: row for row in answer["own_settings"].records()}
+        names = (*KEY, "budget", *_KEPT, "seconds_of_layer", "share_of_dense_layer")
+        rows = []
+        for layer in answer["layers"].records():
+            setting = own.get(layer["layer"])
+            rows.append([layer["layer"], setting is None,
+                         *(["", 0, 0, 0, 0, 0, *[math.nan] * 6, layer["dense_seconds_of_layer"], 1.0]
+                           if setting is None else (setting[name] for name in names))])
+        return Table.from_rows(("layer", "stays_dense", *KEY, "tokens", *_KEPT, "seconds", "share_of_dense"), rows)
 
 
 def read_advice(path) -> Advice:
-    summary = read_json(path, "msa-advise-summary")
-    if not summary["settings"]:
-        raise ResultsError(f"{path}: has no settings")
-    rows = [_row(setting) for setting in summary["settings"]]
-    settings = Table.from_rows(_COLUMNS, rows)
-    on_front = {tuple(_row(setting)[:len(SIZES)]) for setting in summary["front"]}
-    settings.columns["on_front"] = np.array([tuple(row[:len(SIZES)]) in on_front for row in rows])
-    settings.columns["is_bound"] = np.array([setting["is_bound"]
-                                             for setting in summary["settings"]])
-    shown = summary["recommended"] or summary["nearest"]
-    chosen = [tuple(row[:len(SIZES)]) for row in rows].index(tuple(shown[name] for name in SIZES))
-    options, (target,) = summary["options"], summary["target"].items()
-    layers = Table.from_rows(
-        ("layer", "stays_dense", *_COLUMNS),
-        ([layer["layer"], layer["stays_dense"],
-          *(["", 0, 0, 0, 0, 0, *[math.nan] * 6, layer["dense_cost"]["seconds"], 1.0]
-            if layer["stays_dense"] else _row(layer["recommended"]))]
-         for layer in summary["layers"]))
-    plan = (float(shown["cost"]["share_of_dense"]), _number(shown["mass_kept"]["value"]),
-            tuple(shown["dense_layers"]))
-    return Advice(settings, layers, chosen, summary["recommended"] is not None, plan,
-                  f"{target[0]} {target[1]:g}",
-                  f"{options['phase']} of {options['context']} tokens on {options['hardware']}"
-                  + (", EXTRAPOLATED" if summary["is_extrapolated"] else ""),
-                  summary["dense"]["seconds"],
-                  {name: str(text) for name, text in summary["definitions"].items()})
+    return Advice(results.open(path, "msa-advise"))
 
 
 def setting_name(settings: Table, row: int) -> str:
