@@ -15,7 +15,8 @@ from .page import write_page
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="msalab explore", description=__doc__,
-                                     epilog="example: msalab explore results/demo/all/results.h5 --activations data/sample.h5")
+                                     epilog="example: msalab explore results/demo/all/results.h5 --activations "
+                                            "data/sample.h5")
     parser.add_argument("results", help="results file of msa-analyze")
     parser.add_argument("--activations", action="append", default=[], metavar="FILE",
                         help="activations that the results are of: the text, and the probabilities of dense attention; "
