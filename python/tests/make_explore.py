@@ -7,8 +7,8 @@ from make_results import Case, make_results
 from msalab.capture import ActivationsWriter, Layer
 
 # A text that would do harm as HTML, with characters of one to four bytes.
-WORDS = ("the", " <script>document.title = 'run'</script>", ' "quoted\'', " né", " 🔬", " &lt;", " -->", "\n", " </script><b>",
-         " block", " $1", " %s")
+WORDS = ("the", " <script>document.title = 'run'</script>", ' "quoted\'', " né", " 🔬", " &lt;", " -->",
+         "\n", " </script><b>", " block", " $1", " %s")
 
 
 def words_of(tokens: int) -> list[str]:

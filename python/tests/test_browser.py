@@ -24,7 +24,7 @@ addEventListener("load", () => {
   look();
   document.querySelectorAll(".controls input").forEach(input => { input.click(); look(); });
   const figures = [...document.querySelectorAll("figure")].filter(figure => !figure.hidden);
-  const tables = [...document.querySelectorAll("table")].map(table => {
+  const tables = [...document.querySelectorAll("table")].filter(table => !table.closest(".microscope")).map(table => {
     const head = [...table.tHead.rows[0].cells].at(-1);
     const values = row => +row.cells[head.cellIndex].dataset.value;
     const column = () => [...table.tBodies[0].rows].map(values);

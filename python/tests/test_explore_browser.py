@@ -20,7 +20,8 @@ COLOUR = """const [kind, query, block] = arguments, canvas = document.querySelec
     const scale = canvas.width / canvas.clientWidth, left = 60, top = 14, right = 6, bottom = 34;
     const x = left + (block + 0.5) / 24 * (canvas.clientWidth - left - right);
     const y = top + (query + 0.5) / 384 * (canvas.clientHeight - top - bottom);
-    return [...canvas.getContext('2d').getImageData(Math.round(x * scale), Math.round(y * scale), 1, 1).data].slice(0, 3)"""
+    const pen = canvas.getContext('2d');
+    return [...pen.getImageData(Math.round(x * scale), Math.round(y * scale), 1, 1).data].slice(0, 3)"""
 
 
 @pytest.fixture(scope="module")

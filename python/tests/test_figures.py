@@ -12,6 +12,7 @@ from make_results import Case, keep_everything, make_results
 from msalab.plots import (Results, ResultsError, Table, entropy_per_layer, mass_by_layer, mass_kept_curve,
                       needle_depth_map, overlap_map, queries_per_block, save, selection_heat_map, sink_bars,
                       sink_by_layer, summary_table)
+from msalab.plots import style
 from msalab.plots.heat_map import selection_share
 from msalab.plots.popularity import power_of_two_bins
 
@@ -195,6 +196,13 @@ def test_saving_twice_gives_the_same_bytes(results, tmp_path):
     first, second = (save(*sink_bars(results, "random"), tmp_path / name, "sink")
                      for name in ("a", "b"))
     assert all(x.read_bytes() == y.read_bytes() for x, y in zip(first, second))
+
+
+def test_labels_can_be_read_on_white():
+    assert style.contrast_with_white("white") == pytest.approx(1)
+    assert style.contrast_with_white("#777777") == pytest.approx(4.48, abs=0.01)
+    for place in range(style.COLOURS):
+        assert style.contrast_with_white(style.legible(style.series_style(place)["color"])) >= 4.5
 
 
 def test_table_refuses_columns_of_different_length():

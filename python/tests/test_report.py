@@ -117,8 +117,12 @@ def test_headline_names_the_best_selector_besides_the_oracle(results):
 def test_costs_and_comparisons_come_as_sections(full_report):
     page = (full_report / "report.html").read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Elements(page).found if tag == "section"]
-    assert sections[-7:] == ["comparison", "advice", "cache", "reuse", "precision", "efficiency",
-                             "loop-orders"]
+    assert sections[:7] == ["summary", "blocks", "selection", "sink", "mass-kept", "loop-orders", "efficiency"]
+    assert sections[-5:] == ["comparison", "advice", "cache", "reuse", "precision"]
+    links = [attributes["href"] for tag, attributes in Elements(page).found if tag == "a" and "href" in attributes]
+    assert [link[1:] for link in links if link[1:] in sections] == sections
+    folded = re.findall(r'<section id="([\w-]+)">\s*<details class="folded">', page)
+    assert folded == sections[7:]
     for name in ("efficiency", "roofline", "predicted_over_measured", "comparison",
                  "advice", "advice_layers", "cache", "cache_layers", "reuse_distance", "reuse_patterns",
                  "reuse_all_patterns", "precision", "precision_all", "budget_layer3", "pareto_flops_layer3",
@@ -247,6 +251,33 @@ def test_a_file_of_another_kind_is_an_error(results_path, tmp_path, capsys):
     assert main([str(results_path), "--out", str(tmp_path), "--cost", files["bench"]]) == 2
     assert 'format is "msa-bench", must be "msa-report"' \
         in capsys.readouterr().err
+
+
+def test_the_page_says_what_it_is_about(results_path, tmp_path):
+    path = with_captures(results_path, tmp_path / "r.h5", captures("a <model>"))
+    with h5py.File(path, "r+") as file:  # a sink in layer 6 alone
+        file["metrics/dense/3"].attrs["sink_mass"] = 0.01
+        file["metrics/dense/6"].attrs["sink_mass"] = 0.3
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert "<title>a &lt;model&gt;, 384 tokens: 4 of 24 blocks of 16</title>" in page
+    assert "Model <b>a &lt;model&gt;</b>" in page and "analysed on 2000-01-01" in page
+    checked = [attributes["value"] for tag, attributes in Elements(page).found
+               if tag == "input" and "checked" in attributes and attributes["name"] == "layer"]
+    assert checked == ["6"] and '"first":6' in page
+
+
+def test_one_picture_alone(results_path, tmp_path, capsys):
+    arguments = [str(results_path), "--out", str(tmp_path / "out"), "--layers", "6", "--only"]
+    assert main([*arguments, "mass-kept,layers"]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"{stem}.{ending}" for stem in ("mass_kept_layer6", "mass_by_layer") for ending in ("png", "svg", "csv")}
+    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / f"{stem}.png")
+                                               for stem in ("mass_kept_layer6", "mass_by_layer")]
+    assert main([*arguments, "heat"]) == 2
+    assert "--only: no section heat; there are: selection, sink" in capsys.readouterr().err
+    assert main([str(results_path), "--out", str(tmp_path / "out"), "--layers", "4", "--only", "sink"]) == 2
+    assert "no layer 4; it has [3, 6]" in capsys.readouterr().err
 
 
 def test_one_layer_alone(results_path, tmp_path):

@@ -21,14 +21,16 @@ class Browser:
     """One window; use it in a `with` statement."""
 
     def __init__(self, profile):
-        self._driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        text=True)
         line = ""
         while "successfully on port" not in line:
             line = self._driver.stdout.readline()
             assert line, "chromedriver does not start"
         self._address = f"http://127.0.0.1:{re.search('port ([0-9]+)', line)[1]}/session"
-        options = {"binary": BROWSER, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                                               f"--user-data-dir={profile}", "--window-size=1280,1000"]}
+        options = {"binary": BROWSER,
+                   "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                            f"--user-data-dir={profile}", "--window-size=1280,1000"]}
         try:
             self._address += "/" + self._send("", {"capabilities": {"alwaysMatch": {
                 "browserName": "chrome", "goog:chromeOptions": options}}})["sessionId"]
@@ -48,7 +50,8 @@ class Browser:
 
     def _send(self, path, content=None, method=None):
         data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(self._address + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(self._address + path, data, {"Content-Type": "application/json"},
+                                         method=method)
         try:
             with DIRECTLY.open(request, timeout=120) as answer:
                 return json.load(answer)["value"]

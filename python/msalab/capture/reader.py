@@ -21,8 +21,9 @@ LARGEST_RATIO = 1032
 
 
 class ActivationsReader:
-    """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, text bytes or None
-    with token_ends int64 [N], and the numbers of the layers, ascending. CaptureError names the file, the object and the rule."""
+    """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, text bytes
+    with token_ends int64 [N] or None, and the numbers of the layers, ascending. CaptureError names the file, the
+    object and the rule."""
 
     def __init__(self, path):
         require(Path(path).exists(), f"{path}: No such file or directory")

@@ -33,7 +33,7 @@ class Microscope:
 def most_telling(results: Results, layers) -> int:
     """The layer to begin with: the one with the strongest sink; where none has one, the one where the selectors differ
     most in the mass that they keep."""
-    sinks = {layer: results.average("dense", layer, "sink_mass") for layer in layers}
+    sinks = {layer: np.nan_to_num(results.average("dense", layer, "sink_mass")) for layer in layers}
     if max(sinks.values()) >= SINK:
         return max(layers, key=sinks.get)
 
@@ -51,29 +51,29 @@ def longest_sequence(results: Results, layer: int) -> int:
 
 
 def make_microscope(results: Results, whole: Results | None = None, activations: Activations | None = None,
-                    note=lambda line: None) -> Microscope:
-    """results: of the averages. whole: the same of more queries, to take the blocks from."""
+                    layers=None, note=lambda line: None) -> Microscope:
+    """results: of the averages. whole: the same of more queries, to take the blocks from. layers: default: all."""
     whole = whole or results
-    layers = [layer for layer in results.layers if layer in whole.layers]
-    if not layers:
-        raise ResultsError(f"{whole.path}: has none of the layers of {results.path}")
+    layers = [layer for layer in layers or results.layers if layer in whole.layers]
+    selectors = [name for name in whole.selectors if name in results.selectors]
+    if not layers or not selectors:
+        raise ResultsError(f"{whole.path}: has no layer or no selector of {results.path}")
     sequence = longest_sequence(whole, layers[0])
-    step = query_step(whole, layers, sequence)
+    step = query_step(whole, layers, sequence, selectors)
     pieces, by_layer = {}, []
     for layer in layers:
-        piece, about = _piece(whole, layer, sequence, step, activations)
+        piece, about = _piece(whole, layer, selectors, sequence, step, activations)
         pieces[layer] = base64.b64encode(zlib.compress(piece, 9)).decode()
-        by_layer.append({**about, **overview(results, layer)})
+        by_layer.append({**about, **overview(results, layer, selectors)})
         note(f"layer {layer}: {about['queries']} queries")
     sizes, text = whole.sizes(layers[0]), activations and activations.text(sequence)
     captures = results.run_json("captures")
     ends = np.diff(text.ends, prepend=0).astype(np.uint16).tobytes() if text else b""
     about = {
         "model": ", ".join(dict.fromkeys(of["model"] for of in captures if of.get("model"))),
-        "blockSize": sizes.block_size, "topK": whole.top_k(whole.selectors[0], layers[0]),
+        "blockSize": sizes.block_size, "topK": whole.top_k(selectors[0], layers[0]),
         "groups": sizes.kv_heads, "heads": sizes.query_heads, "sequence": sequence, "sequences": whole.sequences,
-        "tokens": tokens_of(whole, layers[0], sequence, activations), "selectors": whole.selectors,
-        "rules": {name: whole.rule(name) for name in whole.selectors},
+        "tokens": tokens_of(whole, layers[0], sequence, activations), "selectors": selectors,
         "step": step, "analysed": len(whole.queries(layers[0]).token), "layers": by_layer,
         "first": most_telling(results, [layer for layer in layers if layer in results.full_layers] or layers),
         "text": text.text if text else "", "lengths": base64.b64encode(zlib.compress(ends, 9)).decode()}
@@ -92,15 +92,15 @@ def tokens_of(results: Results, layer: int, sequence: int, activations: Activati
     return int(queries.position[queries.rows_of(sequence)][-1]) + 1
 
 
-def query_step(results: Results, layers, sequence: int) -> int:
+def query_step(results: Results, layers, sequence: int, selectors) -> int:
     """Every so-manieth analysed query is in the page, so that all its layers together stay below MOST_BYTES."""
-    a_query = sum(results.sizes(layer).kv_heads * results.sizes(layer).blocks * (1 + len(results.selectors) / 8)
+    a_query = sum(results.sizes(layer).kv_heads * results.sizes(layer).blocks * (1 + len(selectors) / 8)
                   for layer in layers)
     rows = results.queries(layers[0]).rows_of(sequence)
     return max(1, math.ceil((rows.stop - rows.start) * a_query / MOST_BYTES))
 
 
-def _piece(results: Results, layer: int, sequence: int, step: int, activations):
+def _piece(results: Results, layer: int, selectors, sequence: int, step: int, activations):
     rows = results.queries(layer).rows_of(sequence)
     if rows.start == rows.stop:
         raise ResultsError(f"{results.path}: layer {layer} has no queries of sequence {sequence}")
@@ -111,7 +111,7 @@ def _piece(results: Results, layer: int, sequence: int, step: int, activations):
     mass = seen.mass if found else results.mass(layer, taken)
     blocks = int(positions[-1]) // sizes.block_size + 1
     parts = [positions.astype("<u4").tobytes()]
-    parts += [_bits(results.ids(name, layer)[taken], blocks) for name in results.selectors]
+    parts += [_bits(results.ids(name, layer)[taken], blocks) for name in selectors]
     most = []
     if mass is not None:
         parts.append(_bytes(mass[:, :, :blocks].transpose(1, 2, 0)))
@@ -140,10 +140,10 @@ def _known(values) -> list:
     return [None if math.isnan(value) else round(float(value), 4) for value in values]
 
 
-def overview(results: Results, layer: int) -> dict:
+def overview(results: Results, layer: int, selectors) -> dict:
     """What the cells of layers and groups are coloured by: means over the counted queries."""
     groups = results.sizes(layer).kv_heads
     sink = results.metric("dense", layer, "sink_mass").reshape(groups, -1).mean(1)
     return {"sink": _known(sink),
-            **{name: {selector: _known(results.metric(selector, layer, name)) for selector in results.selectors}
+            **{name: {selector: _known(results.metric(selector, layer, name)) for selector in selectors}
                for name in ("mass_kept", "block_recall")}}

@@ -12,12 +12,19 @@ from markupsafe import Markup
 from .data import Microscope
 
 _HERE = Path(__file__).parent
+_SCRIPTS = ("data", "frame", "maps", "panels", "page")  # in one scope, in this order
 
 
 def title(about: dict) -> str:
     """"Blocks of SmolLM2: 1792 tokens, blocks of 32, k = 8"; where the model is not known, without it."""
     of = f" of {about['model']}" if about["model"] else ""
-    return f"Block microscope{of}: {about['tokens']} tokens, blocks of {about['blockSize']}, k = {about['topK']}"
+    return f"Block microscope{of}: {about['tokens']} tokens, blocks of {about['blockSize']}, " \
+           f"k\u00a0=\u00a0{about['topK']}"
+
+
+def _program() -> str:
+    parts = [(_HERE / "script" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    return "\n".join(['<script>\n(() => {\n"use strict";', *parts, "})();\n</script>"])
 
 
 def _script(identity: str, kind: str, content: str) -> str:
@@ -35,7 +42,7 @@ def as_elements(microscope: Microscope) -> Markup:
         _script("microscope-data", "application/json", about),
         *(_script(f"microscope-layer-{layer}", "application/octet-stream", piece)
           for layer, piece in microscope.pieces.items()),
-        f"<script>\n{(_HERE / 'microscope.js').read_text(encoding='utf-8')}</script>"]))
+        _program()]))
 
 
 def write_page(microscope: Microscope, path) -> Path:

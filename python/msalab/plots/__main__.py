@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..arguments import CommandLine, distinct_integers
 from ..ending import ended
+from ..explore import Activations, make_microscope
 from ..results import FORMAT
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
@@ -20,7 +21,7 @@ from .gallery import (advice_section, cache_section, comparison_section, efficie
                       evaluation_section, orders_section, precision_section,
                       selections_section, sharing_section, training_section)
 from .precision import loss_by_bits, read_precision
-from .report import write_report
+from .report import in_order, write_pictures, write_report
 from .results import Results, ResultsError, blamed
 from .reuse import loss_by_distance, read_sharing, sharing_patterns
 from .style import save
@@ -142,6 +143,11 @@ def main(arguments=None) -> int:
     parser.add_argument("--bench", action="append", default=[], metavar="FILE",
                         help="benchmark record to show beside the costs, needs --cost from "
                              "sizes; repeatable")
+    parser.add_argument("--activations", action="append", default=[], metavar="FILE",
+                        help="activations that the results are of: the block microscope then has the text, and the "
+                             "probabilities of dense attention; repeatable, in the order of the analysis")
+    parser.add_argument("--only", metavar="selection,sink",
+                        help="pictures of these sections alone, without a page; their names stand in its address")
     parser.add_argument("--layers", type=layer_list, metavar="3,6",
                         help="layers, or all; default: all in the pictures that show them together, "
                              "six of them by themselves")
@@ -156,13 +162,27 @@ def _plot(options):
     with ExitStack() as files:
         results = files.enter_context(Results(options.results))
         before, after = more_sections(options, results, files)
-        instead = []
+        instead, whole = [], results
         if options.selections:
             whole = files.enter_context(Results(options.selections))
             instead.append(of_file(options.selections, selections_section, whole, results))
         layers = results.layers if options.layers == ALL else options.layers
-        print(write_report(results, options.out, layers, before, after, instead,
+        if options.only:
+            sections = named(in_order(results, before, after, instead), options.only.split(","))
+            print(*write_pictures(results, options.out, sections, layers), sep="\n")
+            return
+        activations = files.enter_context(Activations(options.activations, results)) if options.activations else None
+        with blamed(results.path, "the block microscope cannot be made"):
+            microscope = make_microscope(results, whole, activations, layers)
+        print(write_report(results, options.out, microscope, layers, before, after, instead,
                            lambda line: print(line, file=sys.stderr, flush=True)))
+
+
+def named(sections, names):
+    known = {section.key: section for section in sections}
+    if unknown := [name for name in names if name not in known]:
+        raise ResultsError(f"--only: no section {unknown[0]}; there are: {', '.join(known)}")
+    return [known[name] for name in names]
 
 
 if __name__ == "__main__":

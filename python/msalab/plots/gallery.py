@@ -56,6 +56,7 @@ class Section:
     is_overview: bool = False  # of all layers, whichever the page shows by themselves
     suits: Callable[[Results], bool] = lambda results: True  # where not, it is left out
     note: str = ""  # what must be known before the pictures are looked at
+    paper: str = ""  # the figure of the paper that it is; the page shows these first, and folds the rest
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -122,6 +123,7 @@ SECTIONS = (
          "are 95 % intervals of the bootstrap over blocks of queries. The axis of mass starts "
          "where the lowest line needs it."),
         _per_layer("mass_kept", lambda results, layer: mass_kept_curve(results, [layer])),
+        paper="mass by k",
     ),
     Section(
         "selection",
@@ -133,6 +135,7 @@ SECTIONS = (
          "sink, lines parallel to the diagonal are far stripes at a fixed distance. While a query "
          "sees at most k blocks it keeps them all: the bright triangle at the top."),
         _per_layer_and_selector("selection", selection_heat_map),
+        paper="fig:vis-selection",
     ),
     Section(
         "sink",
@@ -145,6 +148,7 @@ SECTIONS = (
          "hardly seen."),
         _per_layer_and_selector(
             "sink", lambda results, selector, layer: sink_bars(results, selector, [layer])),
+        paper="fig:attention-sink",
     ),
     Section(
         "popularity",
@@ -393,7 +397,7 @@ def efficiency_section(cost: Report, bench: dict[str, float], records: Sequence 
          "that memory is its limit, kv_outer less so; a tile that walks the union of its blocks, "
          "index select and dense attention are bound by arithmetic. "
          "Decode reads what it needs once and is bound by memory in either case."),
-        pictures, measured if len(measured) else None, "predicted_over_measured")
+        pictures, measured if len(measured) else None, "predicted_over_measured", paper="fig:efficiency")
 
 
 def orders_section(cost: Report) -> Section:
@@ -419,7 +423,7 @@ def orders_section(cost: Report) -> Section:
          + ("" if cache_is_known else
             " The cache's bandwidth is not known for this chip; q_outer lives on it, so its bar "
             "is a lower bound.")),
-        pictures)
+        pictures, paper="Q-outer and KV-outer")
 
 
 def training_section(fit: FitResults) -> Section:

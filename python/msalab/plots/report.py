@@ -16,14 +16,16 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
+from ..explore import Microscope, as_elements, most_telling
+from ..progress import Progress
 from ..table import Table
 from .gallery import SECTIONS, Section
-from ..progress import Progress
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
 from .style import as_part_of_page, has_names, save
 from .summary import summary_table
 
+PAPER = ("fig:vis-selection", "fig:attention-sink", "mass by k", "Q-outer and KV-outer", "fig:efficiency")
 MOST_LAYERS = 6  # that a page shows by themselves unless it is told which
 SHARES = ("mass_kept", "oracle_mass", "block_recall", "score_recall")  # shown with a bar, 0 to 1
 
@@ -39,7 +41,7 @@ class Shown:
     is_element: bool
 
 
-def write_report(results: Results, out_dir, layers=None, before: Sequence[Section] = (),
+def write_report(results: Results, out_dir, microscope: Microscope, layers=None, before: Sequence[Section] = (),
                  after: Sequence[Section] = (), instead: Sequence[Section] = (),
                  note=lambda line: None) -> Path:
     """Writes every picture (PNG, SVG, CSV), summary.csv and report.html into out_dir; sections of
@@ -53,9 +55,7 @@ def write_report(results: Results, out_dir, layers=None, before: Sequence[Sectio
     for layer in layers:
         if layer not in results.layers:
             raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
-    replaced = {section.key: section for section in instead}
-    sections = (*before, *(replaced.get(section.key, section) for section in SECTIONS
-                           if section.suits(results)), *after)
+    sections = in_order(results, before, after, instead)
     with _whole_folder(Path(out_dir)) as folder:
         shown: dict[str, list[Shown]] = {}
         progress = Progress(note, len(sections))
@@ -72,9 +72,30 @@ def write_report(results: Results, out_dir, layers=None, before: Sequence[Sectio
             for section in sections:
                 if section.table is not None:
                     section.table.to_csv(folder / f"{section.table_name}.csv")
-            page = _render(results, layers, every, summary, sections, shown).encode()
+            page = _render(results, microscope, layers, every, summary, sections, shown).encode()
         (folder / "report.html").write_bytes(page)
     return Path(out_dir) / "report.html"
+
+
+def in_order(results: Results, before=(), after=(), instead=()) -> list[Section]:
+    """The sections that suit the results and those of other files, the paper's figures first."""
+    replaced = {section.key: section for section in instead}
+    found = [*before, *(replaced.get(section.key, section) for section in SECTIONS if section.suits(results)), *after]
+    return sorted(found, key=lambda section: PAPER.index(section.paper) if section.paper else len(PAPER))
+
+
+def write_pictures(results: Results, out_dir, sections, layers) -> list[Path]:
+    """The pictures of these sections alone, without a page: the PNG files. layers: default: at most MOST_LAYERS."""
+    unknown = [layer for layer in layers or () if layer not in results.layers]
+    if unknown:
+        raise ResultsError(f"{results.path}: no layer {unknown[0]}; it has {results.layers}")
+    made = []
+    with _whole_folder(Path(out_dir)) as folder:
+        for section in sections:
+            with blamed(results.path, f"the section {section.key} cannot be drawn"):
+                for picture in section.draw(results, layers or telling_layers(results)):
+                    made.append(save(picture.figure, picture.table, folder, picture.name)[0].name)
+    return [Path(out_dir) / name for name in made]
 
 
 def telling_layers(results: Results) -> list[int]:
@@ -129,7 +150,7 @@ def best_practical(summary: Table) -> tuple[str, float] | None:
     return max(known, key=lambda item: item[1], default=None)
 
 
-def _render(results: Results, layers, every, summary: Table, sections, shown) -> str:
+def _render(results: Results, microscope: Microscope, layers, every, summary: Table, sections, shown) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
@@ -144,6 +165,8 @@ def _render(results: Results, layers, every, summary: Table, sections, shown) ->
             alike = words.get(name, text) == text
             words[name if alike else f"{name} ({section.key})"] = text
     return environment.get_template("report.html.jinja").render(
+        microscope=as_elements(microscope), subject=subject(results, microscope.about),
+        first=most_telling(results, [layer for layer in layers if layer in full] or layers),
         layers=layers, every=every, selectors=results.selectors, sections=sections, shown=shown,
         preferred=best[0] if best else results.selectors[0], best=best,
         oracle_mass=float(np.mean(counted["oracle_mass"])), is_nan=math.isnan,
@@ -154,6 +177,13 @@ def _render(results: Results, layers, every, summary: Table, sections, shown) ->
         definitions=words, run=_plain_run(results),
         options=json.dumps(results.run_json("options"), indent=1),
         inputs=results.run_json("inputs"), file=results.path.name)
+
+
+def subject(results: Results, about: dict) -> dict:
+    """What the page is about: the model, the text's first line, and when it was analysed."""
+    line = next((line.strip(" #") for line in about["text"].splitlines() if line.strip(" #")), "")
+    return {"model": about["model"], "text": line if len(line) <= 80 else f"{line[:79]}…",
+            "date": results.run.get("finished", "")[:10]}
 
 
 def _plain_run(results: Results) -> dict[str, str]:

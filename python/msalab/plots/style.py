@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 
 import matplotlib
+import matplotlib.colors
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -25,8 +26,10 @@ MOST_LAYERS = 12  # that an axis of this width names
 
 OPAQUE = {"frameon": True, "framealpha": 1, "edgecolor": "none"}  # legends that lines run into
 
-PAIR = ("tab:blue", "tab:orange")
-_TAB10 = [matplotlib.colormaps["tab10"](i) for i in (0, 1, 2, 3, 4, 6, 8, 9)]
+# Of Okabe and Ito, told apart by colour-blind readers; black is the oracle's, and yellow is too light on white.
+_OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8a7b00")
+PAIR = _OKABE_ITO[:2]
+LABEL_CONTRAST = 4.5  # of letters in a line's colour on white
 _MARKERS = "osD^vPX*"
 _KNOWN = ["index", "mean-key", "window", "random", "quest", "snapkv", "oracle-logit", "own"]
 # Dotted, in colours that none of the above has, of which neighbours here have different ones.
@@ -70,13 +73,13 @@ _RC = {
 }
 
 
-COLOURS = len(_TAB10)  # that series_style has before it begins again
+COLOURS = len(_OKABE_ITO)  # that series_style has before it begins again
 
 
 def series_style(place: int) -> dict:
     """Colour and marker of the place-th series; after eight the pairs change."""
     turn, step = divmod(place, COLOURS)
-    return {"color": _TAB10[step], "marker": _MARKERS[(step + turn) % len(_MARKERS)]}
+    return {"color": _OKABE_ITO[step], "marker": _MARKERS[(step + turn) % len(_MARKERS)]}
 
 
 def selector_style(name: str) -> dict:
@@ -139,6 +142,21 @@ def say_instead(axes, words: str = "no query sees more than k blocks"):
               bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 
+def contrast_with_white(colour) -> float:
+    """By WCAG: from 1 to 21."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+              for part in matplotlib.colors.to_rgb(colour)]
+    return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+
+
+def legible(colour):
+    """The colour, darker where letters in it could hardly be read on white."""
+    parts = matplotlib.colors.to_rgb(colour)
+    while contrast_with_white(parts) < LABEL_CONTRAST:
+        parts = tuple(0.96 * part for part in parts)
+    return parts
+
+
 def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, object]):
     """Names the lines that end at `ends` (name -> (x, y)) in a column right of the axes, in the
     order of their ends and apart enough to be read, each with a thin line to its end."""
@@ -154,7 +172,7 @@ def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, ob
         ceiling = heights[place] - gap
     for name, height in zip(names, heights):
         axes.annotate(name, ends[name], (1.04, (height - low) / (high - low)),
-                      textcoords="axes fraction", va="center", color=colours[name], fontsize=9,
+                      textcoords="axes fraction", va="center", color=legible(colours[name]), fontsize=9,
                       annotation_clip=False,
                       arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6,
                                   "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3})
