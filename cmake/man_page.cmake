@@ -2,9 +2,9 @@
 #   cmake -DPROGRAM=build/release/bin/msa-cost -DVERSION=0.3.0 -DOUTPUT=msa-cost.1 -P man_page.cmake
 # Its help is the question that the program answers, the usage, and text that stays as it is.
 cmake_path(GET PROGRAM FILENAME name)
-execute_process(COMMAND ${PROGRAM} --help OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PROGRAM} --help-all OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
 if(NOT help MATCHES "^${name}: ([^\n]*)\n\nusage: ([^\n]*)\n\n(.*)$")
-    message(FATAL_ERROR "${name} --help does not begin with its question and its usage")
+    message(FATAL_ERROR "${name} --help-all does not begin with its question and its usage")
 endif()
 set(question "${CMAKE_MATCH_1}")
 set(usage "${CMAKE_MATCH_2}")

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/meant.h"
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 
@@ -108,7 +109,8 @@ constexpr NoPolicy kNoPolicies[] = {
         if (none.name == name) throw InputError(concat("'", name, "' is no selector: ", none.why));
     std::string known;
     for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
-    throw InputError(concat("no selector is called '", name, "'; there are: ", known));
+    throw InputError(concat("no selector is called '", name, "'", did_you_mean(name, names),
+                            "; there are: ", known));
 }
 
 }  // namespace

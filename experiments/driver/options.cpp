@@ -5,42 +5,12 @@
 #include <iostream>
 #include <sstream>
 
+#include "core/meant.h"
+#include "experiments/driver/help.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 
 namespace msa::experiments {
-namespace {
-
-std::string question(const About& about) {
-    return about.does.empty() ? about.program.question
-                              : concat(about.program.question, ' ', about.does);
-}
-
-void print_help(const About& about, const po::options_description& options, std::ostream& out) {
-    out << about.program.name << ": " << question(about) << "\n\nusage: " << about.program.name
-        << ' ' << about.usage << "\n\n"
-        << options << "\nCounts take the suffixes K = 2^10 and M = 2^20. Ranges are half open.\n";
-    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
-    out << "\nExamples:\n";
-    for (const std::string& example : about.examples) out << "  " << example << '\n';
-}
-
-void print_markdown(const About& about, const po::options_description& options, std::ostream& out) {
-    out << "## " << about.program.name << "\n\n"
-        << question(about) << "\n\n    " << about.program.name << ' ' << about.usage
-        << "\n\n| option | meaning |\n|---|---|\n";
-    for (const auto& option : options.options()) {
-        std::string parameter = option->format_parameter();
-        out << "| `--" << option->long_name() << (parameter.empty() ? "" : " ") << parameter
-            << "` | " << option->description() << " |\n";
-    }
-    if (!about.writes.empty()) out << "\nWrites " << about.writes << '\n';
-    out << "\n```\n";
-    for (const std::string& example : about.examples) out << example << '\n';
-    out << "```\n";
-}
-
-}  // namespace
 
 std::optional<int64_t> count_of(std::string_view word) {
     int shift = 0;
@@ -114,7 +84,8 @@ std::string join(const std::vector<std::string>& words, const char* between) {
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known) {
     const auto at = std::find(known.begin(), known.end(), value);
-    require(at != known.end(), "--", option, " is '", value, "', must be one of: ", join(known));
+    require(at != known.end(), "--", option, " is '", value, "'", did_you_mean(value, known),
+            ", must be one of: ", join(known));
     return static_cast<size_t>(at - known.begin());
 }
 
@@ -142,13 +113,22 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
             folder.string(), ", but ", there.string(), " is a file, not a folder");
 }
 
+/// What an unknown option may have been: the beginning of others, or one that is spelt alike.
+static std::string instead_of(const std::string& asked, const po::options_description& options) {
+    std::vector<std::string> known, longer;
+    for (const auto& option : options.options()) {
+        known.push_back("--" + option->long_name());
+        if (known.back().starts_with(asked)) longer.push_back(known.back());
+    }
+    return longer.empty() ? did_you_mean(asked, known) : ", but there is " + join(longer);
+}
+
 bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out) {
     po::options_description visible("Options", kLineWidth);
     visible.add(options);
-    visible.add_options()("help,h", "print this help")(
-        "help-markdown", "print the help as Markdown")("version", "print version and commit");
+    visible.add_options()("help,h", "")("help-all", "")("help-markdown", "")("version", "");
     po::positional_options_description positions;
     if (!positional.empty()) positions.add(positional.c_str(), -1);
     po::variables_map values;
@@ -160,13 +140,13 @@ bool parse_command_line(const About& about, const po::options_description& optio
     };
     try {
         po::store(parser().run(), values);
-        if (values.contains("help")) print_help(about, visible, out);
+        if (values.contains("help")) print_help(about, options, Length::usual, out);
+        if (values.contains("help-all")) print_help(about, options, Length::all, out);
         if (values.contains("help-markdown")) print_markdown(about, options, out);
         if (values.contains("version"))
             out << about.program.name << ' ' << kVersion << " (" << kCommit << ")\n";
-        if (values.contains("help") || values.contains("help-markdown") ||
-            values.contains("version"))
-            return false;
+        for (const char* asked : {"help", "help-all", "help-markdown", "version"})
+            if (values.contains(asked)) return false;
         po::notify(values);
     } catch (const po::validation_error& error) {
         const std::string option = error.get_option_name();
@@ -174,24 +154,19 @@ bool parse_command_line(const About& about, const po::options_description& optio
             visible.find_nothrow(option.substr(option.find_first_not_of('-')), false);
         const std::string form = known == nullptr ? "" : ", must be " + known->format_parameter();
         throw InputError(
-            concat(error.what(), form, "; ", about.program.name, " --help lists the options"));
+            concat(error.what(), form, "; ", about.program.name, " --help-all lists the options"));
     } catch (const po::unknown_option& error) {
-        const std::string asked = error.get_option_name();
-        std::string meant;
-        for (const auto& option : visible.options())
-            if (("--" + option->long_name()).starts_with(asked))
-                meant += (meant.empty() ? "" : ", ") + ("--" + option->long_name());
-        throw InputError(concat(error.what(), meant.empty() ? "" : ", but there is ", meant, "; ",
-                                about.program.name, " --help lists the options"));
+        throw InputError(concat(error.what(), instead_of(error.get_option_name(), visible), "; ",
+                                about.program.name, " --help-all lists the options"));
     } catch (const po::multiple_occurrences& error) {
         const bool names_files = error.get_option_name() == "--" + positional;
         throw InputError(
             concat(names_files ? concat(about.program.name, " reads one input, several are named")
                                : std::string(error.what()),
-                   "; ", about.program.name, " --help lists the options"));
+                   "; ", about.program.name, " --help-all lists the options"));
     } catch (const po::error& error) {
         throw InputError(
-            concat(error.what(), "; ", about.program.name, " --help lists the options"));
+            concat(error.what(), "; ", about.program.name, " --help-all lists the options"));
     }
     return true;
 }

@@ -77,10 +77,10 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
 /// Whether "--option" is among the arguments. For defaults that depend on whether the user chose.
 bool given(std::span<const std::string> args, const std::string& option);
 
-/// Adds --help, --help-markdown and --version, parses `args` into the variables that `options`
-/// names, positional arguments into the option `positional` (none when empty). Returns false if
-/// help or version was requested and written to `out`. InputError for unknown, repeated and
-/// malformed options; abbreviations are not accepted.
+/// Adds --help, --help-all, --help-markdown and --version, parses `args` into the variables that
+/// `options` names, positional arguments into the option `positional` (none when empty). Returns
+/// false if help or version was requested and written to `out`. InputError for unknown, repeated
+/// and malformed options; abbreviations are not accepted.
 bool parse_command_line(const About& about, const po::options_description& options,
                         const std::string& positional, std::span<const std::string> args,
                         std::ostream& out);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/meant.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/table.h"
 
@@ -97,9 +98,9 @@ Object read_file(const std::string& kind, const std::string& name_or_path) {
     const bool is_name = std::find(known.begin(), known.end(), name_or_path) != known.end();
     const std::filesystem::path path =
         is_name ? folder(kind) / (name_or_path + ".json") : std::filesystem::path(name_or_path);
-    require(is_name || std::filesystem::is_regular_file(path), "'", name_or_path,
-            "' is no file and none of the known ", kind, ": ", join(known), " (",
-            folder(kind).string(), ")");
+    require(is_name || std::filesystem::is_regular_file(path), "'", name_or_path, "'",
+            did_you_mean(name_or_path, known), " is no file and none of the known ", kind, ": ",
+            join(known), " (", folder(kind).string(), ")");
     std::ifstream stream(path);
     const json content = json::parse(stream, nullptr, false);
     const std::string name =

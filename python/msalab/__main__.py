@@ -20,7 +20,8 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "merge": "the result of the shards of a run (--shard)",
          "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
          "plot": "every picture of results, and report.html",
-         "train": "continued training of a model with MSA in place of its attention"}
+         "train": "continued training of a model with MSA in place of its attention",
+         "try": "from a model to a verdict: capture, fit, analysis, loss, price and report in one"}
 
 # Of the package, installed or not: the question of each, as its own help has it.
 PROGRAMS = {
@@ -44,7 +45,7 @@ GROUPS = {
     "activations of a model": ("capture", "convert", "inspect", "synth"),
     "what would MSA select, lose and cost?": ("analyze", "compare", "fit-indexer", "advise", "precision", "reuse",
                                               "cache", "cost"),
-    "the model itself": ("evaluate", "train", "pretrain"),
+    "the model itself": ("try", "evaluate", "train", "pretrain"),
     "results": ("plot", "explore", "diff", "merge"),
     "kernels and engines": ("bench", "conform", "check-batching"),
     "the paper": ("paper",)}
@@ -57,7 +58,8 @@ def programs() -> dict[str, Path]:
 
 def usage() -> str:
     lines = ["usage: msalab COMMAND [ARGUMENTS]", "",
-             "Would MiniMax Sparse Attention work on a model, what would it lose, and what would it cost?"]
+             "Would MiniMax Sparse Attention work on a model, what would it lose, and what would it cost?",
+             "All in one: msalab try MODEL --text FILE --out DIR"]
     for group, names in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {name:<16}{TOOLS.get(name) or PROGRAMS[name]}" for name in names)]
     lines += ["", "msalab COMMAND --help says what each does. To begin with:",
@@ -91,6 +93,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "train":
         from .training.__main__ import main as train
         return train(arguments)
+    if name == "try":
+        from .trial import main as trial
+        return trial(arguments)
     if name == "merge":
         from .evaluation.merge import main as merge
         return merge(arguments, programs().get("merge"))

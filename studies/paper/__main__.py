@@ -7,11 +7,12 @@ from pathlib import Path
 
 from msalab.arguments import CommandLine
 from msalab.ending import ended
-from msalab.progress import clock_text
+from msalab.steps import run_all
 
-from . import page, steps
+from . import page
 from .html import write_html
 from .measured import Tree, as_json, gather
+from .steps import steps_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = """msalab paper --out results/paper     (again: it goes on where it was stopped)
@@ -36,14 +37,7 @@ def tree_of(options) -> Tree:
 
 
 def _draw(tree, out: Path, numbers) -> None:
-    every = steps.steps_of(tree, numbers, out)
-    todo = steps.left(every, out)
-    done = len(every) - len(todo)
-    note(f"{len(todo)} steps, about {clock_text(sum(step.seconds for step in todo))} on two quiet cores"
-         + (f"; {done} are done" if done else ""))
-    for step in todo:
-        note(f"{step.name}: {step.what}, about {clock_text(step.seconds)}")
-        steps.run(step, out)
+    run_all(steps_of(tree, numbers, out), out, note)
     print(write_html(numbers, out))
 
 

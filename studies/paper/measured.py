@@ -15,13 +15,12 @@ from pathlib import Path
 import msalab
 import numpy as np
 from msalab.plots.cost import efficiency_triple, read_bench, read_cost, read_json, read_speedups
-from msalab.results import ResultsError, blamed
+from msalab.results import Report, ResultsError, blamed
 
 from ..pilot import answers, registered
 from ..pilot.runs import Records, read_records
 
-TOKENS = {"128K": 1 << 17, "1M": 1 << 20}
-SELECTIONS = ("structured", "fitted", "random")
+TOKENS = {1 << 13: "8K", 1 << 15: "32K", 1 << 17: "128K", 1 << 19: "512K", 1 << 20: "1M"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def bench_records(tree: Tree) -> list[Path]:
     return sorted((tree.data / "bench").glob("cuda-h100*.json"))
 
 
-def paper_cost(tree: Tree, out: Path) -> dict:
+def paper_cost(tree: Tree, out: Path) -> Report:
     """What msa-cost says of the paper's sizes on its GPU; written to `out`."""
     done = subprocess.run([tree.program("msa-cost"), "--preset", "paper", "--hardware", "h800", "--json"],
                           check=True, capture_output=True, text=True)
@@ -58,31 +57,30 @@ def paper_cost(tree: Tree, out: Path) -> dict:
     return read_cost(out)
 
 
-def cost_numbers(cost: dict) -> dict[str, str]:
+def cost_numbers(cost: Report) -> dict[str, str]:
     found = {}
-    for context in cost["contexts"]:
-        tokens = {1 << 15: "32K", 1 << 17: "128K", 1 << 19: "512K", 1 << 20: "1M"}.get(context["tokens"])
-        paper = context["paper"]
-        found[f"flops {tokens}"] = f"{paper['flop_ratio']:.2f}x"
-        for pipeline in paper["prefill"]:
-            moved = sum(stage["bytes"] for stage in pipeline["stages"]
-                        if stage["stage"] in ("sparse attention", "combine"))
-            found[f"{pipeline['pipeline']} bytes {tokens}"] = f"{moved / 1e9:.0f} GB"
-        found["q_outer intensity"] = f"{paper['q_outer_intensity']:.1f}"
-        found["kv_outer intensity"] = f"{paper['kv_outer_intensity']:.1f}"
+    for context in cost["contexts"].records():
+        tokens = TOKENS[context["tokens"]]
+        found[f"flops {tokens}"] = f"{context['paper_flop_ratio']:.2f}x"
+        for order in ("q_outer", "kv_outer"):
+            stages = cost["stages"].where(tokens=context["tokens"], accounting="paper", phase="prefill",
+                                          pipeline=order).records()
+            moved = sum(one["stage_bytes"] for one in stages if one["stage"] in ("sparse attention", "combine"))
+            found[f"{order} bytes {tokens}"] = f"{moved / 1e9:.0f} GB"
+            found[f"{order} intensity"] = f"{context[f'paper_{order}_intensity']:.1f}"
     return found
 
 
 def speed_numbers(tree: Tree) -> dict[str, str]:
     table, found = read_speedups(*bench_records(tree)), {}
     for row in table.records():
-        tokens = next((name for name, count in TOKENS.items() if count == row["tokens"]), "")
+        tokens = TOKENS[row["tokens"]]
         name = f"{row['phase']} {tokens} {row['selection']}"
         found[name] = f"{row['ratio']:.1f}x"
         found[f"{row['phase']} {tokens} baseline"] = row["baseline"]
     for name, seconds in read_bench(*bench_records(tree)).items():
         phase, order, tokens, *selection = name.split("/")
-        if (phase, tokens) == ("prefill", str(TOKENS["128K"])) and order in ("union", "kv_outer"):
+        if (phase, TOKENS[int(tokens)]) == ("prefill", "128K") and order in ("union", "kv_outer"):
             found[f"{order} {selection[0]}"] = f"{1e3 * seconds:.1f} ms"
     found["decode of 8"] = f"{eight_sequences(tree):.1f}x"
     return found
@@ -235,7 +233,7 @@ class Numbers:
     top_k: dict
     records: Records  # of Pilot II
     before: Records  # of the exploratory part
-    cost: dict
+    cost: Report
     judged: dict
 
 
@@ -252,7 +250,7 @@ def gather(tree: Tree, cost_file: Path) -> Numbers:
         return Numbers(texts, times, records, before, cost, judged)
 
 
-def efficiency_picture(tree: Tree, cost: dict):
+def efficiency_picture(tree: Tree, cost: Report):
     return efficiency_triple(cost, read_speedups(*bench_records(tree)))
 
 

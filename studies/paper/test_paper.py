@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("h5py")
 pytest.importorskip("matplotlib")
 from msalab.__main__ import main  # noqa: E402
-from studies.paper import html, measured, page, rows, steps  # noqa: E402
+from studies.paper import html, measured, page, rows  # noqa: E402
 from msalab.results import ResultsError  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -94,32 +94,6 @@ def test_the_page_with_pictures_is_one_file(numbers, tmp_path):
     assert text.count("<img src=\"data:") == sum(len(row.pictures.split()) for row in rows.RESULTS)
     assert not re.findall(r"(?:src|href)=.https?:", text)
     assert "{" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S)
-
-
-def make_step(name, source, log, fails=False):
-    def run():
-        log.append(name)
-        if fails:
-            raise KeyboardInterrupt
-    return steps.Step(name, "something", 1, (source,), run)
-
-
-def test_a_step_is_done_once_and_again_when_its_input_changes(tmp_path):
-    source, log = tmp_path / "in", []
-    source.write_text("a")
-    one, two = make_step("one", source, log), make_step("two", source, log, fails=True)
-    steps.run(one, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        steps.run(two, tmp_path)
-    assert steps.left([one, two], tmp_path) == [two]
-    source.write_text("other")
-    assert steps.left([one, two], tmp_path) == [one, two] and log == ["one", "two"]
-
-
-def test_a_record_of_steps_that_is_damaged_is_named(tmp_path):
-    (tmp_path / steps.DONE).write_text("{")
-    with pytest.raises(ResultsError, match="steps.json: not a readable JSON file"):
-        steps.done_steps(tmp_path)
 
 
 def test_a_folder_that_is_no_clone_is_refused(tmp_path, capsys, monkeypatch):

@@ -90,7 +90,8 @@ struct Flag {
 
 /// Every option of a program, from its own help.
 std::vector<Flag> flags_of(const Program& program) {
-    std::vector<Flag> flags{{"--help", false}, {"--help-markdown", false}, {"--version", false}};
+    std::vector<Flag> flags{
+        {"--help", false}, {"--help-all", false}, {"--help-markdown", false}, {"--version", false}};
     std::istringstream help(program({"--help-markdown"}).out);
     const std::regex row("\\| `(--[a-z-]+)( [^(`]+)?[^`]*` \\|.*");
     std::smatch found;

@@ -3,6 +3,7 @@
 // beside it as CLI.md.new, to be looked at and moved over it.
 #include <fstream>
 
+#include "experiments/driver/help.h"
 #include "experiments/programs.h"
 #include "tests/experiments/cli.h"
 
@@ -12,7 +13,8 @@ namespace {
 TEST(CliReference, IsWhatTheProgramsSay) {
     std::string wanted =
         "# Command lines\n\nThe output of every program's `--help-markdown`, in one page; a test "
-        "keeps it so.\nEvery program has `--help`, `--help-markdown` and `--version`, too.\nExit "
+        "keeps it so.\nEvery program has `--help`, `--help-all`, `--help-markdown` and "
+        "`--version`, too.\nExit "
         "codes: "
         "0 done; 2 bad input, or the system refused; 130 interrupted; 1 a bug.\n";
     for (const Program& program : programs()) wanted += "\n" + program({"--help-markdown"}).out;
@@ -28,6 +30,33 @@ TEST(CliReference, TheReadmeAsksWhatTheProgramsAsk) {
         const std::string row = std::string("| `") + one.name + "` | " + one.question + " |";
         EXPECT_NE(readme.find(row), readme.npos) << "experiments/README.md has no row " << row;
     }
+}
+
+/// What is shown first is there, and is little.
+TEST(CliReference, UsualOptionsAreOptions) {
+    for (const Program& program : programs()) {
+        const std::vector<std::string>& usual = experiments::usual_options(program.name);
+        const std::string all = program({"--help-all"}).out, first = program({"--help"}).out;
+        EXPECT_LE(usual.size(), 10U) << program.name;
+        for (const std::string& option : usual)
+            EXPECT_NE(first.find("  --" + option + " "), first.npos)
+                << program.name << ' ' << option;
+        EXPECT_LE(first.size(), all.size()) << program.name;
+    }
+}
+
+TEST(CliReference, NearNamesAreOffered) {
+    const auto said = [](const Program& program, std::vector<std::string> words) {
+        return program(std::move(words)).err;
+    };
+    EXPECT_NE(said(kCost, {"--top_k", "3"})
+                  .find("'--top_k' (did you mean '--top-k'?); msa-cost --help-all"),
+              std::string::npos);
+    EXPECT_NE(said(kCost, {"--preset", "papr"}).find("'papr' (did you mean 'paper'?) is no file"),
+              std::string::npos);
+    EXPECT_NE(said(kBench, {"--stages", "laier"})
+                  .find("is 'laier' (did you mean 'layer'?), must be one of"),
+              std::string::npos);
 }
 
 }  // namespace

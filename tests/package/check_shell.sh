@@ -20,7 +20,7 @@ complete_after() {
 
 for program in "$bin"/msa-*; do
     name=${program##*/} page=$pages/${program##*/}.1
-    help=$("$program" --help)
+    help=$("$program" --help-all)
     [[ -s $page ]] || fail "no manual page of $name"
     if command -v man >/dev/null; then
         faults=$(MANROFFSEQ='' LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null)

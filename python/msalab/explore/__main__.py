@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """msalab explore results.h5: one HTML page from a token to the blocks that it chose."""
 
-import argparse
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from ..arguments import CommandLine
 from ..ending import ended
 from ..plots.results import Results
 from .activations import Activations
@@ -14,9 +14,8 @@ from .page import write_page
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="msalab explore", description=__doc__,
-                                     epilog="example: msalab explore results/demo/all/results.h5 --activations "
-                                            "data/sample.h5")
+    parser = CommandLine(prog="msalab explore", description=__doc__,
+                         example="msalab explore results/demo/all/results.h5 --activations data/sample.h5")
     parser.add_argument("results", help="results file of msa-analyze")
     parser.add_argument("--activations", action="append", default=[], metavar="FILE",
                         help="activations that the results are of: the text, and the probabilities of dense attention; "

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""Would MSA work on this model? From the model to a verdict in one command: capture of its layers, a fitted Index Branch,
+what a selection keeps with and without the first block, the model's loss at two budgets, the price, and a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .arguments import CommandLine
+from .ending import Refusal, ended
+from .steps import Step, run_all
+
+SHARE = 4  # the smaller budget is one token in so many of the context
+PARTS = 8  # documents that the text held out is cut into, for intervals
+# Seconds of two quiet cores, from SmolLM2-135M: of a forward pass, by parameter and token; of the rest, by layer and token.
+PASS, FITTED, ANALYSED, DRAWN = 3e-11, 1.2e-4, 3e-4, 20
+SELECTORS = ("index", "oracle", "mean-key", "window")
+
+
+def parser() -> CommandLine:
+    top = CommandLine(prog="msalab try", description=__doc__,
+                      example="msalab try MODEL --text FILE --out results/try     (again: it goes on where it was stopped)")
+    top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
+    top.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text; the first half is learnt from, the "
+                     "second half is held out")
+    top.add_argument("--out", required=True, metavar="DIR", help="gets everything; report/report.html to look at")
+    top.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a sequence (default: 1024)")
+    top.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens of a block (default: 64)")
+    top.add_argument("--top-k", type=int, metavar="N", help="blocks of the smaller budget; the other is twice as large "
+                     "(default: a quarter of the context)")
+    top.add_argument("--sequences", type=int, default=8, metavar="N", help="that the loss is measured on (default: 8)")
+    top.add_argument("--steps", type=int, default=0, metavar="N", help="of the fit (default: 0, its closed form)")
+    top.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+    top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
+    return top
+
+
+def find_program(name: str) -> Path:
+    """Of the installed package, or of the folder that the environment names in MSALAB_BIN."""
+    folders = [Path(__file__).parent / "bin", *map(Path, filter(None, [os.environ.get("MSALAB_BIN")]))]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    raise Refusal(f"{folders[-1] / name}: no such program; pip install '.[evaluate]' in a clone, or MSALAB_BIN names its "
+                  "build/release/bin")
+
+
+def split_text(path: Path, out: Path) -> tuple[Path, Path]:
+    """The halves of a text as two files, cut at ends of lines; the second one in PARTS documents."""
+    text = path.read_bytes().replace(b"\0", b"\n")
+
+    def cut(at: int) -> int:
+        return text.find(b"\n", at) + 1 or len(text)
+
+    half = cut(len(text) // 2)
+    ends = [half, *(cut(half + (len(text) - half) * part // PARTS) for part in range(1, PARTS)), len(text)]
+    parts = [text[first:end] for first, end in zip(ends, ends[1:]) if text[first:end].strip()]
+    if not text[:half].strip() or not parts:
+        raise Refusal(f"{path}: has no two halves of text with an end of line between them")
+    learnt, held = out / "learnt.txt", out / "held_out.txt"
+    for file, content in ((learnt, text[:half]), (held, b"\0".join(parts))):
+        if not file.exists() or file.read_bytes() != content:  # an older one keeps its time: steps look at it
+            file.write_bytes(content)
+    return learnt, held
+
+
+def sizes_of(model: str) -> tuple[int, int]:
+    """(parameters, layers) by the configuration, without weights; (0, 0) where it does not say."""
+    try:
+        import torch
+        import transformers
+        config = transformers.AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            whole = transformers.AutoModelForCausalLM.from_config(config)
+        return sum(weight.numel() for weight in whole.parameters()), config.num_hidden_layers
+    except Exception:  # it is only an estimate; what is wrong with the model, its capture says
+        return 0, 0
+
+
+def _run(*words) -> None:
+    called = f"msalab {words[3]}" if words[1] == "-m" else Path(words[0]).name
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # this package, also in the child
+    done = subprocess.run([*map(str, words)], stdout=sys.stderr, env=found)
+    if done.returncode:
+        raise Refusal(f"{called} ended with exit code {done.returncode}; its message is above")
+
+
+def _msalab(*words) -> None:
+    _run(sys.executable, "-m", "msalab", *words)
+
+
+def _evaluate(out: Path, *words) -> None:
+    _msalab("evaluate", *words, "--out", out, *(["--resume"] if out.exists() else []))
+
+
+def steps_of(options, out: Path) -> list[Step]:
+    source = Path(options.text)
+    learnt, held = split_text(source, out)
+    block, k, context = options.block_size, options.top_k, options.context
+    parameters, layers = sizes_of(options.model)
+    how = ["--device", options.device, *(["--bytes"] if options.bytes else [])]
+    sizes = ["--block-size", block, "--top-k", k]
+    capture, fit = out / "capture.h5", out / "fit"
+    tokens, passes = 2 * context, 1 + 2 * 2 * 2  # dense; two selectors, two budgets, forced or not
+
+    def analyse(name: str, first: int) -> Step:
+        selectors = ",".join(SELECTORS)
+        return Step(name, f"what a selection keeps, {'the first block kept' if first else 'no block forced'}",
+                    ANALYSED * layers * tokens, (learnt,), lambda: _run(
+                        find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
+                        selectors, "--forced-first", first, "--sample-queries", 512, "--resume"), (*sizes, first))
+
+    return [
+        Step("capture", "queries, keys and values of every layer", PASS * parameters * tokens + 10, (learnt,),
+             lambda: _msalab("capture", options.model, "--text", learnt, "--max-tokens", tokens, "--out", capture,
+                             "--overwrite", *how), (options.model, tokens, *how)),
+        Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), (learnt,),
+             lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps,
+                          "--resume"), (*sizes, options.steps)),
+        analyse("free", 0), analyse("forced", 1),
+        Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
+             + 10, (held,), lambda: _evaluate(
+                 out / "evaluation", options.model, "--text", held, "--indexer", fit, "--selector", "index,oracle",
+                 "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context, "--sequences",
+                 options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
+        Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]
+
+
+def _report(out: Path) -> None:
+    cost = subprocess.run([find_program("msa-cost"), "--results", out / "free/results.h5", "--json"], check=True,
+                          capture_output=True)
+    (out / "cost.json").write_bytes(cost.stdout)
+    _msalab("plot", out / "free/results.h5", "--out", out / "report", "--fit", out / "fit/results.h5", "--evaluate",
+            out / "evaluation/summary.json", "--cost", out / "cost.json")
+
+
+def verdict(summary: dict) -> list[str]:
+    """Of the summary of an evaluation, in sentences; it names no setting that did not run."""
+    dense = next(config for config in summary["configs"] if "budget" not in config)["bits_per_token"]
+    lines = [f"Dense: {dense:.3f} bits per token of the text held out, {summary['tokens']} tokens."]
+    of = {(config["selector"], config["budget"], config["forced_first"]): config["excess"]
+          for config in summary["configs"] if "budget" in config}
+    for budget in sorted({budget for _, budget, _ in of}):
+        for selector, called in (("index", "the Index Branch"), ("oracle", "the best choice of blocks")):
+            free, forced = of.get((selector, budget, 0)), of.get((selector, budget, 1))
+            said = [f"{100 * one['mean'] / dense:+.2f} % {_interval(one, dense)}{ending}" for one, ending in (
+                (free, ""), (forced, " with the first block kept")) if one]
+            lines.append(f"{budget} tokens a query, {called}: {', '.join(said)}.")
+    largest = max(budget for _, budget, _ in of)
+    best = min(of["index", largest, first]["mean"] for first in (0, 1) if ("index", largest, first) in of)
+    oracle = min(of["oracle", largest, first]["mean"] for first in (0, 1) if ("oracle", largest, first) in of)
+    lines.append(_advice(100 * best / dense, 100 * oracle / dense, largest))
+    return lines
+
+
+def _interval(excess: dict, dense: float) -> str:
+    if excess["low"] is None:
+        return "(no interval: fewer than six documents)"
+    return f"({100 * excess['low'] / dense:+.2f} to {100 * excess['high'] / dense:+.2f})"
+
+
+def _advice(index: float, oracle: float, budget: int) -> str:
+    """index, oracle: percent of the dense bits that each loses at the larger budget."""
+    if index <= 1:
+        return f"With {budget} tokens MSA loses {index:.2f} % of the bits untrained: training may close that."
+    if oracle <= 1:
+        return (f"{budget} tokens are enough (the best choice loses {oracle:.2f} %), the Index Branch does not find them yet "
+                f"({index:.2f} %): fit it longer (--steps 100), or train the model with it (msalab train).")
+    return f"Even the best choice of {budget} tokens loses {oracle:.2f} %: a larger budget, or some layers dense."
+
+
+def _try(options) -> None:
+    if options.top_k is None:
+        options.top_k = max(1, options.context // SHARE // options.block_size)
+    for name in ("context", "block_size", "top_k", "sequences"):
+        if getattr(options, name) < 1:
+            raise Refusal(f"{name} is {getattr(options, name)}, must be at least 1")
+    if 2 * options.top_k * options.block_size >= options.context:
+        raise Refusal(f"top_k is {options.top_k}: twice as many blocks of {options.block_size} tokens are the whole context "
+                      f"of {options.context}, and nothing is left out")
+    for name in ("msa-fit-indexer", "msa-analyze", "msa-cost"):
+        find_program(name)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    run_all(steps_of(options, out), out, lambda line: print(line, file=sys.stderr, flush=True))
+    found = verdict(json.loads((out / "evaluation/summary.json").read_text(encoding="utf-8")))
+    (out / "verdict.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
+    print(*found, f"Pictures: {out / 'report/report.html'}", sep="\n")
+
+
+def main(arguments=None) -> int:
+    options = parser().parse_args(arguments)
+    return ended(lambda: _try(options), options, needs="trying a model needs pip install '.[evaluate]'",
+                 interrupted="interrupted; the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
