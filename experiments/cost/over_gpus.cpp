@@ -176,9 +176,9 @@ report::Report cost_over_gpus(const CostOptions& o, const analysis::Hardware& on
         }
     const LayerSizes& sizes = all.front().sizes;
     report::Report report{
-        .title =
-            concat(model_text(model, sizes), '\n',
-                   chip_text(on, o.ceilings, {sizes.element, sizes.index_element}), links_text(on)),
+        .title = concat(model_text(model, sizes), '\n',
+                        chip_text(on, o.ceilings, {sizes.element, sizes.index_element}), '\n',
+                        links_text(on)),
         .tables = {kPrefill.of(all), kDecode.of(all), kRanks.of(ranks_of(all)),
                    model_table(model, sizes)}};
     report.note(
