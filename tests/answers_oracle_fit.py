@@ -2,6 +2,8 @@
 """The rows that the old summary.json of msa-fit-indexer had (tests/answers_oracle.py); its rows.csv had 9 digits
 and is tables/evaluations.csv and tables/layers.csv."""
 
+import csv
+
 EXPLAINED = [
     ("gains.measure_name", "the heading of the measure"),
     ("gains.is_distinguishable", "was a mark on the page"),
@@ -15,6 +17,13 @@ MEASURES = ("kl", "kl_selected", "block_recall", "score_recall", "mass_kept", "o
             "entropy_index", "entropy_teacher")
 OF_LAYER = ("best_step", "split", "warmup_steps", "train_queries", "held_out_queries", "dead_heads", "index_flops",
             "index_bytes", "first_forced_mass", "random_recall", "window_mass", "mean_key_mass")
+
+
+def rounded(texts):
+    """Of all evaluations."""
+    lines = list(csv.DictReader(texts["rows.csv"].splitlines()))
+    return {("evaluations", (int(line["layer"]), int(line["steps"])), name): line[name]
+            for line in lines for name in MEASURES}
 
 
 def rows(old, shape):

@@ -151,10 +151,11 @@ TEST_F(FitSeerAttention, OneFileHoldsGateAndIndexBranch) {
 TEST_F(FitSeerAttention, CostsOneKeyPerBlock) {
     const Outcome table = fit(write("a.h5"), "out");
     ASSERT_EQ(table.code, 0) << table.err;
-    EXPECT_NE(table.out.find("seerattention: 2 index heads of 16 channels, one of each group, with "
-                             "pooled keys of each group; scores take "),
+    const std::string title = report_of(path("out"))["title"];
+    EXPECT_NE(title.find("seerattention: 2 index heads of 16 channels, one of each group, with "
+                         "pooled keys of each group; scores take "),
               std::string::npos)
-        << table.out;
+        << title;
     // 11.5 blocks before a query's own on average, 2 groups of 16 channels.
     EXPECT_EQ(row("out")["index_flops"], 2 * 2 * 16 * 11.5);
     EXPECT_EQ(row("out")["index_bytes"], 2 * 2 * 16 * 11.5);
