@@ -84,7 +84,8 @@ TEST_F(Fit, AndAnalyzeTakeTheModelsOwnSizes) {
         io::h5::set_attribute(group, "own_top_k", int64_t{3});
     }
     const auto options = [&](const std::string& out) {
-        return nlohmann::json::parse(file_text(path(out + "/summary.json")))["options"];
+        const auto all = nlohmann::json::parse(file_text(path(out + "/summary.json")));
+        return all.contains("run") ? all["run"]["options"] : all["options"];
     };
     const Outcome fit = kFit({file, "--out", path("fit"), "--index-dim", "16", "--steps", "2"});
     ASSERT_EQ(fit.code, 0) << fit.err;
