@@ -7,7 +7,8 @@ from make_explore import make_explore, words_of
 from webdriver import ABSENT, Browser
 
 from msalab.explore import Activations, data, make_microscope, write_page
-from msalab.plots import Results
+from msalab.plots import Results, gallery, report
+from msalab.plots.__main__ import main as plot
 
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")
 
@@ -144,6 +145,23 @@ def test_a_text_runs_nothing(browser, page):
     assert browser.run("return document.querySelectorAll('#microscope script, #microscope b b').length") == 0
     assert "<script>document.title = 'run'</script>" in browser.run(
         "return document.querySelector('.ms-text').textContent")
+
+
+def test_the_report_begins_with_the_microscope(browser, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "SECTIONS", [one for one in gallery.SECTIONS if one.key in ("entropy", "mass-kept")])
+    assert plot([str(files[0]), "--activations", str(files[1]), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").as_uri()
+    browser.resize(1280)
+    browser.open(page + "#layer=6&group=2&query=200&selector=random", READY)
+    check_query(browser, files, 200, 2, "random", 6)
+    chosen = "return [...document.querySelectorAll('.controls input:checked')].map(input => input.value)"
+    assert browser.run(chosen) == ["6", "random"]
+    assert browser.run("return document.querySelector('#entropy details').open") is False
+    browser.open(page + "#entropy", READY)
+    assert browser.run("return document.querySelector('#entropy details').open") is True
+    browser.resize(390, 844)
+    browser.open(page, READY)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
 
 
 def test_a_click_takes_less_than_50_milliseconds(browser, page):

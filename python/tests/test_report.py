@@ -168,7 +168,7 @@ def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
             "not a.h5 (tiny, 384 tokens)." if is_other else "Other data")
     assert page.count(said) == 2 * is_other
     if is_other:
-        section = page[page.index("Which layers may share"):]
+        section = page[page.index('<section id="reuse">'):]
         assert said in section[:section.index("<figure")]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..arguments import CommandLine
 from ..ending import ended
-from ..plots.results import Results
+from ..plots.results import Results, blamed
 from .activations import Activations
 from .data import make_microscope
 from .page import write_page
@@ -29,8 +29,9 @@ def _explore(options):
     with ExitStack() as files:
         results = files.enter_context(Results(options.results))
         activations = files.enter_context(Activations(options.activations, results)) if options.activations else None
-        microscope = make_microscope(results, activations=activations,
-                                     note=lambda line: print(line, file=sys.stderr, flush=True))
+        with blamed(results.path, "the page cannot be made"):
+            microscope = make_microscope(results, activations=activations,
+                                         note=lambda line: print(line, file=sys.stderr, flush=True))
     print(write_page(microscope, options.out or Path(options.results).with_name("explore.html")))
 
 

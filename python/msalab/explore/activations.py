@@ -61,6 +61,10 @@ class Activations:
             sequence -= here
         raise ResultsError(f"{self.path}: has no sequence {sequence}")
 
+    def tokens(self, sequence: int) -> int:
+        _, begin, end = self._place(sequence)
+        return end - begin
+
     def text(self, sequence: int) -> Text | None:
         """None where it is unknown."""
         reader, begin, end = self._place(sequence)

@@ -83,12 +83,10 @@ def make_microscope(results: Results, whole: Results | None = None, activations:
 def tokens_of(results: Results, layer: int, sequence: int, activations: Activations | None) -> int:
     """Of the sequence; from results alone what its last analysed query sees."""
     if activations:
-        found = activations.layer(layer, sequence)
-        if found:
-            return found[2] - found[1]
-    queries = results.queries(layer)
+        return activations.tokens(sequence)
     if results.sequences == 1:
         return results.sizes(layer).tokens
+    queries = results.queries(layer)
     return int(queries.position[queries.rows_of(sequence)][-1]) + 1
 
 

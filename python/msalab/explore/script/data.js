@@ -72,8 +72,8 @@ let layer = null;
 
 const isChosen = (selector, group, block, row) =>
   layer.chosen[selector][(group * layer.blocks + block) * layer.width + (row >> 3)] >> (row & 7) & 1;
-const root_of = (group, block, row) => layer.mass[(group * layer.blocks + block) * layer.queries + row] / 255;
-const massOf = (group, block, row) => layer.mass ? root_of(group, block, row) ** 2 : NaN;
+const rootOf = (group, block, row) => layer.mass[(group * layer.blocks + block) * layer.queries + row] / 255;
+const massOf = (group, block, row) => layer.mass ? rootOf(group, block, row) ** 2 : NaN;
 const drawnOf = (group, token) => layer.most[group] * (layer.drawn[group * layer.tokens + token] / 255) ** 2;
 const ownBlock = row => Math.floor(layer.positions[row] / size);
 

@@ -33,7 +33,7 @@ function buildBar() {
     oninput: event => set({ find: event.target.value })
   });
   for (const [name, input] of Object.entries(inputs))
-    part.bar.append(element("label", {}, name === "find" ? "find" : name, input));
+    part.bar.append(element("label", {}, name, input));
 }
 
 const MEASURES = [
@@ -77,7 +77,6 @@ function moveInGrid(event) {
 }
 
 function paintGrids() {
-  const [, ...ramp] = colours().ramp;
   for (const span of part.grids.querySelectorAll("span[data-of]"))
     span.textContent = span.dataset.of === "sink" ? ", dense attention" : `, ${state.selector}`;
   const largest = Math.max(0.05, ...data.layers.flatMap(of => of.sink));
@@ -125,7 +124,6 @@ const LOOKS = {
     both: [148, 153, 166],
     none: [255, 255, 255],
     future: [233, 235, 240],
-    ink: "#1c1e26",
     soft: "#5a6072",
     pin: "#009e73",
     mark: "#a08a00"
@@ -137,7 +135,6 @@ const LOOKS = {
     both: [110, 116, 132],
     none: [29, 32, 40],
     future: [44, 48, 59],
-    ink: "#e8eaf0",
     soft: "#a3a9ba",
     pin: "#2bd4a4",
     mark: "#f0e442"

@@ -70,7 +70,7 @@ function paintQuery() {
         block)),
       layer.mass ? element("td", {}, percent(massOf(group, block, row)), " ", element("span", {
         className: "ms-amount",
-        style: `width: ${Math.max(2, 60 * root_of(group, block, row))}px`
+        style: `width: ${Math.max(2, 60 * rootOf(group, block, row))}px`
       })) : null,
       element("td", { className: verdict === "missed" ? "ms-missed" : "" }, verdict || (mine ? "chosen" :
         "")),
@@ -106,8 +106,8 @@ function paintBlock() {
   box.append(element("p", { className: "ms-lookers" },
     `Of ${count(sees.length)} queries that see it, so many chose it: ${counts.join(", ")}.`));
   if (layer.drawn) {
-    const strongest = tokensByDrawn(block * size, Math.min((block + 1) * size, layer.tokens)).slice(0, 3);
-    const whole = sum(strongest.all, one => one.share);
+    const tokens = drawnTokens(block), whole = sum(tokens, one => one.share);
+    const strongest = tokens.sort((a, b) => b.share - a.share).slice(0, 3);
     box.append(element("p", { className: "ms-strongest" },
       `Its tokens draw ${percent(whole)} of all probability; most of it: `,
       ...strongest.flatMap((one, place) => [place ? ", " : "", words(`“${visible(tokenText(one.token))}”`),
@@ -126,14 +126,9 @@ function paintBlock() {
       ` ${percent(massOf(group, block, row))}` : ""))));
 }
 
-function tokensByDrawn(begin, end) {
-  const list = [];
-  for (let token = begin; token < end; ++token) list.push({ token, share: drawnOf(state.group, token) });
-  const sorted = [...list].sort((a, b) => b.share - a.share);
-  sorted.all = list;
-  const slice = sorted.slice.bind(sorted);
-  sorted.slice = (...of) => Object.assign(slice(...of), { all: list });
-  return sorted;
+function drawnTokens(block) {
+  const begin = block * size, length = Math.min(size, layer.tokens - begin);
+  return Array.from({ length }, (_, i) => ({ token: begin + i, share: drawnOf(state.group, begin + i) }));
 }
 
 function tokensOfBlock(block) {
@@ -177,7 +172,7 @@ function shares(kind) { // of each block, 0 to 1
     bytes = layer.chosen[state.selector];
   for (let block = 0; block < layer.blocks; ++block) {
     if (kind === "query") {
-      list[block] = !isChosen(state.selector, group, block, row) ? 0 : layer.mass ? 0.25 + 0.75 * root_of(group,
+      list[block] = !isChosen(state.selector, group, block, row) ? 0 : layer.mass ? 0.25 + 0.75 * rootOf(group,
         block, row) : 1;
       continue;
     }
