@@ -23,13 +23,18 @@ tokens are one sequence with as many keys as queries, or, where k is given, its 
 of queries give layout=msalab.layout(cu_seqlens_q, cu_seqlens_k, query_positions).
 """
 
+from __future__ import annotations
+
 import inspect
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
 from . import operations
 from .operations import InputError, _kind, _msalab, _positive, _shape, integers
+
+__all__ = ["Metric", "entropy", "gini", "group_overlap", "layer_overlap", "lorenz_curve", "metrics", "output_error",
+           "popularity", "recall", "sink_mass"]
 
 
 class Metric(NamedTuple):
@@ -51,9 +56,12 @@ def metrics() -> dict[str, Metric]:
     return dict(_METRICS)
 
 
-def _measures(*names):
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _measures(*names: str) -> Callable[[_Function], _Function]:
     """Puts the definitions of these metrics at the end of a function's help."""
-    def add(function):
+    def add(function: _Function) -> _Function:
         lines = [f"{name} ({_METRICS[name].unit}): {_METRICS[name].definition}." for name in names]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", *lines])
         return function
@@ -75,8 +83,8 @@ def _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout, name="topk
 
 
 @_measures(*_msalab.recall_columns)
-def recall(topk_idxs, mass, oracle_idxs=None, *, exclude_local=False, all_rows=False,
-           block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+def recall(topk_idxs: Any, mass: Any, oracle_idxs: Any = None, *, exclude_local: bool = False, all_rows: bool = False,
+           block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """What a selection keeps of dense attention: a dictionary of the values [Hkv] of each group.
 
     topk_idxs [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.block_mass returns.
@@ -97,8 +105,8 @@ def recall(topk_idxs, mass, oracle_idxs=None, *, exclude_local=False, all_rows=F
 
 
 @_measures("output_error")
-def output_error(out, dense_out, topk, *, all_rows=False, block_size=128, cu_seqlens_q=None,
-                 cu_seqlens_k=None, layout=None):
+def output_error(out: Any, dense_out: Any, topk: int, *, all_rows: bool = False, block_size: int = 128,
+                 cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """How far sparse attention's output is from dense attention's: the values [Hq] of each head.
 
     out, dense_out [Nq, Hq, dh] float32 or, on a GPU, bfloat16; topk: the blocks k that the
@@ -122,9 +130,9 @@ def _attend(q, k, topk_idxs, options):
 
 
 @_measures("sink_mass_dense", "sink_mass_sparse")
-def sink_mass(q, k, topk_idxs=None, *, tokens=1, softmax_scale=None, sinks=None, window=None,
-              softcap=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
-              backend="auto"):
+def sink_mass(q: Any, k: Any, topk_idxs: Any = None, *, tokens: int = 1, softmax_scale: float | None = None,
+              sinks: Any = None, window: int | None = None, softcap: float | None = None, block_size: int = 128,
+              cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """The probability on the first `tokens` tokens of each sequence: the values [Hq] of each head,
     over all queries that see a key. In dense attention, or, with topk_idxs [Nq, Hkv, k] int32, in
     attention over these blocks, where other tokens have probability 0.
@@ -145,8 +153,9 @@ def sink_mass(q, k, topk_idxs=None, *, tokens=1, softmax_scale=None, sinks=None,
 
 
 @_measures("entropy_dense", "entropy_sparse")
-def entropy(q, k, topk_idxs=None, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-            block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def entropy(q: Any, k: Any, topk_idxs: Any = None, *, softmax_scale: float | None = None, sinks: Any = None,
+            window: int | None = None, softcap: float | None = None, block_size: int = 128, cu_seqlens_q: Any = None,
+            cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """The entropy of attention: the values [Hq] of each head, over all queries that see a key. Of
     dense attention, or, with topk_idxs [Nq, Hkv, k] int32, of attention over these blocks.
 
@@ -170,8 +179,8 @@ def _attention_problem(q, k, options):
 
 
 @_measures("group_overlap")
-def group_overlap(topk_idxs, *, all_rows=False, block_size=128, cu_seqlens_q=None,
-                  cu_seqlens_k=None, layout=None):
+def group_overlap(topk_idxs: Any, *, all_rows: bool = False, block_size: int = 128, cu_seqlens_q: Any = None,
+                  cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """How far the groups of a layer choose the same blocks, [Hkv, Hkv], of topk_idxs [Nq, Hkv, k]
     int32. Symmetric; the diagonal is 1.
     """
@@ -182,7 +191,8 @@ def group_overlap(topk_idxs, *, all_rows=False, block_size=128, cu_seqlens_q=Non
 
 
 @_measures("layer_overlap")
-def layer_overlap(selections, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+def layer_overlap(selections: Any, *, block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+                  layout: Any = None) -> Any:
     """How far layers choose the same blocks, [L, L], of a list of L selections [Nq, Hkv, any k]
     int32 of the same queries. Every query and group counts, also a trivial one, and two empty rows
     overlap by 1. Symmetric; the diagonal is 1.
@@ -198,7 +208,8 @@ def layer_overlap(selections, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k
 
 
 @_measures("queries_per_block")
-def popularity(topk_idxs, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None, layout=None):
+def popularity(topk_idxs: Any, *, block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+               layout: Any = None) -> Any:
     """How many queries of each group chose each block, [Hkv, blocks of all sequences] int64, of
     topk_idxs [Nq, Hkv, k] int32. lorenz_curve and gini say how evenly they are spread.
     """
@@ -216,7 +227,7 @@ def _counts(counts):
     return rows
 
 
-def lorenz_curve(counts):
+def lorenz_curve(counts: Any) -> Any:
     """The share of all queries that the least popular blocks hold, [Hkv, blocks + 1], in steps of
     one block: from 0 to 1, and 0 everywhere in a group that chose nothing. counts: what popularity
     returns."""
@@ -225,7 +236,7 @@ def lorenz_curve(counts):
 
 
 @_measures("gini")
-def gini(counts):
+def gini(counts: Any) -> Any:
     """How unevenly the queries are spread over blocks, [Hkv]. counts: what popularity returns. The
     area is that of trapezoids one block wide."""
     return _values(counts, [_msalab.gini(row) for row in _counts(counts)], -1)

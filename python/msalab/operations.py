@@ -7,6 +7,8 @@ same arguments give the same bits, whatever the number of threads.
 (sparse_topk_select, github.com/MiniMax-AI/MSA). Everywhere else, in C++, in the programs and in this
 package, they are `forced_first` and `forced_local`."""
 
+from __future__ import annotations
+
 import atexit
 import operator
 import threading
@@ -17,6 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._compiled import load_compiled
+
+__all__ = ["InputError", "Layout", "OutOfMemoryError", "SystemError", "UnsupportedError", "append", "backends",
+           "block_mass", "check_pages", "dense_attention", "dense_attention_grad", "index_kl", "index_scores",
+           "index_select", "layout", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
+           "msa_sparse_attention", "msa_sparse_attention_grad", "msa_sparse_decode_attention", "msa_topk_select",
+           "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention", "store_coarse",
+           "store_int8"]
 
 _msalab = load_compiled()
 
@@ -214,7 +223,7 @@ def _kind_of_type(kind):
     return _tensors() if torch else _Host
 
 
-def backend_of(array):
+def backend_of(array: Any) -> Any:
     """The backend of operations on arrays beside `array`, in this thread or PyTorch's stream: its
     name, its device, and as answered_by which of its kernels ran last."""
     return _kind(array).backend(array, "auto")
@@ -231,7 +240,7 @@ def _shape(name: str, array, *letters: str):
     return shape
 
 
-def integers(name: str, values) -> list[int]:
+def integers(name: str, values: Any) -> list[int]:
     """The values as a list; InputError with the name where one is no integer."""
     values = values.tolist() if hasattr(values, "tolist") else values
     try:
@@ -240,7 +249,7 @@ def integers(name: str, values) -> list[int]:
         raise InputError(f"{name} holds {values!r}, must be integers") from None
 
 
-def layout(cu_seqlens_q, cu_seqlens_k=None, query_positions=None) -> Layout:
+def layout(cu_seqlens_q: Any, cu_seqlens_k: Any = None, query_positions: Any = None) -> Layout:
     """Where packed sequences lie, made and checked once for many calls: pass it as `layout=`.
 
     cu_seqlens_q, cu_seqlens_k: [S+1] integers from 0, not decreasing; keys as queries where absent.
@@ -406,7 +415,7 @@ def _known_lengths(seqused_k, most):
     return used
 
 
-def check_pages(pool, page_table, seqused_k, *, max_seqlen_k=None):
+def check_pages(pool: Any, page_table: Any, seqused_k: Any, *, max_seqlen_k: int | None = None) -> None:
     """InputError with sequence, page and rule unless the table has a page of the pool for every token
     of each sequence, none twice in a sequence, and no sequence is longer than its row or than
     max_seqlen_k.
@@ -423,9 +432,10 @@ def check_pages(pool, page_table, seqused_k, *, max_seqlen_k=None):
                         pool.shape[1], pool.shape[0])
 
 
-def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
-                    window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
-                    backend="auto"):
+def dense_attention(q: Any, k: Any, v: Any, *, softmax_scale: float | None = None, return_softmax_lse: bool = False,
+                    sinks: Any = None, window: int | None = None, softcap: float | None = None,
+                    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
+                    backend: str = "auto") -> Any:
     """Causal softmax attention with GQA (eq:softmax-attention).
 
     q [Nq, Hq, dh]; k, v [Nk, Hkv, dh]; sinks [Hq] float32, a learnable logit of each head that
@@ -448,8 +458,9 @@ def _dense(q, k, v, sinks, scale, window, softcap, cu_q, cu_k, layout=None, back
     return out, lse
 
 
-def dense_attention_grad(q, k, v, out, lse, d_out, *, softmax_scale=None, sinks=None,
-                         cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def dense_attention_grad(q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, *,
+                         softmax_scale: float | None = None, sinks: Any = None, cu_seqlens_q: Any = None,
+                         cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """Its gradient: (d_q, d_k, d_v), and d_sinks behind them where there are sinks.
 
     out [Nq, Hq, dh] and lse [Nq, Hq] are what dense_attention returned; d_out [Nq, Hq, dh]. Saved
@@ -468,8 +479,8 @@ def _empty_gradients(kind, q, k, v, sinks):
             None if sinks is None else kind.empty_like(sinks))
 
 
-def store_int8(index_q, index_k, *, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None,
-               layout=None):
+def store_int8(index_q: Any, index_k: Any, *, block_size: int = 128, cu_seqlens_q: Any = None,
+               cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """float32 index_q and index_k on the CPU as int8: (index_q, index_k, scales), which index_scores
     and index_select take.
 
@@ -488,7 +499,7 @@ def store_int8(index_q, index_k, *, block_size=128, cu_seqlens_q=None, cu_seqlen
     return *stored, scales
 
 
-def store_coarse(index_k, *, block_size=128, cu_seqlens_k=None):
+def store_coarse(index_k: Any, *, block_size: int = 128, cu_seqlens_k: Any = None) -> Any:
     """An int8 copy of float32 index_k [Nk, didx] on the CPU: (keys, blocks), which index_select takes
     as coarse=.
 
@@ -518,9 +529,10 @@ def _coarse(coarse):
     return _pair(coarse, "coarse", "as store_coarse gives it")
 
 
-def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None,
-                 page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
-                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def index_scores(index_q: Any, index_k: Any, *, scales: Any = None, block_size: int = 128,
+                 index_scale: float | None = None, page_table: Any = None, seqused_k: Any = None,
+                 max_seqlen_k: int | None = None, validate: bool = False, cu_seqlens_q: Any = None,
+                 cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """Scores of the Index Branch by block (eq:msa-index-score), [Nq, Hkv, B] float32.
 
     index_q [Nq, Hkv, didx], one head per group; index_k [Nk, didx], one head for all groups. A
@@ -540,8 +552,9 @@ def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=N
     return scores
 
 
-def select_blocks(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
-                  cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def select_blocks(scores: Any, topk: int, *, force_begin_blocks: int = 0, force_end_blocks: int = 1,
+                  block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
+                  backend: str = "auto") -> Any:
     """The blocks that each query and group keeps (eq:msa-topk), [Nq, Hkv, topk] int32.
 
     scores [Nq, Hkv, B] float32. Of the topk slots the newest force_end_blocks visible blocks (at
@@ -577,10 +590,12 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begin_blocks=0,
-                 force_end_blocks=1, block_size=128, index_scale=None, return_index_lse=False,
-                 out=None, page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
-                 cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def index_select(index_q: Any, index_k: Any, topk: int, *, scales: Any = None, coarse: Any = None,
+                 force_begin_blocks: int = 0, force_end_blocks: int = 1, block_size: int = 128,
+                 index_scale: float | None = None, return_index_lse: bool = False, out: Any = None,
+                 page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
+                 validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
+                 backend: str = "auto") -> Any:
     """index_scores and select_blocks in one: the same ids, without scores as a result.
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
@@ -614,11 +629,12 @@ def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size
     return ids, lse
 
 
-def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
-                     sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     out=None, lse=None, page_table=None, seqused_k=None, max_seqlen_k=None,
-                     validate=False, cu_seqlens_q=None, cu_seqlens_k=None, layout=None,
-                     backend="auto"):
+def sparse_attention(q: Any, k: Any, v: Any, topk_idxs: Any, *, softmax_scale: float | None = None,
+                     return_softmax_lse: bool = False, sinks: Any = None, window: int | None = None,
+                     softcap: float | None = None, block_size: int = 128, order: str = "automatic", out: Any = None,
+                     lse: Any = None, page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
+                     validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
+                     backend: str = "auto") -> Any:
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
     q, k, v, sinks, window, softcap and what is returned: as in dense_attention. topk_idxs
@@ -657,9 +673,10 @@ def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q
     return out, lse
 
 
-def sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_scale=None,
-                          sinks=None, block_size=128, order="automatic", cu_seqlens_q=None,
-                          cu_seqlens_k=None, layout=None, backend="auto"):
+def sparse_attention_grad(q: Any, k: Any, v: Any, topk_idxs: Any, out: Any, lse: Any, d_out: Any, *,
+                          softmax_scale: float | None = None, sinks: Any = None, block_size: int = 128,
+                          order: str = "automatic", cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+                          layout: Any = None, backend: str = "auto") -> Any:
     """Its gradient, as dense_attention_grad; none through topk_idxs."""
     kind = _kind(q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
@@ -670,7 +687,7 @@ def sparse_attention_grad(q, k, v, topk_idxs, out, lse, d_out, *, softmax_scale=
     return gradients if sinks is not None else gradients[:3]
 
 
-def sparse_decode_attention(q, k, v, topk_idxs, **options):
+def sparse_decode_attention(q: Any, k: Any, v: Any, topk_idxs: Any, **options: Any) -> Any:
     """sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
     sequences, whose keys cu_seqlens_k [S+1] delimits; without it S must be 1."""
     keys = options.pop("cu_seqlens_k", None)
@@ -689,10 +706,10 @@ def _decode_lengths(q, k, cu_seqlens_k):
     return list(range(queries + 1)), [0, keys] if cu_seqlens_k is None else cu_seqlens_k
 
 
-def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-               block_size=128, return_max_logit=False, page_table=None, seqused_k=None,
-               max_seqlen_k=None, validate=False,
-               cu_seqlens_q=None, cu_seqlens_k=None, layout=None, backend="auto"):
+def block_mass(q: Any, k: Any, *, softmax_scale: float | None = None, sinks: Any = None, window: int | None = None,
+               softcap: float | None = None, block_size: int = 128, return_max_logit: bool = False,
+               page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None, validate: bool = False,
+               cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """Dense attention's probability by block, [Nq, Hkv, B] float32: the sum over the block's
     visible tokens, mean over the heads of the group (P_b). With return_max_logit also the maximum
     of the logit over the same tokens and heads; -inf where there is none. page_table, seqused_k,
@@ -709,10 +726,11 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
     return (mass, max_logit) if return_max_logit else mass
 
 
-def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-             teacher="mean", sinks=None, window=None, softcap=None, main_lse=None, index_lse=None,
-             block_size=128, return_gradient=True, cu_seqlens_q=None, cu_seqlens_k=None,
-             layout=None, backend="auto"):
+def index_kl(q: Any, k: Any, index_q: Any, index_k: Any, topk_idxs: Any = None, *, softmax_scale: float | None = None,
+             index_scale: float | None = None, teacher: str = "mean", sinks: Any = None, window: int | None = None,
+             softcap: float | None = None, main_lse: Any = None, index_lse: Any = None, block_size: int = 128,
+             return_gradient: bool = True, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
+             backend: str = "auto") -> Any:
     """The KL divergence of the index distribution from the teacher (eq:msa-kl), per row.
 
     The teacher is the mean (or max) over a group's heads of softmax attention on the support, with
@@ -740,8 +758,8 @@ def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, inde
     return (kl, d_index_q, d_index_k) if return_gradient else kl
 
 
-def append(pool, rows, page_table, seqused_k, *, max_seqlen_k=None, validate=False,
-           cu_seqlens_q=None):
+def append(pool: Any, rows: Any, page_table: Any, seqused_k: Any, *, max_seqlen_k: int | None = None,
+           validate: bool = False, cu_seqlens_q: Any = None) -> None:
     """Writes rows [Nq, ...], keys, values or index keys of the newest tokens of each sequence, into a
     pool [pages, page_size, ...] of a cache in pages.
 

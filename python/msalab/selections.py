@@ -3,19 +3,25 @@
 relative to the query's sequence, ascending, padded with -1 at the end. Results are of the kind of the
 ids, numpy arrays or tensors on their device; they are computed by numpy."""
 
+from __future__ import annotations
+
 from functools import wraps
+from typing import Any, Callable, TypeVar, cast
 
 import numpy as np
 
 from .operations import InputError, _Host, _kind, _shape, integers
 
+__all__ = ["build_k2q_csr", "ids_from_packed", "ids_heads_first", "sort_ids"]
+
 _PADDING = np.iinfo(np.int32).max
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _of_any_kind(function):
+def _of_any_kind(function: _Function) -> _Function:
     """The function of numpy's ids takes tensors, too, and then returns tensors."""
     @wraps(function)
-    def call(ids, *arguments, **options):
+    def call(ids: Any, *arguments: Any, **options: Any) -> Any:
         kind = _kind(ids)
 
         def like_ids(found):
@@ -23,11 +29,11 @@ def _of_any_kind(function):
 
         found = function(np.asarray(kind.on_host(ids)), *arguments, **options)
         return tuple(map(like_ids, found)) if isinstance(found, tuple) else like_ids(found)
-    return call
+    return cast(_Function, call)
 
 
 @_of_any_kind
-def sort_ids(ids):
+def sort_ids(ids: Any) -> Any:
     """Ours from rows in any order, padded anywhere with any negative number. Repeats in a row
     raise InputError naming query and group."""
     _shape("ids", ids, "Nq", "Hkv", "k")
@@ -40,14 +46,14 @@ def sort_ids(ids):
 
 
 @_of_any_kind
-def ids_heads_first(ids):
+def ids_heads_first(ids: Any) -> Any:
     """[Hkv, Nq, k] from ours, or ours from it: the two outer axes change places."""
     _shape("ids", ids, "Nq", "Hkv", "k")
     return np.ascontiguousarray(ids.transpose(1, 0, 2))
 
 
 @_of_any_kind
-def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
+def ids_from_packed(ids: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, block_size: int = 128) -> Any:
     """Ours from ids that number the blocks of all sequences through: those of a sequence begin
     where those of the one before end. An id of another sequence raises InputError."""
     ids = sort_ids(ids)
@@ -69,7 +75,7 @@ def ids_from_packed(ids, cu_seqlens_q, cu_seqlens_k, block_size=128):
 
 
 @_of_any_kind
-def build_k2q_csr(ids, blocks):
+def build_k2q_csr(ids: Any, blocks: Any) -> Any:
     """The reverse index: (starts [Hkv * blocks + 1] int64, queries [total] int32). The queries of
     group g that selected block b are queries[starts[g * blocks + b]:starts[g * blocks + b + 1]],
     ascending. ids are of one sequence."""

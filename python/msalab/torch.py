@@ -22,10 +22,12 @@ Under torch.compile cu_seqlens in a list are constants of the graph; those in a 
 become others, but for index_scores and block_mass.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 from contextlib import nullcontext
-from typing import Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +36,11 @@ from torch.nn import Parameter
 
 from . import operations
 from .operations import InputError, check_pages, integers, layout  # noqa: F401
+
+__all__ = ["InputError", "append", "block_mass", "check_pages", "dense_attention", "index_kl", "index_scores",
+           "index_select", "layout", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
+           "msa_sparse_attention", "msa_sparse_decode_attention", "msa_topk_select", "select_blocks",
+           "sparse_attention", "sparse_decode_attention"]
 
 _library = torch.library.Library("msalab", "FRAGMENT")
 # Compilers keep operands in the row-major order that the operations demand.
@@ -389,9 +396,12 @@ def _serve(compute: Callable, *arguments):
     return compute(*arguments)
 
 
-def _like(function: Callable):
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _like(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """Puts the help of the function on arrays, which says shapes and rules, below a function's."""
-    def add(own: Callable) -> Callable:
+    def add(own: _Function) -> _Function:
         own.__doc__ = (f"{inspect.getdoc(own)}\n\nThe help of msalab.{function.__name__}:\n\n"
                        f"{inspect.getdoc(function)}")
         return own
@@ -399,8 +409,9 @@ def _like(function: Callable):
 
 
 @_like(operations.dense_attention)
-def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
-                    window=None, softcap=None, cu_seqlens_q=None, cu_seqlens_k=None):
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None,
+                    return_softmax_lse: bool = False, sinks: Tensor | None = None, window: int | None = None,
+                    softcap: float | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.dense_attention on tensors, with gradients of q, k, v and sinks; with a window or a
     soft cap, without one.
 
@@ -412,10 +423,12 @@ def dense_attention(q, k, v, *, softmax_scale=None, return_softmax_lse=False, si
 
 
 @_like(operations.sparse_attention)
-def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_lse=False,
-                     sinks=None, window=None, softcap=None, block_size=128, order="automatic",
-                     out=None, lse=None, page_table=None, seqused_k=None, max_seqlen_k=None,
-                     validate=False, cu_seqlens_q=None, cu_seqlens_k=None):
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, topk_idxs: Tensor, *, softmax_scale: float | None = None,
+                     return_softmax_lse: bool = False, sinks: Tensor | None = None, window: int | None = None,
+                     softcap: float | None = None, block_size: int = 128, order: str = "automatic",
+                     out: Tensor | None = None, lse: Tensor | None = None, page_table: Tensor | None = None,
+                     seqused_k: Any = None, max_seqlen_k: int | None = None, validate: bool = False,
+                     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
     a soft cap, without one. The gradient takes a loop order of its own. Keys in pages, and results
     that go to out or lse, have no gradient, and compilers do not see such a call."""
@@ -430,31 +443,33 @@ def sparse_attention(q, k, v, topk_idxs, *, softmax_scale=None, return_softmax_l
 
 
 @_like(operations.sparse_decode_attention)
-def sparse_decode_attention(q, k, v, topk_idxs, *, cu_seqlens_k=None, **options):
+def sparse_decode_attention(q: Tensor, k: Tensor, v: Tensor, topk_idxs: Tensor, *, cu_seqlens_k: Any = None,
+                            **options: Any) -> Any:
     """msalab.sparse_decode_attention on tensors; options as sparse_attention takes here."""
     cu_q, cu_k = operations._decode_lengths(q, k, cu_seqlens_k)
     return sparse_attention(q, k, v, topk_idxs, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
 
 
 @_like(operations.index_scores)
-def index_scores(index_q, index_k, *, scales=None, block_size=128, index_scale=None, cu_seqlens_q=None,
-                 cu_seqlens_k=None):
+def index_scores(index_q: Tensor, index_k: Tensor, *, scales: Any = None, block_size: int = 128,
+                 index_scale: float | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Tensor:
     """msalab.index_scores on tensors; scores have no gradient."""
     return _scores(index_q, index_k, *operations._pair(scales), block_size, index_scale,
                    cu_seqlens_q, cu_seqlens_k)
 
 
 @_like(operations.select_blocks)
-def select_blocks(scores, topk, *, force_begin_blocks=0, force_end_blocks=1, block_size=128,
-                  cu_seqlens_q=None, cu_seqlens_k=None):
+def select_blocks(scores: Tensor, topk: int, *, force_begin_blocks: int = 0, force_end_blocks: int = 1,
+                  block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Tensor:
     """msalab.select_blocks on tensors."""
     return _topk(scores, topk, force_begin_blocks, force_end_blocks, block_size, cu_seqlens_q,
                  cu_seqlens_k)
 
 
 @_like(operations.block_mass)
-def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=None,
-               block_size=128, return_max_logit=False, cu_seqlens_q=None, cu_seqlens_k=None):
+def block_mass(q: Tensor, k: Tensor, *, softmax_scale: float | None = None, sinks: Tensor | None = None,
+               window: int | None = None, softcap: float | None = None, block_size: int = 128,
+               return_max_logit: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.block_mass on tensors; neither result has a gradient."""
     mass, max_logit = _mass(q, k, sinks, softmax_scale, window, softcap, block_size,
                             return_max_logit, cu_seqlens_q, cu_seqlens_k)
@@ -462,10 +477,11 @@ def block_mass(q, k, *, softmax_scale=None, sinks=None, window=None, softcap=Non
 
 
 @_like(operations.index_select)
-def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begin_blocks=0,
-                 force_end_blocks=1, block_size=128, index_scale=None, return_index_lse=False,
-                 out=None, page_table=None, seqused_k=None, max_seqlen_k=None, validate=False,
-                 cu_seqlens_q=None, cu_seqlens_k=None):
+def index_select(index_q: Tensor, index_k: Tensor, topk: int, *, scales: Any = None, coarse: Any = None,
+                 force_begin_blocks: int = 0, force_end_blocks: int = 1, block_size: int = 128,
+                 index_scale: float | None = None, return_index_lse: bool = False, out: Tensor | None = None,
+                 page_table: Tensor | None = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
+                 validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.index_select on tensors; neither ids nor their lse have a gradient. Compilers do not
     see a call with keys in pages or with out."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is None):
@@ -482,15 +498,17 @@ def index_select(index_q, index_k, topk, *, scales=None, coarse=None, force_begi
 
 
 @_like(operations.append)
-def append(pool, rows, page_table, seqused_k, **options):
+def append(pool: Tensor, rows: Tensor, page_table: Tensor, seqused_k: Any, **options: Any) -> None:
     """msalab.append on tensors."""
     _serve(functools.partial(operations.append, **options), pool, rows, page_table, seqused_k)
 
 
 @_like(operations.index_kl)
-def index_kl(q, k, index_q, index_k, topk_idxs=None, *, softmax_scale=None, index_scale=None,
-             teacher="mean", sinks=None, window=None, softcap=None, main_lse=None,
-             index_lse=None, block_size=128, cu_seqlens_q=None, cu_seqlens_k=None):
+def index_kl(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, topk_idxs: Tensor | None = None, *,
+             softmax_scale: float | None = None, index_scale: float | None = None, teacher: str = "mean",
+             sinks: Tensor | None = None, window: int | None = None, softcap: float | None = None,
+             main_lse: Tensor | None = None, index_lse: Tensor | None = None, block_size: int = 128,
+             cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """The mean over rows of msalab.index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
     without it a slower kernel answers."""

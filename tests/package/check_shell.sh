@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # check_shell.sh PREFIX BINDIR DATADIR MANDIR: of an installed package, every program has its manual
-# page, without faults where man is there, and bash completes its options.
+# page, without faults where man is there, and bash completes its options; so do fish and zsh, where they are.
 set -euo pipefail
 cd "$1"
 bin=$2 completions=$3/bash-completion/completions pages=$4/man1
@@ -45,3 +45,17 @@ for option in --preset --results --block-size --help; do
     [[ " $offered " == *" $option "* ]] || fail "msa-cost -- does not offer $option: $offered"
 done
 [[ $(complete_after "$bin/msa-cost" "$pages/msa-cos") == "$pages/msa-cost.1" ]] || fail "no files"
+
+# Fish and zsh, of one program, by the names that the shells look for.
+if command -v fish >/dev/null; then
+    offered=$(PATH=$(realpath "$bin"):$PATH fish --no-config -c "source '$3/fish/vendor_completions.d/msalab.fish'
+        complete -C 'msa-cost --con'")
+    [[ $offered == --context ]] || fail "fish offers for msa-cost --con: $offered"
+fi
+if command -v zsh >/dev/null; then
+    zsh -n "$3/zsh/site-functions/_msalab" || fail "zsh does not read its completion"
+    offered=$(zsh -f -c "words=('$bin/msa-cost' --con) CURRENT=2 PREFIX=--con
+        compadd() { shift; print -l -- \$@; }
+        source '$3/zsh/site-functions/_msalab'" | grep -e --context)
+    [[ $offered == --context ]] || fail "zsh does not offer --context of msa-cost: $offered"
+fi
