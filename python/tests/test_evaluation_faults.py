@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Made, models, pre_tokenizers, processors  # 
 import msalab  # noqa: E402
 import msalab.evaluation.__main__  # noqa: E402
 from msalab import advice  # noqa: E402
+from msalab.capture.layer import CaptureError  # noqa: E402
 from msalab.evaluation import exercises, files, scoring  # noqa: E402
 from msalab.evaluation.tables import differences_table  # noqa: E402
 from msalab.evaluation.text import Tokenizer, cut, read_documents  # noqa: E402
@@ -60,6 +61,13 @@ def test_all_that_a_tokenizer_puts_before_a_text(tokenizer_of, template, prefix)
     # All tokens of the text are foretold, and none that stands before it; the first of all cannot be.
     assert sequence.foretold.tolist() == list(range(max(1, len(prefix)), len(sequence.ids)))
     assert sequence.bytes.sum() == len("a text") - (not prefix)
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path):
+    """For Gemma 3 the library makes one of special tokens, to which every text is unknown."""
+    transformers.Gemma3TextConfig(**SIZES).save_pretrained(tmp_path)
+    with pytest.raises(CaptureError, match="has no tokenizer that"):
+        Tokenizer(tmp_path)
 
 
 def test_the_tokens_before_a_text_are_read_and_not_foretold(tokenizer_of, tmp_path):
