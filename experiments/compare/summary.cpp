@@ -151,7 +151,10 @@ void print_layer(const io::ResultsReader& results, const LayerRows& of, Ablation
     const auto size = [&](const char* name) {
         return static_cast<int64_t>(results.number("/layers/" + layer, name));
     };
-    print_paragraph(out, concat("layer ", layer, ": ", size("tokens"),
+    const bool windowed = results.has("/layers/" + layer, "window");
+    const std::string mark =
+        windowed ? concat(", in a sliding window of ", size("window"), " tokens") : "";
+    print_paragraph(out, concat("layer ", layer, mark, ": ", size("tokens"),
                                 " tokens; averages over the ", counted, " of ", size("queries"),
                                 " queries that see more than ", size("largest_budget"), " keys"));
     out << '\n';

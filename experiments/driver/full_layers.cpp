@@ -68,9 +68,10 @@ std::string windows_note(const io::ResultsReader& results, const std::string& pa
     if (windows.empty()) return "";
     std::string text = windows_text(windows);
     text.front() = 'L';
-    return concat(text,
-                  ", and msalab leaves them as they are. Selectors choose among all blocks, of "
-                  "which most have no mass there: their recall says nothing.");
+    const bool alone = windows.size() == 1 && windows.begin()->second.size() == 1;
+    return concat(text, ", and msalab leaves ", alone ? "it as it is" : "them as they are",
+                  ". Selectors choose among all blocks, of which most have no mass there: their "
+                  "recall says nothing.");
 }
 
 void print_windows(const io::ResultsReader& results, const std::string& parent, std::ostream& out) {

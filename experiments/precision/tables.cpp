@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/precision/findings.h"
@@ -290,6 +291,7 @@ report::Report make_report(const io::ResultsReader& results) {
     report.tables.insert(report.tables.end(), layers.begin(), layers.end());
     report.tables.push_back(kMeasured.of(findings));
     if (!missed.empty()) report.note("recommended", recommended);
+    report.note("windows", windows_note(results, "/layers"));
     add_notes(findings, results.run(), report);
     measure::add_dropped_sinks(findings.sinks, report);
     report.note("captures", captures_text(results.run()));

@@ -8,6 +8,8 @@ import math
 import h5py
 import numpy as np
 
+LARGEST_RATIO = 1032  # bytes that deflate, the filter of the formats, makes of one, at most
+
 
 def checked(found, file: h5py.File, place: str, error: type[Exception]):
     """The object that a path of the open file has led to; raises error("place, what is wrong with it")."""
@@ -35,7 +37,14 @@ def _fault_of_dataset(found: h5py.Dataset) -> str | None:
             return (f"is stored with filter {code} ({name.decode(errors='replace') or 'without a name'}), which this HDF5 "
                     "library has not got: write it with gzip, shuffle or fletcher32, or without (h5repack -f NONE, "
                     "where the filter is installed)")
-    return _fault_of_values(found) if found.size else None
+    return _fault_of_values(found) or _fault_of_size(found) if found.size else None
+
+
+def _fault_of_size(found: h5py.Dataset) -> str | None:
+    stored = min(found.id.get_storage_size(), found.file.id.get_filesize())
+    if found.nbytes <= LARGEST_RATIO * stored:
+        return None
+    return f"has shape {found.shape}, {found.nbytes} bytes, more than the {stored} bytes that the file stores can hold"
 
 
 def _fault_of_values(found: h5py.Dataset) -> str | None:

@@ -26,12 +26,13 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from . import advice as advices
 from . import indexer as indexers
 from . import kv_cache, operations, selectors
 from . import torch as m
+from .capture.decoder import decoder_of, number_attention
 from .capture.other_kinds import other_kind
 from .nn import rotation
 from .operations import InputError
@@ -376,16 +377,6 @@ def _check_fit(branch, module, number: int):
              f"model has {groups} and {width}: it was fitted to another model")
 
 
-def decoder_of(model):
-    """What makes hidden states of tokens. Of some models get_decoder() is another part, or there is none."""
-    found = model.get_decoder() if hasattr(model, "get_decoder") else model
-    return found if isinstance(found, PreTrainedModel) else model.base_model
-
-
-def decoder_layers(model):
-    return next((module for module in decoder_of(model).modules() if isinstance(module, torch.nn.ModuleList)), ())
-
-
 @torch.no_grad()
 def attention_modules(model):
     """Layer -> its attention module, and -> its sliding window where it has one; found by running
@@ -409,6 +400,7 @@ def attention_modules(model):
             windows[number] = int(window)
         return query.new_zeros((len(query), query.shape[2], query.shape[1], value.shape[-1])), None
 
+    number_attention(model)
     decoder = decoder_of(model)
     device = decoder.get_input_embeddings().weight.device
     with patch.object(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_, **__: attend):

@@ -467,3 +467,14 @@ def test_import_refuses_odd_members_lengths_and_names(tmp_path, refuse):
         for name in "kv":
             file.writestr(f"layers.2.{name}", "no array")
     refuse(["b.npz: layers.2.q: is no array of numpy's"], "--state", "none", source="b.npz")
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("dtype", ["u2", "i2", "u4", "i8"])
+def test_ids_may_be_integers_of_any_size(tmp_path, dtype, order):
+    arrays = named({3: random_layer(9, 3)}) | {"tokens": np.arange(9).astype(order + dtype) + 1000,
+                                               "cu_seqlens": np.array([0, 4, 9], order + dtype)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert convert(tmp_path / "a.npz", "--out", tmp_path / "a.h5", "--layout", "packed", "--state", "none") == 0
+    with ActivationsReader(tmp_path / "a.h5") as file:
+        assert file.tokens.tolist() == list(range(1000, 1009)) and file.cu_seqlens.tolist() == [0, 4, 9]

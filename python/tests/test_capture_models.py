@@ -660,7 +660,7 @@ class Looped(transformers.LlamaModel):
 
     def forward(self, input_ids=None, **options):
         found = super().forward(input_ids, **options)
-        return super().forward(inputs_embeds=found.last_hidden_state, **options)
+        return super().forward(**options | {"inputs_embeds": found.last_hidden_state})
 
 
 @pytest.mark.parametrize("layers", [None, [1, 2]])

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_capture_models import (BLOCK, SEED, SIZES, TOP_K, WINDOW, make_model,  # noqa: F401
-                                 needs_programs, run_program, sequences, torch, transformers)
+from test_capture_models import (BLOCK, SEED, SIZES, TOP_K, WINDOW, attention, make_model,  # noqa: F401
+                                 needs_programs, own_answers, run_program, sequences, torch, transformers)
 
 from msalab.capture import ActivationsWriter, CaptureError, TransformersModel, capture, to_numpy
 from msalab.capture.__main__ import main
@@ -306,13 +306,29 @@ def test_gptj_is_captured_with_its_rope_or_refused(tmp_path):
     assert (found.rotary_dim, found.rope_theta, found.rope_layout) == (8, 1e4, "interleaved")
 
 
-def test_modules_without_a_layers_number_are_refused():
-    """Zamba2 shares attention modules between layers, all of them number -1."""
+def make_zamba2(**changes):
+    """Its attention modules are told at each call which layer they are of."""
     torch.manual_seed(1)
-    model = transformers.Zamba2Model(transformers.Zamba2Config(
-        vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=2, attention_head_dim=32, intermediate_size=48, mamba_d_state=8,
-        mamba_headdim=16, n_mamba_heads=4, mamba_ngroups=1, hybrid_layer_ids=[1],
-        layer_types=["mamba", "hybrid", "mamba"], use_mem_rope=True)).eval()
+    return transformers.Zamba2Model(transformers.Zamba2Config(**{
+        "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "attention_head_dim": 32, "intermediate_size": 48, "mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 4,
+        "mamba_ngroups": 1, "hybrid_layer_ids": [1, 3], "layer_types": ["mamba", "hybrid"] * 2, "use_mem_rope": True,
+        "num_mem_blocks": 1} | changes)).eval()
+
+
+def test_modules_that_are_told_their_layer_have_its_number(tmp_path):
+    model, tokens = make_zamba2(), np.arange(40)
+    layers, cu_seqlens = captured_layers(tmp_path, model, [tokens])
+    modules = {number: model.layers[number].shared_transformer.self_attn for number in (1, 3)}
+    outputs, _ = own_answers(model, modules, [tokens])
+    assert len(layers) == 2
+    for layer, expected in zip(layers, outputs.values()):
+        assert (layer.rope_theta, layer.rotary_dim) == (1e4, 32)
+        assert np.abs(attention(layer, cu_seqlens) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_a_module_of_several_layers_has_no_number():
+    model = make_zamba2()
+    model.layers[3].shared_transformer = model.layers[1].shared_transformer
     with pytest.raises(CaptureError, match="Zamba2Attention has layer_idx -1, which is no number"):
         TransformersModel(model)

@@ -18,16 +18,18 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 from make_advice import make_advice  # noqa: E402
 from make_indexer import make_indexer  # noqa: E402
-from test_capture_models import SIZES, make_model  # noqa: E402
+from test_capture_models import SIZES, Looped, make_model  # noqa: E402
 from test_evaluation import BLOCK, TEXT, evaluate, folder, summary_of, text_file  # noqa: E402, F401
 from tokenizers import Tokenizer as Made, models, pre_tokenizers, processors  # noqa: E402
 
 import msalab  # noqa: E402
 import msalab.evaluation.__main__  # noqa: E402
 from msalab import advice  # noqa: E402
-from msalab.evaluation import exercises, files  # noqa: E402
+from msalab.capture.layer import CaptureError  # noqa: E402
+from msalab.evaluation import exercises, files, scoring  # noqa: E402
 from msalab.evaluation.tables import differences_table  # noqa: E402
 from msalab.evaluation.text import Tokenizer, cut, read_documents  # noqa: E402
+from msalab.selectors import Choice, Rule  # noqa: E402
 
 DOCUMENTS = ["Blocks of keys are chosen one by one. " * 40, "another text, in other words; " * 9]
 SPECIAL = {"[gMASK]": 0, "<sop>": 1, "</s>": 2, "<unk>": 3}
@@ -59,6 +61,13 @@ def test_all_that_a_tokenizer_puts_before_a_text(tokenizer_of, template, prefix)
     # All tokens of the text are foretold, and none that stands before it; the first of all cannot be.
     assert sequence.foretold.tolist() == list(range(max(1, len(prefix)), len(sequence.ids)))
     assert sequence.bytes.sum() == len("a text") - (not prefix)
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path):
+    """For Gemma 3 the library makes one of special tokens, to which every text is unknown."""
+    transformers.Gemma3TextConfig(**SIZES).save_pretrained(tmp_path)
+    with pytest.raises(CaptureError, match="has no tokenizer that"):
+        Tokenizer(tmp_path)
 
 
 def test_the_tokens_before_a_text_are_read_and_not_foretold(tokenizer_of, tmp_path):
@@ -242,3 +251,32 @@ def test_a_full_disk_is_named_with_its_file(folder, text_file, tmp_path, capsys,
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert evaluate(*words, "--resume") == 0
+
+
+def make_looped():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    model.model = Looped(model.config)
+    return model
+
+
+def make_modern():
+    """Its get_decoder() is a part of the language head."""
+    of = {"global_rope_theta": 1e4, "layer_types": ["full_attention"] * 4, "hidden_size": 128,
+          "cls_token_id": 0, "sep_token_id": 0}
+    return transformers.ModernBertDecoderForCausalLM(transformers.ModernBertDecoderConfig(**SIZES | of))
+
+
+@pytest.mark.parametrize("make", [make_looped, make_modern])
+def test_layers_that_run_twice_and_decoders_of_another_name_are_scored(make):
+    torch.manual_seed(0)
+    model, ids = make().eval(), np.random.default_rng(0).integers(0, 97, 80)
+    settings = [scoring.Setting(f"mean-key@{blocks * BLOCK}", "mean-key", Choice("mean-key", Rule(BLOCK, blocks)), ())
+                for blocks in (5, 2)]
+    scores = scoring.Scorer(model, settings, None)(ids)
+    with torch.no_grad():
+        logits = model(torch.as_tensor(ids)[None]).logits[0, :-1]
+    nats = torch.nn.functional.cross_entropy(logits, torch.as_tensor(ids[1:]), reduction="none")
+    dense, whole, sparse = scores.nats
+    np.testing.assert_allclose(dense, nats, rtol=1e-4)
+    np.testing.assert_allclose(whole, nats, rtol=1e-4)  # of all blocks
+    assert np.abs(sparse - dense).max() > 1e-3 and (scores.layer_error[1] > 1e-3).any()

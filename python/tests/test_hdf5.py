@@ -66,11 +66,19 @@ def half_written(file, name, _):
     file[name][:len(file[name]) // 2] = 1
 
 
+def denser_than_deflate(file, name, _):
+    """A few bytes of which two filters make 16 MiB."""
+    del file[name]
+    file.create_dataset(name, data=np.zeros(1 << 22, np.int32), chunks=(1 << 22,), scaleoffset=0, compression="gzip")
+
+
 LINK, STORAGE = "is an external link into .*other.h5, must lie in the file itself", "whose values lie in other files; must lie"
 FAULTS = [(external_link, LINK), (soft_link_to_one, LINK), (external_storage, f"has external storage, {STORAGE}"),
           (virtual, f"is a virtual dataset, {STORAGE}"), (never_written, "was never written: the file stores no byte"),
           (never_written_chunks, "was never written: the file stores no byte"),
-          (half_written, "holds [0-9]+ of its [0-9]+ chunks of 1 rows: the others were never written")]
+          (half_written, "holds [0-9]+ of its [0-9]+ chunks of 1 rows: the others were never written"),
+          (denser_than_deflate,
+           "has shape \\(4194304,\\), 16777216 bytes, more than the [0-9]+ bytes that the file stores")]
 of_faults = pytest.mark.parametrize("fault, words", FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
 
 

@@ -7,12 +7,13 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from test_train import BLOCK, CONTEXT, SIZES, make_model, tiny, torch, train, transformers  # noqa: F401
 
 from msalab import selectors
 from msalab.capture.layer import CaptureError
 from msalab.training import attention as attentions
+from msalab.training import learner
 from msalab.training import run as running
 
 HYBRID = {"hidden_size": 64, "tie_word_embeddings": False}
@@ -21,12 +22,15 @@ LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_he
 MAMBA = {"mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16,
          "mamba_chunk_size": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SHARED = {"num_hidden_layers": 4, "hybrid_layer_ids": [1, 3], "layer_types": ["mamba", "hybrid"] * 2}
 MODELS = {
     "Qwen3Next": LINEAR | EXPERTS | {"shared_expert_intermediate_size": 16},
     "Lfm2": {"layer_types": ["conv", "full_attention"]},
     "Bamba": MAMBA | {"attn_layer_indices": [1]},
     "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "use_mamba_kernels": False},
     "FalconH1": MAMBA | {"mamba_d_ssm": 128},
+    "Zamba2": {"mamba_d_state": 16, "mamba_headdim": 16, "n_mamba_heads": 8, "mamba_ngroups": 1, "attention_head_dim": 32,
+               "use_mem_rope": True, "num_mem_blocks": 1, "pad_token_id": 0, **SHARED},
     "MiniMax": {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": 16},
 }
 
@@ -166,3 +170,28 @@ def test_a_model_whose_get_decoder_is_no_decoder_is_refused_by_name(tiny, tmp_pa
     assert train(tiny, tmp_path / "a", model="modern") == 2
     said = capsys.readouterr().err
     assert "ModernBertDecoderForCausalLM changes the logits of its language head" in said
+
+
+def test_weights_that_are_no_numbers_are_told_by_the_first_step(tiny, tmp_path, capsys):  # noqa: F811
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[0, 0] = float("nan")
+    model.save_pretrained(tiny / "nan")
+    assert train(tiny, tmp_path / "a", model="nan") == 3
+    assert "step 0: the loss is nan" in capsys.readouterr().err
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_layers_that_share_weights_are_trained_together(tiny, tmp_path, monkeypatch):  # noqa: F811
+    make_hybrid("Zamba2").save_pretrained(tiny / "zamba2")
+    for name, unit in (("whole", learner.UNIT), ("apart", 1)):
+        monkeypatch.setattr(learner, "UNIT", unit)
+        assert train(tiny, tmp_path / name, "--steps", 2, "--warmup", 1, model="zamba2") == 0
+    own, made = (load_file(folder / "model.safetensors") for folder in (tiny / "zamba2", tmp_path / "whole/model"))
+    assert own.keys() == made.keys()
+    name = "layers.1.shared_transformer.self_attn.q_proj.weight"
+    assert not np.array_equal(own[f"model.{name}"], made[f"model.{name}"])
+    branches = load_file(tmp_path / "whole/model/indexer.safetensors")
+    assert {key.split(".")[2] for key in branches} == {"1", "3"}
+    for file in ("model.safetensors", "indexer.safetensors"):
+        assert (tmp_path / "whole/model" / file).read_bytes() == (tmp_path / "apart/model" / file).read_bytes()

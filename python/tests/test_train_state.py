@@ -14,10 +14,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from test_train import SIZES, make_model, start, tiny, torch, train, transformers  # noqa: F401
 
-from safetensors.torch import load_file as load_tensors  # noqa: E402, I001: test_train skips where PyTorch is not
+# test_train skips where PyTorch is not
+from safetensors.torch import load_file as load_tensors, save_file as save_tensors  # noqa: E402, I001
 
 from msalab.capture.layer import CaptureError
-from msalab.training import learner
+from msalab.training import checkpoint, learner
 
 HOW = ["--steps", 3, "--warmup", 1, "--save-every", 2, "--index-lr", 1e-2, "--deterministic"]
 _WRITES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
@@ -203,6 +204,24 @@ def test_no_pickle_of_a_state_is_run(tiny, stopped, tmp_path, monkeypatch, capsy
 
 
 # A process whose files may have so many bytes: writes beyond fail, as on a full disk.
+def test_curves_are_on_the_device_before_a_state_is(tiny, tmp_path, monkeypatch):  # noqa: F811
+    synced, own_fsync, own_save, saved = {}, os.fsync, checkpoint.save, []
+
+    def fsync(file):
+        own_fsync(file)
+        synced[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def save(out, *given):
+        curves = (out / "curves.csv").stat()
+        saved.append(synced.get(curves.st_ino) == curves.st_size)
+        own_save(out, *given)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint, "save", save)
+    assert train(tiny, tmp_path / "a", *HOW) == 0
+    assert saved == [True, True]
+
+
 LIMITED = """
 import resource, signal, sys
 import msalab.training.run
@@ -246,13 +265,16 @@ def test_a_full_disk_is_named_while_the_model_is_written(tiny, tmp_path, monkeyp
 
 def test_what_torchrun_would_set_is_named(monkeypatch):
     whole = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    learner.check_launcher(whole)
+    learner.check_launcher(whole, False)
+    whole["LOCAL_RANK"] = "0"
+    learner.check_launcher(whole, True)
     for name, value, why in (("WORLD_SIZE", "x", "WORLD_SIZE is 'x' in the environment"), ("WORLD_SIZE", "0", "at least 1"),
                              ("RANK", None, "RANK is not: torchrun sets both"), ("RANK", "-1", "RANK is '-1'"),
                              ("RANK", "2", "RANK is 2 in the environment, must be less than WORLD_SIZE = 2"),
+                             ("LOCAL_RANK", None, "LOCAL_RANK is not"), ("LOCAL_RANK", "x", "LOCAL_RANK is 'x'"),
                              ("MASTER_ADDR", None, "MASTER_ADDR is not")):
         with pytest.raises(CaptureError, match=why):
-            learner.check_launcher({one: text for one, text in (whole | {name: value}).items() if text is not None})
+            learner.check_launcher({one: text for one, text in (whole | {name: value}).items() if text is not None}, True)
 
 
 def make_glm(**changes):
@@ -285,6 +307,49 @@ def test_the_model_has_every_tensor_of_the_checkpoint_in_its_own_type(tiny, tmp_
         first, second = (transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
                          for folder in (tiny / name, tmp_path / name / "model"))
         assert first.dtype == dtype and torch.equal(first, second)
+
+
+def test_what_the_model_has_no_place_for_stays_as_it_is(tiny, tmp_path, monkeypatch):  # noqa: F811
+    """Of a head that foretells several tokens, which the class names (layer 46), and of nobody's; layer 1, which it
+    names too, is one of this model's, whose experts it reads as one tensor."""
+    patterns = transformers.Glm4MoeForCausalLM._keys_to_ignore_on_load_unexpected
+    monkeypatch.setattr(transformers.Glm4MoeForCausalLM, "_keys_to_ignore_on_load_unexpected",
+                        [*patterns, r"model\.layers\.1\."])
+    others = {"model.layers.46.eh_proj.weight": torch.linspace(-1, 1, 32 * 64).view(32, 64).bfloat16(),
+              "model.layers.46.enorm.weight": torch.arange(32.0), "value_head.weight": torch.ones(1, 32)}
+    for name, size in (("one", "1GB"), ("many", "20KB")):
+        make_glm().save_pretrained(tiny / name, max_shard_size=size)
+        save_tensors(others, tiny / name / "model-of-others.safetensors")
+        index = tiny / name / "model.safetensors.index.json"
+        if index.is_file():
+            told = json.loads(index.read_text())
+            told["weight_map"] |= dict.fromkeys(others, "model-of-others.safetensors")
+            index.write_text(json.dumps(told))
+        else:
+            save_tensors(others | load_tensors(tiny / name / "model.safetensors"), tiny / name / "model.safetensors",
+                         {"format": "pt"})
+            (tiny / name / "model-of-others.safetensors").unlink()
+        own = all_tensors(tiny / name)
+        assert train(tiny, tmp_path / name, "--steps", 1, "--warmup", 1, model=name) == 0
+        made = all_tensors(tmp_path / name / "model")
+        assert own.keys() == made.keys() >= others.keys()
+        assert all(own[key].dtype == one.dtype and torch.equal(own[key], one) for key, one in made.items())
+        tokens = torch.arange(32)[None]
+        first, second = (transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+                         for folder in (tiny / name, tmp_path / name / "model"))
+        assert torch.equal(first, second)
+
+
+def all_tensors(folder):
+    """Of all files; no name is in two of them, and an index that is there names the file of each."""
+    found, index = {}, folder / "model.safetensors.index.json"
+    told = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
+    for path in sorted(set(folder.glob("*.safetensors")) - {folder / "indexer.safetensors"}):
+        of_file = load_tensors(path)
+        assert not found.keys() & of_file.keys()
+        assert not told or all(told[name] == path.name for name in of_file)
+        found |= of_file
+    return found
 
 
 def test_a_model_of_quantised_weights_keeps_what_is_of_no_weight():

@@ -98,6 +98,36 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     EXPECT_EQ(rows_of_table(report_of(path("strong")), "weak_indexers"), json::array());
 }
 
+/// The pages of the programs that measure them say so.
+TEST_F(Fit, LayersWithAWindowAreMarkedOnThePage) {
+    const std::string file = write("a.h5", {.layers = {3, 4}, .window_of = 4}),
+                      note =
+                          "Layer 4 attends to a sliding window of 64 tokens, and msalab leaves "
+                          "it as it is.";
+    const auto page = [&](auto program, const std::string& out, const std::string& layers,
+                          std::vector<std::string> more) {
+        more.insert(more.begin(),
+                    {file, "--out", path(out + layers), "--layers", layers, "--block-size", "8"});
+        const Outcome outcome = program(more);
+        EXPECT_NE(outcome.code, 1) << outcome.err;
+        std::string words;
+        for (const char c : outcome.out)
+            if (c != '\n' || words.empty() || words.back() != ' ') words += c == '\n' ? ' ' : c;
+        return words;
+    };
+    const auto compared = [&](const std::string& layers) {
+        return page(kCompare, "compared", layers, {"--budgets", "32", "--selectors", "mean-key"});
+    };
+    EXPECT_NE(compared("3,4").find("layer 4, in a sliding window of 64 tokens: "),
+              std::string::npos);
+    EXPECT_NE(compared("3,4").find("layer 3: "), std::string::npos);
+    const auto precise = [&](const std::string& layers) {
+        return page(kPrecision, "precise", layers, {"--top-k", "4", "--formats", "int8"});
+    };
+    EXPECT_NE(precise("3,4").find(note), std::string::npos);
+    EXPECT_EQ(precise("3").find("sliding window"), std::string::npos);
+}
+
 /// They stay as they are: out of what is fitted and measured unless asked for, and marked there.
 TEST_F(Fit, LayersWithAWindowAreNamedAndLeftOut) {
     const std::string file = write("a.h5", {.layers = {3, 4}, .window_of = 4});

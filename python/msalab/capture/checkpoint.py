@@ -65,10 +65,10 @@ def _files(path) -> dict[str, bytes]:
             found = file["weights"].get(name)
             if found is None and INDEXER in name:
                 continue  # of a layer with full attention
-            require(isinstance(found, h5py.Dataset) and found.shape == shape,
-                    f"{path}: /weights/{name} has shape {getattr(found, 'shape', 'none')}, must have "
-                    f"{shape}")
-            hdf5.checked(found, file, f"{path}: /weights/{name}", CaptureError)
+            what = f"{path}: /weights/{name}"
+            require(isinstance(found, h5py.Dataset), f"{what} is no dataset")
+            hdf5.checked(found, file, what, CaptureError)
+            require(found.shape == shape, f"{what} has shape {found.shape}, must have {shape}")
             weights[name] = np.asarray(found[()], np.float32)
     own = {name if name.startswith("lm_head") else f"model.{name}": values
            for name, values in weights.items() if INDEXER not in name}

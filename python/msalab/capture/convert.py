@@ -64,7 +64,7 @@ def import_arrays(paths, out, options: ImportOptions, overwrite: bool = False,
     tokens = None
     if "tokens" in source.names():
         place = source.place("tokens")
-        tokens = token_ids(pack(source.read("tokens"), options.layout, lengths, place), place)
+        tokens = token_ids(pack(source.stored("tokens"), options.layout, lengths, place), place)
     with ActivationsWriter(
             out, model_id=options.model_id or known.get("model_id", source.paths[0].stem),
             model_config=options.model_config or known.get("model_config", "{}"),
@@ -201,7 +201,7 @@ def _layers_of(source: Source, options: ImportOptions) -> dict[int, dict[str, st
 
 def _lengths(source: Source, found, layout: str) -> list[int]:
     if layout == "packed" and "cu_seqlens" in source.names():
-        cu_seqlens = source.read("cu_seqlens")
+        cu_seqlens = source.stored("cu_seqlens")
         check_cu_seqlens(cu_seqlens, source.place("cu_seqlens"))
         return np.diff(cu_seqlens.astype(np.int64)).tolist()
     name = next(iter(found.values()))["q"]

@@ -16,10 +16,6 @@ from .layer import (ATTRIBUTES, FIELDS, CaptureError, Layer, as_bfloat16, check,
 from .writer import FORMAT, VERSION
 
 
-# Deflate, the filter of the format, makes at most so many bytes of one.
-LARGEST_RATIO = 1032
-
-
 class ActivationsReader:
     """The root attributes under their names, cu_seqlens int64 [S+1], tokens int32 [N] or None, text bytes
     with token_ends int64 [N] or None, and the numbers of the layers, ascending. CaptureError names the file, the
@@ -143,9 +139,6 @@ class ActivationsReader:
         with self._reading(f"/{name} is no readable dataset"):
             dataset = self._object(name)
             require(isinstance(dataset, h5py.Dataset), f"{self.path}: /{name} is no dataset")
-            held = LARGEST_RATIO * Path(self.path).stat().st_size
-            require(dataset.nbytes <= held, f"{self.path}: /{name} has shape {dataset.shape}, more "
-                    "values than a file of its size can hold")
             logical = hdf5.attribute(dataset.attrs.get("logical_dtype"))
             if logical is None:
                 return native(dataset[:])

@@ -57,12 +57,16 @@ class Source:
     def read(self, name: str) -> np.ndarray:
         """Floating values as float16, bfloat16 or float32; float64 is rounded to float32. numpy
         has no bfloat16 in its files: 16-bit words that are no numbers or unsigned ones are it."""
+        values = self.stored(name)
+        if values.dtype == np.float64:
+            return values.astype(np.float32)
+        return as_bfloat16(values) if values.dtype in (np.uint16, np.dtype("V2")) else values
+
+    def stored(self, name: str) -> np.ndarray:
+        """Of the type that the file has, as ids of 16 bits, which are no floating values."""
         try:
             values = self._get(name)
         except Exception as error:  # damaged, or larger than the memory
             raise CaptureError(f"{self.place(name)}: cannot be read: {error}") from error
         require(isinstance(values, np.ndarray), f"{self.place(name)}: is no array of numpy's")
-        values = native(values)
-        if values.dtype == np.float64:
-            return values.astype(np.float32)
-        return as_bfloat16(values) if values.dtype in (np.uint16, np.dtype("V2")) else values
+        return native(values)

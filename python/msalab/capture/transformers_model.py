@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .decoder import decoder_of, number_attention
 from .gguf import not_loaded, place_of
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
@@ -46,7 +47,8 @@ class TransformersModel:
     producer = f"msalab capture, transformers {transformers.__version__}, torch {torch.__version__}"
 
     def __init__(self, model: transformers.PreTrainedModel, model_id: str | None = None):
-        decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+        decoder = decoder_of(model)
+        number_attention(decoder)
         self.decoder = decoder.eval()
         self.model_id = model_id or model.config.name_or_path or type(model).__name__
         self.model_config = self.decoder.config.to_json_string(use_diff=False)

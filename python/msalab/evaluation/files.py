@@ -82,7 +82,7 @@ def remove_folder(path: Path) -> None:
 
 def replace_folder(partial: Path, path: Path) -> None:
     """Gives a folder its name when its bytes are on the device. What had the name before is removed behind that."""
-    for one in (*partial.iterdir(), partial):
+    for one in (*partial.rglob("*"), partial):
         _wait_for(one)
     old = path.with_name(path.name + ".old")
     shutil.rmtree(old, ignore_errors=True)

@@ -148,7 +148,8 @@ def check_options(options):
     require(options.sequences or options.tasks, "--sequences 0 and no tasks: nothing to do")
 
 
-def load(options):
+def load(options, unexpected: set | None = None):
+    """unexpected: takes the names of tensors that the model has no place for."""
     import transformers
 
     from .. import transformers as msa
@@ -171,6 +172,8 @@ def load(options):
     missing = sorted(found["missing_keys"])
     require(not missing, f"{options.model}: {len(missing)} weights are missing, the first is "
             f"{missing[:1]}; random ones would stand in for them")
+    if unexpected is not None:
+        unexpected |= set(found["unexpected_keys"])
     return model if options.device == "auto" else model.to(options.device)
 
 

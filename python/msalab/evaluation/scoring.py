@@ -15,6 +15,7 @@ import torch
 
 from .. import indexer as indexers
 from .. import transformers as msa
+from ..capture.decoder import decoder_of
 from ..operations import InputError
 from ..selectors import Choice, held_first
 
@@ -64,7 +65,7 @@ class Scorer:
         self.model = model.eval()
         self.tell = tell
         self._own = model.config._attn_implementation
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._branches = None if indexer is None else indexers.read(indexer)
         self.settings: list[Setting] = []

@@ -65,8 +65,8 @@ class Tokenizer:
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{not_loaded(name, error, 'has no tokenizer that can be loaded')}; {instead}"
                                ) from error
-        # Of a folder without one, some versions of the library load an empty tokenizer.
-        require(self.encode(PROBE), f"{name}: has no tokenizer that makes tokens of a text; {instead}")
+        # Of a folder without one, some versions of the library load one that knows no word.
+        require({*self.encode(PROBE)} - {self._tokenizer.unk_token_id}, f"{name}: has no tokenizer that makes tokens of a text; {instead}")
         self.prefix = self._before(PROBE)
 
     def _before(self, text: str) -> list[int]:

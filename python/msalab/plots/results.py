@@ -20,7 +20,6 @@ from .. import hdf5
 from ..results import ResultsError, blamed
 
 FORMAT, VERSION = "msa-results", "3"
-LARGEST_RATIO = 1032  # bytes that deflate, the filter of the format, makes of one, at most
 OF_GROUPS = ("block_recall", "score_recall", "mass_kept", "oracle_mass", "sink_mass_first_block")
 
 
@@ -167,7 +166,7 @@ class ResultsFile:
         """`kinds`: i for integers, f for floating values, or both; None in `shape`: any size."""
         dataset = self._at(name, h5py.Dataset)
         with blamed(self.path, f"/{name} cannot be read"):
-            found, kind, size = dataset.shape, dataset.dtype.kind, dataset.nbytes
+            found, kind = dataset.shape, dataset.dtype.kind
         if kind.replace("u", "i") not in kinds:
             raise ResultsError(f"{self.path}: /{name} is {dataset.dtype}, must hold "
                                f"{'integers' if kinds == 'i' else 'numbers'}")
@@ -175,9 +174,6 @@ class ResultsFile:
                 want not in (None, have) for want, have in zip(shape, found)):
             raise ResultsError(f"{self.path}: /{name} has shape {found}, must have "
                                f"{tuple('any' if n is None else n for n in shape)}")
-        if size > LARGEST_RATIO * self.path.stat().st_size:
-            raise ResultsError(f"{self.path}: /{name} has shape {found}, more values than a file "
-                               "of its size can hold")
         return dataset
 
     def _values(self, name: str, kinds: str, *shape) -> np.ndarray:

@@ -17,12 +17,13 @@ from transformers.modeling_utils import AttentionInterface
 from .. import analysis, selectors
 from .. import torch as m
 from ..capture import fitted
+from ..capture.decoder import decoder_layers, decoder_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
 from ..nn import IndexBranch, select_and_attend
 from ..operations import InputError
-from ..transformers import attention_modules, decoder_layers, decoder_of
+from ..transformers import attention_modules
 
 NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
@@ -242,8 +243,8 @@ def check_documents(model, attention: Attention):
     alone, beside = output(second), output(first, second)
     attention.begin([], None, False)
     apart = float((alone - beside).abs().max() / alone.abs().max())
-    require(apart <= LEAK, f"{type(model).__name__} carries state from one document of a row to the next, other than by "
-            f"attention, which cannot be kept apart here: outputs differ by {apart:.1g} of the largest")
+    require(not apart > LEAK, f"{type(model).__name__} carries state from one document of a row to the next, other than "
+            f"by attention, which cannot be kept apart here: outputs differ by {apart:.1g} of the largest")
 
 
 def trainable(model, options) -> tuple[dict, list[int]]:

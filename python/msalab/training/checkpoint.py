@@ -21,6 +21,7 @@ from ..capture import fitted
 from ..capture.layer import CaptureError, require
 from ..capture.partial_file import PartialFile
 from ..evaluation.files import read_json, remove_folder, replace_folder, require_folder, sha256, write_json
+from . import unread
 from .learner import is_of_index
 
 STATE = "state-"
@@ -196,10 +197,11 @@ def is_model_of(out: Path, state: Path) -> bool:
         return False
 
 
-def save_model(out: Path, group, learner, branches, forms, rule, vocabulary, types: dict, step: int):
+def save_model(out: Path, group, learner, branches, forms, rule, vocabulary, types: dict, others: dict,
+               step: int):
     """OUT/model: every tensor that the checkpoint has of the model, in the type that it came in: of its name in
-    `types`, and of the model itself under "". branches, forms: of layers, what is trained and what is not. Behind
-    save() of the same step."""
+    `types`, and of the model itself under "". others: of unread.candidates(). branches, forms: of layers, what is
+    trained and what is not. Behind save() of the same step."""
     model = learner.model
     tied = model.all_tied_weights_keys if model.config.get_text_config().tie_word_embeddings else ()
     weights = {name: _whole(one).to(types[name]) for name, one in model.state_dict().items()
@@ -212,6 +214,7 @@ def save_model(out: Path, group, learner, branches, forms, rule, vocabulary, typ
                 partial = out / "model.partial"
                 shutil.rmtree(partial, ignore_errors=True)
                 model.save_pretrained(partial, state_dict=weights)
+                unread.add(partial, others)
                 model.config.dtype = types[""]  # save_pretrained() takes that of the training
                 model.config.save_pretrained(partial)
                 vocabulary.save(partial)

@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from ..arguments import error_text
+from ..capture.decoder import decoder_layers, decoder_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
 from ..ending import Refusal
 from ..nn import IndexBranch
-from ..transformers import decoder_layers, decoder_of
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -67,14 +67,15 @@ def check_logits(model):
     try:
         hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
         own = model(input_ids=tokens, use_cache=False).logits
-        same = head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3)
+        same = head is not None and torch.allclose(own, head(hidden).to(own.dtype), rtol=1e-3, atol=1e-3,
+                                                   equal_nan=True)  # which the first step tells of
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # whatever a model needs more than tokens
         raise CaptureError(f"{type(model).__name__} does not run on tokens alone ({type(error).__name__}: {error})"
                            ) from error
     require(same, f"{type(model).__name__} changes the logits of its language head, which is not supported")
 
 
-def check_launcher(environment):
+def check_launcher(environment, on_cuda: bool):
     """CaptureError unless it is what torchrun sets for each of its processes."""
     def number(name, least):
         value = environment.get(name)
@@ -86,6 +87,8 @@ def check_launcher(environment):
 
     size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
     require(rank < size, f"RANK is {rank} in the environment, must be less than WORLD_SIZE = {size}")
+    if on_cuda:
+        number("LOCAL_RANK", 0)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         require(environment.get(name), f"WORLD_SIZE is set in the environment, and {name} is not: torchrun sets both")
 
@@ -96,8 +99,10 @@ class Group:
     def __init__(self, device: str):
         self.started = not dist.is_initialized()
         alone = "WORLD_SIZE" not in os.environ
-        if not alone and device.partition(":")[0] == "cuda":
-            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        on_cuda = device.partition(":")[0] == "cuda"
+        if not alone:
+            check_launcher(os.environ, on_cuda)
+            device = f"cuda:{os.environ['LOCAL_RANK']}" if on_cuda else device
         check_device(device)
         self.device = torch.device(device)
         kind = self.device.type
@@ -105,8 +110,6 @@ class Group:
             self.device = torch.device(kind, self.device.index or 0)
             torch.cuda.set_device(self.device)
         if self.started:
-            if not alone:
-                check_launcher(os.environ)
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             how = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
             dist.init_process_group(backend, **how)

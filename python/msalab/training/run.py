@@ -31,7 +31,7 @@ from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
 from ..selectors import Rule
 from . import attention as attentions
-from . import checkpoint, data
+from . import checkpoint, data, unread
 from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
                       shard)
 
@@ -84,6 +84,10 @@ class Curves:
                 rest = rest[self._file.write(rest):]
         except OSError as error:
             raise CaptureError(f"{self._path}: {error.strerror}") from error
+
+    def wait(self):
+        """Until its lines are on the device."""
+        os.fsync(self._file.fileno())
 
 
 def summary(out: Path, tokens: int) -> dict:
@@ -229,8 +233,10 @@ class Training:
     def _load(self):
         options = self.options
         dtype = own_dtype("auto", place_of(options.model)[1])
+        unexpected: set[str] = set()
         model = _storable(load(Namespace(model=options.model, revision=options.revision, dtype=dtype,
-                                         device="cpu")))
+                                         device="cpu"), unexpected))
+        self.others = unread.candidates(options.model, options.revision, model, unexpected)
         check_positions("--context is", options.context, positions_of(model))
         size = len(model.get_input_embeddings().weight)
         require(self.rows.tokens.max() < size, f"the text has token {self.rows.tokens.max()}; the vocabulary of "
@@ -246,10 +252,10 @@ class Training:
         self.branches = {number: attentions.branch_of(form) for number, form in self.forms.items()}
         if layers and all(module.num_key_value_groups == 1 for module in modules.values()):
             self.note("note: the model has no grouped queries: each head selects blocks of its own")
-        if self.group.rank == 0:
-            self.record = record_of(options, self.group.device, model, self.rows)
-            check_folder(self.out, self.record, options)
-        self.group.wait()
+        with self.group.together():
+            if self.group.rank == 0:
+                self.record = record_of(options, self.group.device, model, self.rows)
+                check_folder(self.out, self.record, options)
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
         attentions.attach(modules, model, self.attention, self.branches)
@@ -268,7 +274,7 @@ class Training:
 
     def save_model(self, step: int):
         checkpoint.save_model(self.out, self.group, self.learner, self.branches, self.forms, self.rule, self.words,
-                              self.types, step)
+                              self.types, self.others, step)
 
     def go_on(self) -> tuple[int, list[str]]:
         """The steps that are done, and their curves. A run that was killed within a save gets the rest of it."""
@@ -319,6 +325,8 @@ class Training:
             stop = stop or time.monotonic() - started > options.seconds
             done, good = step + 1, self.health.above(loss) <= options.diverged / 2
             if good and (stop or done - saved >= options.save_every) or done == options.steps:
+                if curves:
+                    curves.wait()  # a state without its curves would be refused
                 self.save(done)
                 saved = done
             progress.advance(1, f"step {done}, loss {loss:.4f}")
