@@ -135,7 +135,7 @@ def _report(out: Path) -> None:
                           capture_output=True)
     (out / "cost.json").write_bytes(cost.stdout)
     _msalab("plot", out / "free/results.h5", "--out", out / "report", "--fit", out / "fit/results.h5", "--evaluate",
-            out / "evaluation/summary.json", "--cost", out / "cost.json")
+            out / "evaluation/summary.json", "--cost", out / "cost.json", "--activations", out / "capture.h5")
 
 
 def verdict(summary: dict) -> list[str]:
