@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Would MSA work on this model? From the model to a verdict in one command: capture of its layers, a fitted Index Branch,
-what a selection keeps with and without the first block, the model's loss at two budgets, the price, and a report."""
+"""Would MSA work on this model? From the model to a verdict in one command: capture of its layers, a fitted Index
+Branch, what a selection keeps with and without the first block, the model's loss at two budgets, the price, and a report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
 PARTS = 8  # documents that the text held out is cut into, for intervals
-# Seconds of two quiet cores, from SmolLM2-135M: of a forward pass, by parameter and token; of the rest, by layer and token.
-PASS, FITTED, ANALYSED, DRAWN = 3e-11, 1.2e-4, 3e-4, 20
+# Seconds of two quiet cores, as for SmolLM2-135M: a forward pass, by parameter and token; the rest, by layer and token.
+PASS, FITTED, ANALYSED, DRAWN = 4e-11, 1.2e-4, 3e-4, 20
 SELECTORS = ("index", "oracle", "mean-key", "window")
 
 
 def parser() -> CommandLine:
     top = CommandLine(prog="msalab try", description=__doc__,
-                      example="msalab try MODEL --text FILE --out results/try     (again: it goes on where it was stopped)")
+                      example="msalab try MODEL --text FILE --out results/try   (again: it goes on where it stopped)")
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text; the first half is learnt from, the "
                      "second half is held out")
@@ -32,7 +32,7 @@ def parser() -> CommandLine:
     top.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens of a block (default: 64)")
     top.add_argument("--top-k", type=int, metavar="N", help="blocks of the smaller budget; the other is twice as large "
                      "(default: a quarter of the context)")
-    top.add_argument("--sequences", type=int, default=8, metavar="N", help="that the loss is measured on (default: 8)")
+    top.add_argument("--sequences", type=int, default=6, metavar="N", help="that the loss is measured on (default: 6)")
     top.add_argument("--steps", type=int, default=0, metavar="N", help="of the fit (default: 0, its closed form)")
     top.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
@@ -45,8 +45,8 @@ def find_program(name: str) -> Path:
     for folder in folders:
         if (folder / name).exists():
             return folder / name
-    raise Refusal(f"{folders[-1] / name}: no such program; pip install '.[evaluate]' in a clone, or MSALAB_BIN names its "
-                  "build/release/bin")
+    raise Refusal(f"{folders[-1] / name}: no such program; pip install '.[evaluate]' in a clone, or "
+                  "MSALAB_BIN names its build/release/bin")
 
 
 def split_text(path: Path, out: Path) -> tuple[Path, Path]:
@@ -125,8 +125,8 @@ def steps_of(options, out: Path) -> list[Step]:
         Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
              + 10, (held,), lambda: _evaluate(
                  out / "evaluation", options.model, "--text", held, "--indexer", fit, "--selector", "index,oracle",
-                 "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context, "--sequences",
-                 options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
+                 "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
+                 "--sequences", options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
         Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]
 
 
@@ -168,8 +168,8 @@ def _advice(index: float, oracle: float, budget: int) -> str:
     if index <= 1:
         return f"With {budget} tokens MSA loses {index:.2f} % of the bits untrained: training may close that."
     if oracle <= 1:
-        return (f"{budget} tokens are enough (the best choice loses {oracle:.2f} %), the Index Branch does not find them yet "
-                f"({index:.2f} %): fit it longer (--steps 100), or train the model with it (msalab train).")
+        return (f"{budget} tokens are enough (the best choice loses {oracle:.2f} %), the Index Branch does not find them "
+                f"yet ({index:.2f} %): fit it longer (--steps 100), or train the model with it (msalab train).")
     return f"Even the best choice of {budget} tokens loses {oracle:.2f} %: a larger budget, or some layers dense."
 
 
@@ -180,8 +180,8 @@ def _try(options) -> None:
         if getattr(options, name) < 1:
             raise Refusal(f"{name} is {getattr(options, name)}, must be at least 1")
     if 2 * options.top_k * options.block_size >= options.context:
-        raise Refusal(f"top_k is {options.top_k}: twice as many blocks of {options.block_size} tokens are the whole context "
-                      f"of {options.context}, and nothing is left out")
+        raise Refusal(f"top_k is {options.top_k}: twice as many blocks of {options.block_size} tokens are the whole "
+                      f"context of {options.context}, and nothing is left out")
     for name in ("msa-fit-indexer", "msa-analyze", "msa-cost"):
         find_program(name)
     out = Path(options.out)

@@ -39,5 +39,6 @@ def test_what_follows_a_step_that_is_done_again_is_done_again(tmp_path):
     every = [make_step(name, source, log) for name in ("one", "two", "three")]
     run_all(every, tmp_path, notes.append)
     assert log == ["one", "two", "three"] and notes[0] == "3 steps, about 00:03 on two quiet cores"
-    run_all([every[0], Step("two", "something", 1, (source,), every[1].run, ("other",)), every[2]], tmp_path, notes.append)
+    every[1] = Step("two", "something", 1, (source,), every[1].run, ("other",))
+    run_all(every, tmp_path, notes.append)
     assert log[3:] == ["two", "three"] and "2 steps, about 00:02 on two quiet cores; 1 are done" in notes
