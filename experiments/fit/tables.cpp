@@ -2,6 +2,7 @@
 // The answer of msa-fit-indexer as tables.
 #include <nlohmann/json.hpp>
 
+#include "analysis/metrics.h"
 #include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/operands.h"
