@@ -189,11 +189,12 @@ TEST_F(CapturesRun, MakeAnIndexerOfDsaAndAreScoredWithIt) {
     ASSERT_EQ(run(split("whole.h5", "x"), "parts", dsa).code, 0);
     EXPECT_TRUE(same_data(path("parts/results.h5"), path("whole/results.h5")));
     EXPECT_TRUE(file_text(path("parts/indexer.h5")) == file_text(path("whole/indexer.h5")));
-    const json fitted = row("parts");
+    const json report = report_of(path("parts"));
     EXPECT_EQ(numbers_of(path("parts/summary.json")), numbers_of(path("whole/summary.json")));
     for (const char* name : {"kl", "kl_selected", "score_recall", "mass_kept"}) {
-        EXPECT_LE(fitted["gain"][name]["low"], fitted["gain"][name]["value"]) << name;
-        EXPECT_GE(fitted["gain"][name]["high"], fitted["gain"][name]["value"]) << name;
+        const json gain = row_of(report, "gains", {{"measure", name}});
+        EXPECT_LE(gain["gain_low"], gain["gain"]) << name;
+        EXPECT_GE(gain["gain_high"], gain["gain"]) << name;
     }
 
     const auto analyze = [&](std::vector<std::string> files, const std::string& out) {
