@@ -366,12 +366,17 @@ TEST(SelectorRegistry, KnowsItsNames) {
     }
     EXPECT_EQ(make_selector("moba")->name(), "mean-key");
     EXPECT_EQ(make_selector("a-shape")->name(), "window");
-    for (const char* unknown : {"best", "", "Oracle", "oracle "}) try {
+    const std::string oracle = " (did you mean 'oracle'?)";
+    for (const auto& [unknown, meant] : {std::pair<std::string, std::string>{"best", ""},
+                                         {"", ""},
+                                         {"Oracle", oracle},
+                                         {"oracle ", oracle}})
+        try {
             make_selector(unknown);
             ADD_FAILURE() << unknown;
         } catch (const InputError& error) {
-            EXPECT_EQ(error.what(),
-                      concat("no selector is called '", unknown, "'; there are: ", known));
+            EXPECT_EQ(error.what(), concat("no selector is called '", unknown, "'", meant,
+                                           "; there are: ", known));
         }
 }
 

@@ -221,7 +221,7 @@ TEST_F(Driver, AFitTakesTheOracleOfAnalyzeAndReportsTheSelectedKl) {
     EXPECT_NE(row("mass")["block_recall"], row("logit")["block_recall"]);
     EXPECT_LT(row("apart")["block_recall"], row("mass")["block_recall"]);
     EXPECT_NE(row("mass")["kl_selected"], row("mass")["kl"]);
-    EXPECT_EQ(row("all")["rows_counted"], row("all")["held_out_queries"]);
+    EXPECT_EQ(row("all")["held_out_counted"], row("all")["held_out_queries"]);
     // Where all blocks are selected, the two supports are one.
     EXPECT_NEAR(row("all")["kl_selected"].get<double>(), row("all")["kl"].get<double>(), 1e-6);
 }
