@@ -297,7 +297,7 @@ PROGRAMS = {  # program, its commands, its options
         "--layers", "--overwrite")),
     "msalab.plots": (run_plots, ([],), (
         "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse",
-        "--precision", "--cost", "--bench", "--layers")),
+        "--precision", "--cost", "--bench", "--layers", "--activations", "--only")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
         "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",

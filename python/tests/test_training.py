@@ -76,7 +76,7 @@ def test_the_switch_is_marked_where_there_is_one(tmp_path, warmup, marks, missin
 
 def test_report_shows_the_training_of_the_layers_that_were_fitted(full_report):
     page = (full_report / "report.html").read_text(encoding="utf-8")
-    assert page.index("How did the Index Branch learn?") < page.index("larger budget")
+    assert page.index("larger budget") < page.index("How did the Index Branch learn?")  # the paper's first
     assert SPLIT in page
     assert {path.name for path in full_report.glob("training*")} == {
         "training_layer3.png", "training_layer3.svg", "training_layer3.csv"}

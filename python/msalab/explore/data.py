@@ -53,6 +53,7 @@ def longest_sequence(results: Results, layer: int) -> int:
 def make_microscope(results: Results, whole: Results | None = None, activations: Activations | None = None,
                     layers=None, note=lambda line: None) -> Microscope:
     """results: of the averages. whole: the same of more queries, to take the blocks from. layers: default: all."""
+    results.require_layers(layers or ())
     whole = whole or results
     layers = [layer for layer in layers or results.layers if layer in whole.layers]
     selectors = [name for name in whole.selectors if name in results.selectors]

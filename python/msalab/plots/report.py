@@ -52,9 +52,7 @@ def write_report(results: Results, out_dir, microscope: Microscope, layers=None,
     if len(layers) < len(every):
         note(f"pictures of layers {', '.join(map(str, layers))} alone, of {len(every)}; --layers picks "
              "others, --layers all draws all")
-    for layer in layers:
-        if layer not in results.layers:
-            raise ResultsError(f"{results.path}: no layer {layer}; it has {results.layers}")
+    results.require_layers(layers)
     sections = in_order(results, before, after, instead)
     with _whole_folder(Path(out_dir)) as folder:
         shown: dict[str, list[Shown]] = {}
@@ -86,9 +84,7 @@ def in_order(results: Results, before=(), after=(), instead=()) -> list[Section]
 
 def write_pictures(results: Results, out_dir, sections, layers) -> list[Path]:
     """The pictures of these sections alone, without a page: the PNG files. layers: default: at most MOST_LAYERS."""
-    unknown = [layer for layer in layers or () if layer not in results.layers]
-    if unknown:
-        raise ResultsError(f"{results.path}: no layer {unknown[0]}; it has {results.layers}")
+    results.require_layers(layers or ())
     made = []
     with _whole_folder(Path(out_dir)) as folder:
         for section in sections:

@@ -240,6 +240,12 @@ class ResultsFile:
                 raise ResultsError(f"{self.path}: /{self.group}/{name} is no layer number")
         return sorted(map(int, names))
 
+    def require_layers(self, layers):
+        """ResultsError if there is none of one of these numbers."""
+        unknown = [layer for layer in layers if layer not in self.layers]
+        if unknown:
+            raise ResultsError(f"{self.path}: no layer {unknown[0]}; it has {self.layers}")
+
 
 class Results(ResultsFile):
     """One results file of msa-analyze."""
