@@ -158,9 +158,9 @@ std::string left_out(const std::vector<Group>& groups) {
 }  // namespace
 
 const std::vector<std::string>& usual_options(std::string_view program) {
-    static const Words kAll;
+    static const Words none;
     const auto found = kUsual.find(program);
-    return found == kUsual.end() ? kAll : found->second;
+    return found == kUsual.end() ? none : found->second;
 }
 
 void print_help(const About& about, const po::options_description& options, Length length,

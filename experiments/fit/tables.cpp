@@ -34,10 +34,10 @@ std::vector<ColumnOf<Evaluated>> evaluation_columns() {
     for (size_t n = 0; n < std::size(kMeasures); ++n) {
         const Column column = report::metric(kMeasures[n].metric);
         if (column.key.starts_with("entropy"))
-            columns.push_back(
-                {column, [n](const Evaluated& e) { return e.values.*kMeasures[n].value; }});
+            columns.emplace_back(column,
+                                 [n](const Evaluated& e) { return e.values.*kMeasures[n].value; });
         else
-            columns.push_back({column, [n](const Evaluated& e) { return e.measures[n]; }});
+            columns.emplace_back(column, [n](const Evaluated& e) { return e.measures[n]; });
     }
     return columns;
 }

@@ -75,7 +75,7 @@ constexpr ChoiceNumber of_recall() {
 
 /// Made on first use, as tables are made of it before main().
 const std::vector<Accumulator>& all() {
-    static const std::vector<Accumulator> kAll{
+    static const std::vector<Accumulator> list{
         {"recall",
          [](const Measured& of) { return of.recalls; },
          {of_recall<0>(), of_recall<1>(), of_recall<2>(), of_recall<3>()},
@@ -104,7 +104,7 @@ const std::vector<Accumulator>& all() {
          [](const Measured& of) { return of.ties; },
          {{"tied", third<0>}, {"tied_by_rounding", third<1>}, {"all_tied", third<2>}}},
     };
-    return kAll;
+    return list;
 }
 
 }  // namespace

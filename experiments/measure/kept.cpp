@@ -51,9 +51,9 @@ const Kept::One* Kept::find(std::string_view metric) const {
 }
 
 const analysis::Estimate& Kept::operator[](std::string_view metric) const {
-    static const analysis::Estimate kNone{NAN, NAN, NAN};
+    static const analysis::Estimate none{NAN, NAN, NAN};
     const One* const one = find(metric);
-    return one == nullptr ? kNone : one->estimate;
+    return one == nullptr ? none : one->estimate;
 }
 
 const Numbers& Kept::numbers(std::string_view metric) const {
