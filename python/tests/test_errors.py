@@ -51,7 +51,8 @@ def test_a_device_that_is_not_there_is_named(tiny, tmp_path, said, program, devi
 
 @NO_GPU
 def test_processes_of_torchrun_name_their_gpu(tiny, tmp_path, said, monkeypatch):  # noqa: F811
-    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "localhost"),
+                        ("MASTER_PORT", "29500")):
         monkeypatch.setitem(os.environ, name, value)
     assert said(train, tiny, tmp_path / "a", "--device", "cuda").startswith("device cuda:1 cannot be used: ")
 
