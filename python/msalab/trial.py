@@ -16,7 +16,8 @@ from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
 PARTS = 8  # documents that the text held out is cut into, for intervals
-# Seconds of two quiet cores, as for SmolLM2-135M: a forward pass, by parameter and token; the rest, by layer and token.
+# Rough seconds on two cores, guessed from runs of SmolLM2-135M on a busy machine: a forward pass, by parameter
+# and token; the rest, by layer and token.
 PASS, FITTED, ANALYSED, DRAWN = 4e-11, 1.2e-4, 3e-4, 20
 SELECTORS = ("index", "oracle", "mean-key", "window")
 
