@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from .arguments import did_you_mean
-from .ending import Refusal, ended
+from .ending import Refusal, ended, leave
 
 BIN = Path(__file__).parent / "bin"
 TOOLS = {"capture": "activations of a PyTorch model as a file",
@@ -141,4 +141,4 @@ def main(arguments=None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

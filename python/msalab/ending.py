@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -31,6 +33,17 @@ def ended(work, options, *, needs: str = "", less: str = "", interrupted: str = 
         code, text = _sentence(error, options, needs, less)
         print(f"error: {text}", file=sys.stderr)
         return code
+
+
+def leave(code: int):
+    """Ends this process. One that torchrun started ends without Python's finalization: PyTorch's caches keep the
+    process group until then, and a thread of gloo that lets go of a tensor meanwhile aborts the process."""
+    if "WORLD_SIZE" not in os.environ:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _sentence(error: Exception, options, needs: str, less: str) -> tuple[int, str]:

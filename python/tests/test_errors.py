@@ -3,6 +3,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from argparse import ArgumentTypeError, Namespace
 
 import pytest
@@ -96,6 +98,37 @@ def test_two_processes_overwrite_and_go_on(tiny, tmp_path):  # noqa: F811
         _, errors = start(two, tiny, tmp_path / "a", *how, *more)
         assert len(values_of(tmp_path / "a", "loss")) == steps, errors
     assert json.loads((tmp_path / "a/summary.json").read_text())["options"]["lr"] == 1e-2
+
+
+LATE = """
+import sys, time
+from contextlib import suppress
+import torch
+import torch.distributed as dist
+from msalab.ending import leave
+from msalab.training.learner import Group
+group = Group("cpu")
+if group.rank == 1:
+    time.sleep(0.5)
+work = dist.all_reduce(torch.ones(3), async_op=True)
+if group.rank == 0:
+    kept = work.get_future().then(lambda future: future.value())  # by a thread of gloo, while this process ends
+else:
+    with suppress(RuntimeError):  # the other one has left
+        work.wait()
+print("ended")
+leave(0)
+"""
+
+
+def test_a_process_of_torchrun_ends_whatever_its_threads_do(tmp_path):
+    """By sys.exit() the first one aborts: "terminate called without an active exception"."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                           tmp_path / "late.py"], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ended", "ended"]
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "state-1/progress.json"])

@@ -232,9 +232,10 @@ def test_stopped_by_time_it_goes_on(tiny, tmp_path):
 
 UNITS = """
 import sys
+from msalab.ending import leave
 from msalab.training import __main__, learner
 learner.units_of = lambda layers: [layers[:2], layers[2:4]]
-sys.exit(__main__.main(sys.argv[1:]))
+leave(__main__.main(sys.argv[1:]))
 """
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 from ..arguments import CommandLine, integers, parse_run
-from ..ending import ended
+from ..ending import ended, leave
 
 
 def parser() -> CommandLine:
@@ -104,4 +104,4 @@ def _work(options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
