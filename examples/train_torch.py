@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Trains a small language model of bytes with MSA in PyTorch.
 
-usage: train_torch.py FILE [--steps 200] [--context 512] [--attention msa|full] [--warmup 20]
+usage: train_torch.py FILE [--steps 200] [--context 512] [--attention msa|full] [--warmup-steps 20]
 
 needs: pip install . of this repository, and PyTorch. The model is the one that msa-pretrain
 trains, with the same names of parameters, and takes the same first steps from the same weights.
@@ -102,7 +102,7 @@ def main():
     parser.add_argument("--context", type=int, default=512, help="bytes of a sequence")
     parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
     parser.add_argument("--attention", choices=("msa", "full"), default="msa")
-    parser.add_argument("--warmup", type=int, default=20,
+    parser.add_argument("--warmup-steps", type=int, default=20,
                         help="steps in which the indexer learns beside full attention")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -126,7 +126,7 @@ def main():
         tokens = torch.cat([text[start:start + options.context] for start in starts])
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, options.steps)
-        sparse = not full and step >= options.warmup
+        sparse = not full and step >= options.warmup_steps
         loss, kl, norm = train_step(model, optimizer, tokens, cu_seqlens, sparse)
         if step % 10 == 0 or step == options.steps - 1:
             print(f"step {step:4}  {loss / math.log(2):.3f} bits per byte  "

@@ -37,7 +37,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(names, known, what: str) -> str:
-    """"--selector names orcale (did you mean 'oracle'?); there are: ...", or nothing where all are known."""
+    """"--selectors names orcale (did you mean 'oracle'?); there are: ...", or nothing where all are known."""
     known = list(known)
     unknown = [f"{name}{did_you_mean(name, known)}" for name in names if name not in known]
     return f"{what} {', '.join(unknown)}; there are: {', '.join(known)}" if unknown else ""

@@ -125,7 +125,7 @@ def steps_of(options, out: Path) -> list[Step]:
         analyse("free", 0), analyse("forced", 1),
         Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
              + 10, (held,), lambda: _evaluate(
-                 out / "evaluation", options.model, "--text", held, "--indexer", fit, "--selector", "index,oracle",
+                 out / "evaluation", options.model, "--text", held, "--indexer", fit, "--selectors", "index,oracle",
                  "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
                  "--sequences", options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
         Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]

@@ -128,7 +128,7 @@ def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):
     for name in ("folder", "small.gguf"):
         assert evaluate([str(tmp_path / name), "--text", str(text), "--bytes", "--context", "100",
                          "--out", str(tmp_path / f"out-{name}"), "--block-size", "16", "--top-k", "2",
-                         "--tasks", "", "--selector", "mean-key", "--forced-first", "0"]) == 0
+                         "--tasks", "", "--selectors", "mean-key", "--forced-first", "0"]) == 0
         summary = json.loads((tmp_path / f"out-{name}/summary.json").read_text())
         found[name] = [config["bits_per_token"] for config in summary["configs"]]
     assert found["folder"] == found["small.gguf"] and len(found["folder"]) == 2
@@ -167,7 +167,7 @@ def test_it_is_trained_into_a_folder(tmp_path):
     write_gguf(path, small_llama(), kind=gguf.GGMLQuantizationType.Q4_1)
     text.write_text("a few words of a text " * 20)
     assert train([str(path), "--data", str(text), "--bytes", "--out", str(tmp_path / "out"), "--context", "32",
-                  "--batch", "1", "--block-size", "8", "--top-k", "2", "--steps", "2", "--warmup", "2"]) == 0
+                  "--batch", "1", "--block-size", "8", "--top-k", "2", "--steps", "2", "--warmup-steps", "2"]) == 0
     read, made = (transformers.AutoModelForCausalLM.from_pretrained(place, dtype="bfloat16", **how).state_dict()
                   for place, how in ((tmp_path, {"gguf_file": "small.gguf"}), (tmp_path / "out/model", {})))
     assert read.keys() == made.keys() and all(torch.equal(read[name], made[name]) for name in read)

@@ -33,7 +33,7 @@ def said(capsys):
 
 def evaluated(tiny, out, *words, model="model", text="text.txt"):  # noqa: F811
     return evaluate(list(map(str, [tiny / model, "--text", tiny / text, "--out", out, "--bytes", "--context", 64,
-                                   "--sequences", 2, "--tasks", "", "--selector", "window", "--block-size", 8,
+                                   "--sequences", 2, "--tasks", "", "--selectors", "window", "--block-size", 8,
                                    *words])))
 
 
@@ -66,7 +66,7 @@ def test_training_is_on_one_device(tiny, tmp_path, said):  # noqa: F811
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_a_run_that_was_refused_in_its_first_step_leaves_the_folder_free(tiny, tmp_path, said, warmup):  # noqa: F811
     make_model(head_dim=8).save_pretrained(tiny / "narrow")
-    how = ["--steps", 1, "--warmup", warmup]
+    how = ["--steps", 1, "--warmup-steps", warmup]
     assert said(train, tiny, tmp_path / "a", *how, model="narrow") == "head_dim is 8, must be from 16 to 512"
     assert said(train, tiny, tmp_path / "a", *how, "--block-size", 100000) == (
         "--block-size is 100000, must be from 8 to 256")
@@ -81,7 +81,7 @@ def test_an_evaluation_that_was_refused_in_its_first_unit_is_corrected(tiny, tmp
 
 
 def test_what_is_overwritten_stays_until_the_first_step_is_made(tiny, tmp_path, said):  # noqa: F811
-    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup", 0) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     said(train, tiny, tmp_path / "a", *ONE_STEP, "--overwrite", "--block-size", 100000)
     assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
@@ -92,8 +92,8 @@ def test_what_is_overwritten_stays_until_the_first_step_is_made(tiny, tmp_path, 
 
 def test_two_processes_overwrite_and_go_on(tiny, tmp_path):  # noqa: F811
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "msalab.training"]
-    how = ["--steps", 3, "--warmup", 0]
-    assert train(tiny, tmp_path / "a", "--steps", 3, "--warmup", 0, "--lr", 1e-3) == 0
+    how = ["--steps", 3, "--warmup-steps", 0]
+    assert train(tiny, tmp_path / "a", "--steps", 3, "--warmup-steps", 0, "--lr", 1e-3) == 0
     for more, steps in ((["--overwrite", "--seconds", 0], 1), (["--resume"], 3)):
         _, errors = start(two, tiny, tmp_path / "a", *how, *more)
         assert len(values_of(tmp_path / "a", "loss")) == steps, errors
@@ -133,17 +133,17 @@ def test_a_process_of_torchrun_ends_whatever_its_threads_do(tmp_path):
 
 @pytest.mark.parametrize("damaged", ["run.json", "state-1/progress.json"])
 def test_a_damaged_record_is_named(tiny, tmp_path, said, damaged):  # noqa: F811
-    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--seconds", 0) == 130
+    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0, "--seconds", 0) == 130
     path = tmp_path / "a" / damaged
     path.write_text(path.read_text()[:-9])
-    assert said(train, tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--resume").startswith(
+    assert said(train, tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0, "--resume").startswith(
         f"{path}: is damaged")
 
 
 def test_another_build_is_named(tiny, tmp_path, said, monkeypatch):  # noqa: F811
-    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--seconds", 0) == 130
+    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0, "--seconds", 0) == 130
     monkeypatch.setattr(run, "version", lambda: "another")
-    assert said(train, tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--resume").endswith(
+    assert said(train, tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0, "--resume").endswith(
         "is 'another'; --resume needs the options and the build of msalab as recorded, --overwrite begins anew")
 
 

@@ -58,7 +58,7 @@ def summary_of(out):
 
 def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, tmp_path, capsys):
     out = tmp_path / "out"
-    assert evaluate(folder, text_file, out, "--selector", "mean-key,window", "--tasks", "",
+    assert evaluate(folder, text_file, out, "--selectors", "mean-key,window", "--tasks", "",
                     "--dense-layers", "1") == 0
     summary, printed = summary_of(out), capsys.readouterr().out
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -111,7 +111,7 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
 
 @needs_programs
 def test_msa_inspect_reads_the_results(folder, text_file, tmp_path):
-    assert evaluate(folder, text_file, tmp_path / "out", "--selector", "window") == 0
+    assert evaluate(folder, text_file, tmp_path / "out", "--selectors", "window") == 0
     for damaged in (False, True):
         path = tmp_path / "out/results.h5"
         if damaged:
@@ -138,7 +138,7 @@ def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkey
     monkeypatch.setattr(scoring.Scorer, "__call__", knows)
     wrong.append(-1)  # the last letter of the answer
     assert evaluate(folder, text_file, tmp_path / "out", "--sequences", 0, "--tasks",
-                    "needle,recall", "--selector", "window", "--pairs", 2) == 0
+                    "needle,recall", "--selectors", "window", "--pairs", 2) == 0
     rows = summary_of(tmp_path / "out")["retrieval"]
     assert {row["exact_match"] for row in rows if row["config"] != "window@32,first=1"} == {1.0}
     for row in rows:
@@ -271,7 +271,7 @@ def test_layers_that_share_a_fit_are_scored_by_the_ids_of_one(folder, text_file,
                 "--top-k", 3, "--selectors", "index")
 
     arguments = [str(folder), "--text", str(text_file), "--bytes", "--context", str(CONTEXT), "--sequences", "1",
-                 "--exercises", "1", "--depths", "1", "--tasks", "needle", "--selector", "index",
+                 "--exercises", "1", "--depths", "1", "--tasks", "needle", "--selectors", "index",
                  "--forced-first", "0"]
     nats = {}
     for fit in (own, shared):
@@ -326,7 +326,7 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
         assert whole == ids.tolist() and places.tolist() == ends.tolist()
         assert tokenizer.decode(ids[:9].tolist()) == document.encode()[:int(ends[8])].decode()
     assert main([str(folder), "--text", str(path), "--out", str(tmp_path / "out"), "--context", "64",
-                 "--block-size", "16", "--budgets", "32", "--selector", "window", "--sequences", "2",
+                 "--block-size", "16", "--budgets", "32", "--selectors", "window", "--sequences", "2",
                  "--lengths", "150", "--exercises", "1"]) == 0
     found = summary_of(tmp_path / "out")
     config = found["configs"][1]
@@ -349,23 +349,23 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
         "oracle@48,first=1"]
     assert {(c["block_size"], c["top_k"], c["forced_local"]) for c in configs} == {(16, 3, 1)}
     assert main([*arguments, "--out", str(tmp_path / "other"), "--block-size", "32", "--top-k", "2",
-                 "--selector", "index"]) == 0
+                 "--selectors", "index"]) == 0
     assert "note: it selects with blocks of 32 tokens instead, as asked" in capsys.readouterr().err
     assert [c["config"] for c in summary_of(tmp_path / "other")["configs"][1:]] == ["index@64", "index@64,first=1"]
     make_indexer(fit, range(2), groups=2, dim=16, model_dim=SIZES["hidden_size"])
-    assert main([*arguments, "--out", str(tmp_path / "few"), "--selector", "index"]) == 2
+    assert main([*arguments, "--out", str(tmp_path / "few"), "--selectors", "index"]) == 2
     assert ("error: the indexer has no Index Branch of layers [2, 3]; it has those of [0, 1]: fit them, or name them in "
             "--dense-layers\n") in capsys.readouterr().err
     make_indexer(fit, range(4), groups=2, dim=16, first=1, model_dim=SIZES["hidden_size"])
-    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selector", "index"]) == 0
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--top-k", "1", "--selectors", "index"]) == 0
     assert [c["config"] for c in summary_of(tmp_path / "none")["configs"][1:]] == ["index@16"]
-    assert main([*arguments, "--out", str(tmp_path / "one"), "--top-k", "1", "--selector", "index",
+    assert main([*arguments, "--out", str(tmp_path / "one"), "--top-k", "1", "--selectors", "index",
                  "--forced-first", "1"]) == 2
     assert "are 2 blocks, must be at most the least budget, 1 block" in capsys.readouterr().err
 
 
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
-    assert evaluate(folder, text_file, tmp_path / "out", "--selector", "mean-key,window", "--top-k", 2,
+    assert evaluate(folder, text_file, tmp_path / "out", "--selectors", "mean-key,window", "--top-k", 2,
                     "--tasks", "", "--forced-first", "0,1") == 0
     summary = summary_of(tmp_path / "out")
     assert [c["config"] for c in summary["configs"]] == ["dense", "mean-key@32", "mean-key@32,first=1",
@@ -377,7 +377,7 @@ def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
 
 @pytest.mark.parametrize("one", ["dense", "sparse"])
 def test_sensitivity_is_that_of_runs_with_dense_layers(folder, text_file, tmp_path, capsys, one):
-    arguments = ("--selector", "mean-key", "--top-k", 2, "--sequences", 2, "--tasks", "needle",
+    arguments = ("--selectors", "mean-key", "--top-k", 2, "--sequences", 2, "--tasks", "needle",
                  "--exercises", 1, "--depths", 1)
     assert evaluate(folder, text_file, tmp_path / "out", *arguments, "--sensitivity", one,
                     "--dense-layers", "0") == 0
@@ -451,11 +451,11 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--selector", "best"], "--selector names best; there are: oracle, mean-key"),
-    (["--selector", "index"], "--selector index needs --indexer"),
-    (["--selector", ","], "--selector names none; there are: oracle, mean-key"),
-    (["--selector", ""], "--selector names none; there are: oracle, mean-key"),
-    (["--selector", "window,window"], "--selector names one twice"),
+    (["--selectors", "best"], "--selectors names best; there are: oracle, mean-key"),
+    (["--selectors", "index"], "--selectors index needs --indexer"),
+    (["--selectors", ","], "--selectors names none; there are: oracle, mean-key"),
+    (["--selectors", ""], "--selectors names none; there are: oracle, mean-key"),
+    (["--selectors", "window,window"], "--selectors names one twice"),
     (["--tasks", "poem"], "--tasks names poem"),
     (["--tasks", "needle,needle"], "--tasks names one twice"),
     (["--lengths", "200,-4"], "--lengths has -4, must be at least 1"),

@@ -77,7 +77,7 @@ def test_the_tokens_before_a_text_are_read_and_not_foretold(tokenizer_of, tmp_pa
     (tmp_path / "a.txt").write_text(DOCUMENTS[1])
     assert msalab.evaluation.__main__.main(
         [str(tmp_path / "tokens"), "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--context", "80",
-         "--block-size", "16", "--budgets", "32", "--selector", "window", "--tasks", "", "--sequences", "1"]) == 0
+         "--block-size", "16", "--budgets", "32", "--selectors", "window", "--tasks", "", "--sequences", "1"]) == 0
     ids = torch.tensor([[0, 1, *vocabulary.encode(DOCUMENTS[1])[:78]]])
     with torch.no_grad():
         nats = torch.nn.functional.cross_entropy(model(ids).logits[0, 1:-1], ids[0, 2:], reduction="none")
@@ -120,7 +120,7 @@ def test_the_index_runs_with_and_without_the_first_block(folder, text_file, tmp_
 
 def test_settings_of_one_budget_are_compared_in_pairs(folder, text_file, tmp_path, capsys):  # noqa: F811
     text_file.write_text("\0".join(f"Document {number} has words of its own. " * (3 + number) for number in range(7)))
-    assert evaluate(folder, text_file, tmp_path / "out", "--selector", "mean-key,quest,oracle", "--tasks", "") == 0
+    assert evaluate(folder, text_file, tmp_path / "out", "--selectors", "mean-key,quest,oracle", "--tasks", "") == 0
     summary, printed = summary_of(tmp_path / "out"), capsys.readouterr().out
     with h5py.File(tmp_path / "out/results.h5") as file:
         bits = file["evaluate/text/nats"][()].astype(float) / np.log(2)
@@ -154,7 +154,7 @@ def test_line_ends_are_those_of_the_file(tmp_path):
 @pytest.fixture
 def complete(folder, text_file, tmp_path):  # noqa: F811
     """A finished run, and what --resume says and returns."""
-    words = (folder, text_file, tmp_path / "out", "--selector", "window", "--tasks", "", "--sequences", "1")
+    words = (folder, text_file, tmp_path / "out", "--selectors", "window", "--tasks", "", "--sequences", "1")
     assert evaluate(*words) == 0
     return tmp_path / "out", lambda capsys: (capsys.readouterr(), evaluate(*words, "--resume"), capsys.readouterr())[1:]
 
@@ -230,14 +230,14 @@ def test_advice_of_other_sizes_depths_and_versions(tmp_path):
     (["--top-k", "2147483647"], "not enough memory: an array of .* int32 cannot be had")])
 def test_budgets_beyond_all_memory(folder, text_file, tmp_path, capsys, more, said):  # noqa: F811
     words = [str(folder), "--text", str(text_file), "--bytes", "--out", str(tmp_path / "out"), "--context", "200",
-             "--tasks", "", "--sequences", "1", "--selector", "window", "--block-size", str(BLOCK), *more]
+             "--tasks", "", "--sequences", "1", "--selectors", "window", "--block-size", str(BLOCK), *more]
     assert msalab.evaluation.__main__.main(words) == 2
     assert re.search(f"error: {said}", capsys.readouterr().err)
 
 
 def test_a_full_disk_is_named_with_its_file(folder, text_file, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(files.os, "fsync", lambda file: None)
-    words = (folder, text_file, tmp_path / "out", "--selector", "window", "--tasks", "", "--sequences", "1")
+    words = (folder, text_file, tmp_path / "out", "--selectors", "window", "--tasks", "", "--sequences", "1")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

@@ -299,7 +299,7 @@ PROGRAMS = {  # program, its commands, its options
         "--fit", "--selections", "--compare", "--evaluate", "--advise", "--cache", "--reuse",
         "--precision", "--cost", "--bench", "--layers", "--activations", "--only")),
     "msalab.evaluation": (run_evaluation, (["."],), (
-        "--text", "--indexer", "--selector", "--budgets", "--top-k", "--block-size",
+        "--text", "--indexer", "--selectors", "--budgets", "--top-k", "--block-size",
         "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",
         "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",

@@ -80,7 +80,7 @@ def weights_of(out):
 
 
 def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
-    assert train(tiny, tmp_path / "a", "--steps", 16, "--warmup", 4, "--probe-every", 8, "--log-every", 1) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 16, "--warmup-steps", 4, "--probe-every", 8, "--log-every", 1) == 0
     loss, kl = values_of(tmp_path / "a", "loss"), values_of(tmp_path / "a", "kl_loss", "0")
     assert len(loss) == 16 and loss[-1] < loss[0] - 1
     assert kl[3] < kl[0]  # of the warm-up, on full support
@@ -101,7 +101,7 @@ def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
 def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, how):
     """Nothing is learned (the rates round to 0): the folder holds what the first step has computed with."""
     rates = ["--lr", 1e-30, "--index-lr", 1e-30]
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, *rates, *how) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0, *rates, *how) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
     mt.register()
     mt.configure(model, indexer=tmp_path / "a/model")
@@ -177,10 +177,10 @@ def test_detached_the_kl_has_no_gradient_in_the_model(detach):
 
 
 def test_the_warm_up_leaves_the_model_as_it_is(tiny, tmp_path):
-    assert train(tiny, tmp_path / "a", "--steps", 3, "--warmup", 3) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 3, "--warmup-steps", 3) == 0
     made, own = weights_of(tmp_path / "a/model"), weights_of(tiny / "model")
     assert all(made[name].tobytes() == own[name].tobytes() for name in own)
-    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 1, "--index-lr", 1e-30) == 0
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup-steps", 1, "--index-lr", 1e-30) == 0
     first, last = (fitted.read(tmp_path / run / "model")[0].w_q for run in "ba")
     assert not np.array_equal(first, last)
 
@@ -209,7 +209,7 @@ def kept(path):
 
 
 def test_resumed_after_a_kill_it_writes_the_same_bytes(tiny, tmp_path):
-    how = ["--steps", 9, "--warmup", 3, "--save-every", 2, "--deterministic", "--probe-every", 3]
+    how = ["--steps", 9, "--warmup-steps", 3, "--save-every", 2, "--deterministic", "--probe-every", 3]
     assert train(tiny, tmp_path / "whole", *how) == 0
     code, errors = start(["-c", KILLED], tiny, tmp_path / "killed", *how)
     assert code == -signal.SIGKILL, errors
@@ -221,7 +221,7 @@ def test_resumed_after_a_kill_it_writes_the_same_bytes(tiny, tmp_path):
 
 
 def test_stopped_by_time_it_goes_on(tiny, tmp_path):
-    how = ["--steps", 3, "--warmup", 0]
+    how = ["--steps", 3, "--warmup-steps", 0]
     assert train(tiny, tmp_path / "whole", *how) == 0
     for _ in range(2):
         assert train(tiny, tmp_path / "parts", *how, "--resume", "--seconds", 0) == 130
@@ -241,7 +241,7 @@ leave(__main__.main(sys.argv[1:]))
 
 def test_two_processes_take_the_steps_of_one(tiny, tmp_path):
     rate = 1e-3
-    how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
+    how = ["--steps", 3, "--warmup-steps", 1, "--lr", rate, "--index-lr", rate, "--log-every", 1]
     make_model(num_hidden_layers=5).save_pretrained(tiny / "five")  # two units of two, the last one in the root
     assert train(tiny, tmp_path / "one", *how, model="five") == 0
     (tmp_path / "train.py").write_text(UNITS)
@@ -266,18 +266,18 @@ def test_units_have_neighbours_until_they_are_large(monkeypatch):
 
 
 def test_a_run_that_diverges_at_once_leaves_what_was_there(tiny, tmp_path, monkeypatch):
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0) == 0
     was = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     monkeypatch.setattr(learner, "cross_entropy", lambda logits, targets: logits.sum() * float("nan"))
-    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup", 0, "--overwrite") == 3
+    assert train(tiny, tmp_path / "a", "--steps", 2, "--warmup-steps", 0, "--overwrite") == 3
     assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == was
-    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 0) == 3
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup-steps", 0) == 3
     monkeypatch.undo()
-    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup", 0) == 0
+    assert train(tiny, tmp_path / "b", "--steps", 1, "--warmup-steps", 0) == 0
 
 
 def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):
-    how = ["--steps", 40, "--warmup", 0, "--lr", 30, "--lr-ramp", 1000, "--save-every", 1, "--clip", 1e9]
+    how = ["--steps", 40, "--warmup-steps", 0, "--lr", 30, "--lr-ramp", 1000, "--save-every", 1, "--clip", 1e9]
     assert train(tiny, tmp_path / "a", *how) == 3
     told = json.loads((tmp_path / "a/diverged.json").read_text())
     assert told["kept"] and f"behind step {told['kept']}, the last good ones" in capsys.readouterr().err
@@ -289,7 +289,7 @@ def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):
 
 
 def test_gradients_add_up_over_micro_batches_and_checkpointing_changes_nothing(tiny, tmp_path):
-    how = ["--steps", 2, "--warmup", 0, "--lr", 1e-3, "--index-lr", 1e-3]
+    how = ["--steps", 2, "--warmup-steps", 0, "--lr", 1e-3, "--index-lr", 1e-3]
     assert train(tiny, tmp_path / "a", *how) == 0
     assert train(tiny, tmp_path / "b", *how, "--checkpointing") == 0
     assert kept(tmp_path / "a") == kept(tmp_path / "b")
@@ -310,7 +310,7 @@ def test_it_starts_from_a_fit(tiny, tmp_path):
     fit = make_indexer(tmp_path / "results.h5", [0, 1], groups=2, dim=16, model_dim=32)
     words = [word for word in COMMON if word not in ("--block-size", BLOCK, "--top-k", TOP_K)]
     arguments = [tiny / "model", "--data", tiny / "text.txt", "--out", tmp_path / "a", *words, "--indexer", fit,
-                 "--steps", 1, "--warmup", 0, "--index-lr", 1e-30, "--dense-layers", 0]
+                 "--steps", 1, "--warmup-steps", 0, "--index-lr", 1e-30, "--dense-layers", 0]
     assert main(list(map(str, arguments))) == 0
     made, given = fitted.read(tmp_path / "a/model"), fitted.read(fit)
     assert list(made) == [1] and np.array_equal(made[1].w_q, given[1].w_q)
@@ -397,7 +397,7 @@ def test_index_branches_come_back_from_their_file(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):
-    how = ["--steps", 3, "--warmup", 1, "--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
+    how = ["--steps", 3, "--warmup-steps", 1, "--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
     assert train(tiny, tmp_path / "cpu", *how) == 0
     for dtype, bound in IN_ANOTHER_ORDER.items():
         assert train(tiny, tmp_path / dtype, *how, "--device", "cuda", "--dtype", dtype) == 0
@@ -411,11 +411,11 @@ REFUSED = [
     (["--context", 512, "--batch", 100], "fewer than --batch = 100"),
     (["--rows", 3], "must be a multiple of 1 process times --rows = 3"),
     (["--attention", "flash"], "there are: msa, dense, oracle"),
-    (["--attention", "dense", "--warmup", 3], "--warmup and --indexer are of --attention msa"),
+    (["--attention", "dense", "--warmup-steps", 3], "--warmup-steps and --indexer are of --attention msa"),
     (["--dense-layers", "0,1"], "no layer is left to select"),
     (["--dense-layers", "7"], "--dense-layers names [7]; layers with attention are [0, 1]"),
     (["--rope-dim", 6], "--rope-dim is 6, must be even"),
-    (["--warmup", 5000], "--warmup is 5000, must be from 0 to --steps"),
+    (["--warmup-steps", 5000], "--warmup-steps is 5000, must be from 0 to --steps"),
     (["--lr", 0], "--lr is 0.0, must be above 0"),
     (["--dtype", "bfloat16"], "--dtype must be float32 on the CPU"),
     (["--indexer", "/nowhere"], "/nowhere: no such file"),
@@ -451,12 +451,12 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     (tmp_path / "a/mine.txt").write_text("mine")
     refused("exists, and holds no run of msalab train")
     (tmp_path / "a/mine.txt").unlink()
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0) == 0
-    refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup", 0)
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0) == 0
+    refused("holds a run; --resume goes on with it, --overwrite replaces it", "--steps", 1, "--warmup-steps", 0)
     refused("run.json: options clip was 1.0, is 2.0, options lr was 0.01, is 0.5; --resume needs the "
-            "options and the build of msalab as recorded, --overwrite begins anew", "--steps", 1, "--warmup", 0, "--lr",
+            "options and the build of msalab as recorded, --overwrite begins anew", "--steps", 1, "--warmup-steps", 0, "--lr",
             0.5, "--clip", 2, "--resume")
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, "--lr", 0.5, "--overwrite") == 0
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0, "--lr", 0.5, "--overwrite") == 0
 
 
 def test_models_of_tokens_are_no_models_of_bytes(tiny, tmp_path, capsys):
@@ -482,8 +482,8 @@ def test_a_run_that_goes_on_names_what_is_asked_and_takes_another_cadence_of_the
 
     assert train(tiny, tmp_path / "a", "--steps", 10, "--seconds", 0) == 130
     refused("options steps was 10, is 20", "--steps", 20)
-    refused("options warmup was 1, is 2", "--steps", 10, "--warmup", 2)
-    refused("options steps was 10, is 20, options warmup was 1, is 3", "--steps", 20, "--warmup", 3)
+    refused("options warmup was 1, is 2", "--steps", 10, "--warmup-steps", 2)
+    refused("options steps was 10, is 20, options warmup was 1, is 3", "--steps", 20, "--warmup-steps", 3)
     assert train(tiny, tmp_path / "a", "--steps", 10, "--log-every", 1, "--resume") == 0
     assert json.loads((tmp_path / "a/summary.json").read_text())["options"]["log_every"] == 1
     assert train(tiny, tmp_path / "b", "--steps", 10, "--log-every", 1) == 0
@@ -498,7 +498,7 @@ def test_the_record_says_of_what_build_it_is_and_where_it_ran(tiny, tmp_path, mo
     from msalab.training import run
 
     monkeypatch.setattr(_msalab, "commit", "0123456789ab")
-    how = ["--steps", 3, "--warmup", 0]
+    how = ["--steps", 3, "--warmup-steps", 0]
     assert train(tiny, tmp_path / "a", *how, "--seconds", 0) == 130
     assert (record()["device"], record()["commit"]) == ("cpu", "0123456789ab")
     for device in ("another GPU", "another GPU", "cpu"):
@@ -510,7 +510,7 @@ def test_the_record_says_of_what_build_it_is_and_where_it_ran(tiny, tmp_path, mo
 
 def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp_path, capsys):
     make_model(num_key_value_heads=4).save_pretrained(tiny / "heads")
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, model="heads") == 0
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0, model="heads") == 0
     assert "the model has no grouped queries" in capsys.readouterr().err
     latent = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
         **SIZES | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8,

@@ -28,7 +28,7 @@ def assert_alike(one, other):
 
 
 def test_the_curves_are_those_of_the_eager_run(tiny, tmp_path):  # noqa: F811
-    how = [*HOW, "--steps", 3, "--warmup", 1, "--probe-every", 2]
+    how = [*HOW, "--steps", 3, "--warmup-steps", 1, "--probe-every", 2]
     assert train(tiny, tmp_path / "eager", *how) == 0
     assert graphs() == 0
     assert train(tiny, tmp_path / "compiled", *how, "--compile") == 0
@@ -50,7 +50,7 @@ leave(code or not counters["stats"]["unique_graphs"])
 
 @pytest.mark.parametrize("processes, words", [(1, ["--checkpointing"]), (2, [])])
 def test_with_checkpointing_and_in_two_processes_too(tiny, tmp_path, processes, words):  # noqa: F811
-    how = [*HOW, "--steps", 3, "--warmup", 1]
+    how = [*HOW, "--steps", 3, "--warmup-steps", 1]
     assert train(tiny, tmp_path / "eager", *how) == 0
     (tmp_path / "train.py").write_text(BY_PYTORCH)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
@@ -61,7 +61,7 @@ def test_with_checkpointing_and_in_two_processes_too(tiny, tmp_path, processes, 
 
 
 def test_resumed_it_writes_the_same_bytes(tiny, tmp_path, capsys):  # noqa: F811
-    how = [*HOW, "--steps", 4, "--warmup", 2, "--deterministic", "--compile"]
+    how = [*HOW, "--steps", 4, "--warmup-steps", 2, "--deterministic", "--compile"]
     assert train(tiny, tmp_path / "whole", *how) == 0
     assert train(tiny, tmp_path / "parts", *how, "--seconds", 0) == 130
     torch._dynamo.reset()
@@ -74,8 +74,8 @@ def test_resumed_it_writes_the_same_bytes(tiny, tmp_path, capsys):  # noqa: F811
     assert "options compile was True, is False" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--attention", "msa", "--warmup", 2], ["--attention", "dense"],
-                                   ["--attention", "msa", "--warmup", 2, "--checkpointing"]])
+@pytest.mark.parametrize("words", [["--attention", "msa", "--warmup-steps", 2], ["--attention", "dense"],
+                                   ["--attention", "msa", "--warmup-steps", 2, "--checkpointing"]])
 def test_all_layers_share_the_compiled_graphs(tiny, tmp_path, monkeypatch, words):  # noqa: F811
     """With as many layers as would pass the limit of compilations of one function, if each took its own."""
     compiler, found = torch.compile, {}

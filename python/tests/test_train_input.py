@@ -83,7 +83,7 @@ def test_a_model_that_mixes_documents_is_refused_by_name(monkeypatch):
 
 def test_a_hybrid_model_is_trained_by_any_number_of_rows(tiny, tmp_path):  # noqa: F811
     make_hybrid("Lfm2").save_pretrained(tiny / "hybrid")
-    how = ["--steps", 2, "--warmup", 0, "--log-every", 1]
+    how = ["--steps", 2, "--warmup-steps", 0, "--log-every", 1]
     losses = []
     for rows in (1, 2):
         assert train(tiny, tmp_path / str(rows), *how, "--rows", rows, model="hybrid") == 0
@@ -98,8 +98,8 @@ def test_a_hybrid_model_is_trained_by_any_number_of_rows(tiny, tmp_path):  # noq
     (["--decay", "inf"], "--decay is inf, must be"),
     (["--kl-weight", "inf"], "--kl-weight is inf, must be"),
     (["--kl-weight", "nan"], "--kl-weight is nan, must be"),
-    (["--top-k", 99999999999, "--steps", 1, "--warmup", 0], "error: "),
-    (["--top-k", 10 ** 20, "--steps", 1, "--warmup", 0], "error: ")])
+    (["--top-k", 99999999999, "--steps", 1, "--warmup-steps", 0], "error: "),
+    (["--top-k", 10 ** 20, "--steps", 1, "--warmup-steps", 0], "error: ")])
 def test_numbers_that_will_not_do_are_named(tiny, tmp_path, capsys, words, why):  # noqa: F811
     assert train(tiny, tmp_path / "a", *words) == 2
     assert why in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_layers_that_share_weights_are_trained_together(tiny, tmp_path, monkeypa
     make_hybrid("Zamba2").save_pretrained(tiny / "zamba2")
     for name, unit in (("whole", learner.UNIT), ("apart", 1)):
         monkeypatch.setattr(learner, "UNIT", unit)
-        assert train(tiny, tmp_path / name, "--steps", 2, "--warmup", 1, model="zamba2") == 0
+        assert train(tiny, tmp_path / name, "--steps", 2, "--warmup-steps", 1, model="zamba2") == 0
     own, made = (load_file(folder / "model.safetensors") for folder in (tiny / "zamba2", tmp_path / "whole/model"))
     assert own.keys() == made.keys()
     name = "layers.1.shared_transformer.self_attn.q_proj.weight"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file as load_tensors, save_file as save_tenso
 from msalab.capture.layer import CaptureError
 from msalab.training import checkpoint, learner
 
-HOW = ["--steps", 3, "--warmup", 1, "--save-every", 2, "--index-lr", 1e-2, "--deterministic"]
+HOW = ["--steps", 3, "--warmup-steps", 1, "--save-every", 2, "--index-lr", 1e-2, "--deterministic"]
 _WRITES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
 _watch = []  # of one that is told of each file operation before it is made
 
@@ -290,7 +290,7 @@ def make_glm(**changes):
 
 
 def test_the_model_has_every_tensor_of_the_checkpoint_in_its_own_type(tiny, tmp_path):  # noqa: F811
-    how = ["--steps", 1, "--warmup", 1]  # the model does not change
+    how = ["--steps", 1, "--warmup-steps", 1]  # the model does not change
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).partition(".")[2]
         model = make_glm().to(dtype)
@@ -330,7 +330,7 @@ def test_what_the_model_has_no_place_for_stays_as_it_is(tiny, tmp_path, monkeypa
                          {"format": "pt"})
             (tiny / name / "model-of-others.safetensors").unlink()
         own = all_tensors(tiny / name)
-        assert train(tiny, tmp_path / name, "--steps", 1, "--warmup", 1, model=name) == 0
+        assert train(tiny, tmp_path / name, "--steps", 1, "--warmup-steps", 1, model=name) == 0
         made = all_tensors(tmp_path / name / "model")
         assert own.keys() == made.keys() >= others.keys()
         assert all(own[key].dtype == one.dtype and torch.equal(own[key], one) for key, one in made.items())
@@ -370,7 +370,7 @@ def test_a_model_of_quantised_weights_keeps_what_is_of_no_weight():
 def test_a_run_goes_on_with_another_number_of_processes(tiny, tmp_path):  # noqa: F811
     """Two begin it, one goes on, two end it."""
     rate = 1e-3
-    how = ["--steps", 3, "--warmup", 1, "--lr", rate, "--index-lr", rate]
+    how = ["--steps", 3, "--warmup-steps", 1, "--lr", rate, "--index-lr", rate]
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "msalab.training"]
     assert train(tiny, tmp_path / "one", *how) == 0
     code, errors = start(two, tiny, tmp_path / "a", *how, "--seconds", 0)

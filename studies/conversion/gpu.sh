@@ -63,9 +63,9 @@ words_of() { # ARM SEED
     [[ $form != even ]] || begin=(--indexer "$(fitted_of "$2")")
     case $1 in
         dense) echo --attention dense --steps "$steps" ;;
-        msa-*) echo --top-k $((${1#msa-} / 64)) --steps "$steps" --warmup "$warmup" "${begin[@]}" ;;
+        msa-*) echo --top-k $((${1#msa-} / 64)) --steps "$steps" --warmup-steps "$warmup" "${begin[@]}" ;;
         window-*) echo --attention window --top-k $((${1#window-} / 64)) --steps "$steps" ;;
-        fitted) echo --top-k 8 --steps "$fit" --warmup "$fit" "${start[@]}" ;;
+        fitted) echo --top-k 8 --steps "$fit" --warmup-steps "$fit" "${start[@]}" ;;
     esac
 }
 
@@ -76,14 +76,14 @@ fitted_of() { echo "$out/fitted-seed-$1.safetensors"; }
 # all begin with, of what needs no training.
 evaluation_of() {
     case $1 in
-        dense) echo --selector oracle --budgets $budgets --forced-first 0 ;;
-        msa-*) echo --selector index --budgets "${1##*-}" --indexer "$2/model" --forced-first 0 ;;
-        window-*) echo --selector window --budgets "${1##*-}" --forced-first 1 ;;
+        dense) echo --selectors oracle --budgets $budgets --forced-first 0 ;;
+        msa-*) echo --selectors index --budgets "${1##*-}" --indexer "$2/model" --forced-first 0 ;;
+        window-*) echo --selectors window --budgets "${1##*-}" --forced-first 1 ;;
         fitted)
             if [[ $form == even ]]; then # what it answers, the form large has
-                echo --selector index --budgets $budgets --indexer "$2/model" --forced-first 0 --tasks=
+                echo --selectors index --budgets $budgets --indexer "$2/model" --forced-first 0 --tasks=
             else
-                echo --selector index,mean-key,quest,window --budgets $budgets --indexer "$2/model"
+                echo --selectors index,mean-key,quest,window --budgets $budgets --indexer "$2/model"
             fi
             ;;
     esac

@@ -17,7 +17,7 @@ def names(text: str) -> list[str]:
 
 def parser() -> CommandLine:
     top = CommandLine(prog="msalab evaluate", description=__doc__, example="msalab evaluate MODEL --text held_out.txt "
-                      "--selector mean-key,oracle --budgets 512,1024 --out results/evaluation")
+                      "--selectors mean-key,oracle --budgets 512,1024 --out results/evaluation")
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--text", action="extend", nargs="+", required=True, metavar="FILE",
                      help="UTF-8 text; the byte 0 separates documents")
@@ -26,7 +26,7 @@ def parser() -> CommandLine:
     select = top.add_argument_group("what selects")
     select.add_argument("--indexer", metavar="FIT", help="results.h5 of msa-fit-indexer, or its "
                         "folder: the selector index")
-    select.add_argument("--selector", type=names, metavar="A,B",
+    select.add_argument("--selectors", type=names, metavar="A,B",
                         help="oracle, mean-key, quest, window, index (default: mean-key,window,"
                              "oracle, and index with --indexer; with --from-advice none)")
     select.add_argument("--from-advice", metavar="SUMMARY", help="summary.json of msa-advise, or its "

@@ -63,17 +63,17 @@ def settings_of(options, note) -> list[Setting]:
 
 
 def _selectors_of(options) -> list[str]:
-    names = options.selector
+    names = options.selectors
     if names is None:
         names = [] if options.from_advice else ["mean-key", "window", "oracle"]
         if options.indexer is not None and not options.from_advice:
             names = ["index", *names]
     known = [*selectors.SCORES, "index"]
     unknown = [name for name in names if name not in known]
-    require(not unknown, refuse_unknown(names, known, "--selector names"))
-    require(names or options.from_advice, f"--selector names none; there are: {', '.join(known)}")
+    require(not unknown, refuse_unknown(names, known, "--selectors names"))
+    require(names or options.from_advice, f"--selectors names none; there are: {', '.join(known)}")
     require("index" not in names or options.indexer is not None,
-            "--selector index needs --indexer, the results.h5 of msa-fit-indexer")
+            "--selectors index needs --indexer, the results.h5 of msa-fit-indexer")
     return names
 
 
@@ -137,7 +137,7 @@ def check_options(options):
                         ("pairs", 1), ("seed", 0)):
         value = getattr(options, name)
         require(value >= least, f"--{name} is {value}, must be at least {least}")
-    for name in ("selector", "tasks", "lengths"):
+    for name in ("selectors", "tasks", "lengths"):
         values = getattr(options, name) or []
         require(len(set(values)) == len(values), f"--{name} names one twice")
     least = min(options.lengths or [1])

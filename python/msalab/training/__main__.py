@@ -42,8 +42,8 @@ def parser() -> CommandLine:
     recipe = top.add_argument_group("recipe")
     recipe.add_argument("--steps", type=int, default=1000, metavar="N", help="the warm-up included "
                         "(default: 1000)")
-    recipe.add_argument("--warmup", type=int, metavar="N", help="steps in which only Index Branches learn "
-                        "(default: a tenth; 0 without Index Branches)")
+    recipe.add_argument("--warmup-steps", dest="warmup", type=int, metavar="N",
+                        help="steps in which only Index Branches learn (default: a tenth; 0 without Index Branches)")
     recipe.add_argument("--kl-weight", type=float, default=1.0, metavar="W",
                         help="of the sum of all layers' KL beside the loss (default: 1)")
     recipe.add_argument("--detach", action=argparse.BooleanOptionalAction, default=True,

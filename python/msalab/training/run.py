@@ -133,11 +133,11 @@ def check_options(options):
         value = getattr(options, name)
         require(0 <= value < math.inf, f"--{name.replace('_', '-')} is {value}, must be a number of at least 0")
     given = options.warmup is not None
-    require(options.attention == "msa" or not given and options.indexer is None, "--warmup and --indexer are of "
+    require(options.attention == "msa" or not given and options.indexer is None, "--warmup-steps and --indexer are of "
             "--attention msa")
     if not given:
         options.warmup = _usual_warmup(vars(options))
-    require(0 <= options.warmup <= options.steps, f"--warmup is {options.warmup}, must be from 0 to --steps = "
+    require(0 <= options.warmup <= options.steps, f"--warmup-steps is {options.warmup}, must be from 0 to --steps = "
             f"{options.steps}")
 
 
