@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Fits Index Branches from every start, one layer at a time, and records how good they get; then
-all layers of a short fit with --jobs 1 and one job per layer, and records how long it takes.
+all layers of a short fit by one process and by one for each layer, and records how long it takes.
 
 Each run is msa-fit-indexer's default but for the start; "normal" has the learning rate that a
 random start needs. Recorded are held-out figures at a few steps, seconds, and the largest resident
-memory of the process beside the bytes of the layer. The runs of --jobs take turns. A part that is
+memory of the processes beside the bytes of the layer. The runs of a part take turns. A part that is
 not asked for stays as the record has it.
 usage: record_fit.py FILE [--layers 3,6] [--parts starts,jobs]
                      [--out data/bench/fit_indexer.json] [FIT OPTIONS]
@@ -32,27 +32,31 @@ TURNS = 3
 SHORT = ["--steps", "40", "--warmup-steps", "20", "--eval-every", "40", "--eval-queries", "256"]
 
 
-def peak_bytes(process: subprocess.Popen) -> int:
-    """Largest resident memory seen of a running process; ends with it."""
-    peak = 0
-    status = pathlib.Path(f"/proc/{process.pid}/status")
-    while process.poll() is None:
-        for line in status.read_text().splitlines() if status.exists() else []:
-            if line.startswith("VmHWM:"):
-                peak = max(peak, 1024 * int(line.split()[1]))
+def peak_bytes(processes: list[subprocess.Popen]) -> int:
+    """Sum of the largest resident memory seen of each running process; ends with the last one."""
+    peaks = {process.pid: 0 for process in processes}
+    while any(process.poll() is None for process in processes):
+        for pid in peaks:
+            status = pathlib.Path(f"/proc/{pid}/status")
+            for line in status.read_text().splitlines() if status.exists() else []:
+                if line.startswith("VmHWM:"):
+                    peaks[pid] = max(peaks[pid], 1024 * int(line.split()[1]))
         time.sleep(0.2)
-    return peak
+    return sum(peaks.values())
 
 
-def run(file: str, out: str, options: list[str]) -> tuple[float, int]:
-    """Seconds and peak_bytes of a fit."""
+def run(file: str, out: str, options: list[str], count: int = 1) -> tuple[float, int]:
+    """Seconds and peak_bytes of a fit by so many processes, which share the cores."""
     command = [str(PROGRAM), file, "--out", f"{out}/fit", *options]
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count))}
     began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = peak_bytes(process)
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  env=os.environ | threads) for _ in range(count)]
+    peak = peak_bytes(processes)
     seconds = time.monotonic() - began
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
+    for process in processes:
+        if process.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
     return seconds, peak
 
 
@@ -80,11 +84,11 @@ def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
     for _ in range(TURNS):
         for entry in runs:
             with tempfile.TemporaryDirectory() as out:
-                seconds, peak = run(file, out, [*options, "--jobs", str(entry["jobs"])])
+                seconds, peak = run(file, out, options, entry["jobs"])
             entry["seconds"].append(seconds)
             entry["peak_resident_bytes"] = max(peak, entry["peak_resident_bytes"])
     for entry in runs:
-        print(f"--jobs {entry['jobs']}: {min(entry['seconds']):.1f} s, fastest of {TURNS}; "
+        print(f"{entry['jobs']} at once: {min(entry['seconds']):.1f} s, fastest of {TURNS}; "
               f"{entry['peak_resident_bytes'] / 2**20:.0f} MiB", flush=True)
     return {**where(), "options": options, "runs": runs}
 

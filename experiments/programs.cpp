@@ -7,8 +7,7 @@ namespace msa::experiments {
 
 std::span<const Program> programs() {
     static constexpr Program kAll[] = {
-#define MSA_PROGRAM(space, name, question, tables, ...) \
-    {name, space::run, {__VA_ARGS__}, question, tables},
+#define MSA_PROGRAM(space, name, question, tables) {name, space::run, question, tables},
 #include "experiments/programs.def"
 #undef MSA_PROGRAM
     };

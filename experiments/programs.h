@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The programs of the table programs.def, one namespace and folder each. `run` sends results to
 // `out`, progress and warnings to `err`, and returns the exit code, or throws (driver/program.h
-// turns exceptions into codes). What a row names for msa-merge, its namespace defines, too.
+// turns exceptions into codes). What a row names, its namespace defines, too.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,7 @@ struct Named {
     const char* question;
 };
 
-#define MSA_PROGRAM(space, name, question, tables_of, ...)                                 \
+#define MSA_PROGRAM(space, name, question, tables_of)                                      \
     namespace space {                                                                      \
     inline constexpr Named kProgram{name, question};                                       \
     int run(Arguments args, std::ostream& out, std::ostream& err);                         \
@@ -44,20 +44,9 @@ struct Named {
 #include "experiments/programs.def"
 #undef MSA_PROGRAM
 
-enum class Inputs { not_needed, read_again };
-
-/// How msa-merge merges the shards of a program's run. Without `complete`, the program has no
-/// shards.
-struct Merge {
-    std::string (*complete)(const Completed&) = nullptr;
-    void (*join)(const std::vector<std::filesystem::path>&, io::UnitWriter&) = nullptr;
-    Inputs inputs = Inputs::not_needed;
-};
-
 struct Program {
     const char* name;
     int (*run)(Arguments args, std::ostream& out, std::ostream& err);
-    Merge merge;
     const char* question;
     std::vector<report::Shape> (*tables)();  // none: the answer is no report yet
 };

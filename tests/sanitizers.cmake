@@ -39,9 +39,9 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
     *GroupSizes.QueriesThatAreNotFinite* *GroupSizes.ForeignBlocks*
     *IsTheFiniteDifference* *KeysThatNobodySees* *HaveNoInfluence*)
 
-# Many runs that have to give the same bytes, under kills, with other workers or in other parts: each
+# Many runs that have to give the same bytes, under kills or by several processes: each
 # does what the run of another test does, whose memory the address sanitizer sees. What is left of a
-# run that was interrupted is taken up in FitResume, Resume and Shards, all policies are tried in
+# run that was interrupted is taken up in FitResume, Resume and Processes, all policies are tried in
 # Compare.HasARowForEverySelector*.
 # Runs that are checked for what they say: another test makes each with other values, whose memory is
 # seen. Intervals.OfAnalyze and FitResume.GoesOn* have the intervals of a run and of a fit,
@@ -65,11 +65,10 @@ msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOf
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 
-# Side by side run the fit's jobs, the threads of selectors and measures, and the progress line. The
+# Side by side run the threads of selectors and measures, and the progress line. The
 # sources of these tests alone are compiled.
 set(sources_of_threads_test_experiments
-    "/(test_(analyze|analyze_metrics|compare|fit|fit_backends|fit_workers|precision|reuse|shards)|[a-z]+(_test|_backend)?)[.]cpp$")
+    "/(test_(analyze|analyze_metrics|compare|fit|fit_backends|fit_workers|precision|run)|[a-z]+(_test|_backend)?)[.]cpp$")
 msa_filter(threads_of_test_experiments "" Analyze.Threads* AnalyzeMetrics.* Compare.HasARow*
-    Compare.Decode* FarAway.* FarComparison.OfTokens* Fit.JobsChangeNoBit Fit.ThreadsChangeNoBit
-    FitTrainers.OfEvery* FitWorkers.TogetherHave* PrecisionTest.JobsChangeNoByte
-    Reuse.JobsChangeNoByte Shards.JobsChangeNoByte Shards.CompareIs*)
+    Compare.Decode* FarAway.* FarComparison.OfTokens* Fit.ThreadsChangeNoBit
+    FitTrainers.OfEvery* FitWorkers.TogetherHave* LateHashes.*)

@@ -3,17 +3,20 @@
 // layer, say). Each finished unit is a file of its own under `<path>.partial/`, completed by a
 // rename, so a kill at any moment loses only the units in progress. finish() assembles the units
 // into `path`, again with a rename, in the order of their names. So the bytes do not depend on who
-// wrote which unit when. All these files end with their checksum.
+// wrote which unit when, or how often: any number of processes may share a run. All these files end
+// with their checksum, and a unit says of which run it is.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/io/claim.h"
 #include "core/io/dataset_reader.h"
 #include "core/io/run_record.h"
 #include "core/io/unit_writer.h"
@@ -29,21 +32,27 @@ void verify_checksum(const std::filesystem::path& path);
 /// A damaged one is of nobody.
 void require_program(const std::filesystem::path& place, const std::string& program);
 
-/// join: another process of the same run has opened `path` and assembles the results.
-enum class IfExists : uint8_t { refuse, overwrite, resume, join };
+/// What happens to what is there, and to other processes that write the same results.
+enum class IfExists : uint8_t {
+    // No other process may write the results.
+    refuse,     // InputError if results or an unfinished run are there
+    overwrite,  // starts afresh, in place of a run of the same program
+    resume,     // goes on with the same run, starts afresh if there is nothing
+    // Any number of processes do the run together.
+    join,     // as resume
+    replace,  // as overwrite, but joins other processes that are at the same run
+};
 
 /// The units of a run under way. Its functions may be called by several threads.
 class ResultsWriter {
 public:
-    /// refuse: InputError if `path` exists or an unfinished run is beside it. overwrite: starts
-    /// afresh, in place of a run of the same program; `path` stays as it is until finish(). resume:
-    /// keeps the finished units of the same run (require_same_run), all of them if `path` already
-    /// holds that run and nobody began to replace it; starts afresh if there is nothing. InputError
-    /// naming the first difference if it is another run, or the damaged unit; InputError while
-    /// another process is writing `path` (see core/io/partial_file.h).
+    /// Goes on with the finished units of the same run (require_same_run), all of them if `path`
+    /// already holds that run and nobody began to replace it. `path` stays as it is until finish().
+    /// InputError naming the first difference if it is another run, or the damaged unit; InputError
+    /// if another process writes `path` and does not share it (core/io/partial_file.h). A run
+    /// without a finished unit, which nobody does, is no run.
     ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists);
-    /// Without finish() or keep_units(): keeps the finished units, and removes the folder if there
-    /// are none.
+    /// Without finish(): keeps the finished units, and removes the folder if there are none.
     ~ResultsWriter();
     ResultsWriter(const ResultsWriter&) = delete;
     ResultsWriter& operator=(const ResultsWriter&) = delete;
@@ -51,15 +60,25 @@ public:
     /// `path` holds the whole run already.
     bool complete() const;
     bool done(const std::string& unit) const;
-    /// Completes the record of a run that started afresh, before its first unit is finished.
+    /// Completes the record of a run that began without its inputs, before its first unit is
+    /// finished. InputError if other processes read other inputs.
     void record_inputs(std::map<std::string, std::string> inputs);
-    /// Counts units that other processes finished meanwhile as done.
-    void count_finished();
+
+    // Of a run that processes share.
+
+    /// Looks at what the others did: complete() and done() may change. InputError if another run is
+    /// in the folder now.
+    void look();
+    /// Takes a unit, or another piece of work of that name; nothing if another process has it.
+    std::optional<Claim> claim(const std::string& unit) const;
+    /// "process 12 of HOST" has it, or nothing.
+    std::string holder(const std::string& unit) const;
+    /// Removes the unit files: to be called when all that follows finish() is written. A process
+    /// that ends before leaves a run under way, which any other completes.
+    void end();
 
     /// Starts a unit that is not done yet.
     UnitWriter begin(const std::string& unit);
-    /// Copies a finished unit from another folder. InputError if it is damaged.
-    void add(const std::filesystem::path& unit_file);
     /// The notes of each finished unit (UnitWriter::note), in the order of the run.
     struct Notes {
         std::string unit;
@@ -71,29 +90,18 @@ public:
     /// order.
     using JoinParts =
         std::function<void(const std::vector<std::filesystem::path>& parts, UnitWriter& to)>;
-    /// Joins parts into their units, assembles all units, adds /run and /done, renames to `path`,
-    /// and removes the unit files.
+    /// Joins parts into their units, assembles all units, adds /run and /done, and renames to
+    /// `path`. Removes the unit files, but not of a run that processes share: see end(). InputError
+    /// if the unit of another process is damaged or of another run.
     void finish(const JoinParts& join = {});
     /// The same of a run with this unit alone, which is not finished by itself: its file becomes
     /// the results, without a copy.
     void finish(UnitWriter only);
-    /// Leaves the units for another process to assemble.
-    void keep_units();
 
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
-
-/// A folder of finished units, as keep_units() leaves it.
-struct UnitFolder {
-    std::filesystem::path path;  // of the results that it would become
-    RunRecord record;
-    std::map<std::string, std::filesystem::path> units;  // by their names
-};
-/// Opens the folder of units beside the results `path`. InputError if there is none, or if a
-/// process is writing it.
-UnitFolder open_units(const std::filesystem::path& path);
 
 class ResultsReader : public DatasetReader {
 public:

@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "core/io/checksum.h"
@@ -17,19 +18,11 @@
 #include "core/io/h5.h"
 #include "core/io/layout.h"
 #include "core/io/partial_file.h"
-#include "core/io/results.h"
+#include "core/io/results_folder.h"
 #include "core/io/unit_file.h"
 
 namespace msa::io {
 namespace {
-
-void write_text_durably(const std::filesystem::path& path, const std::string& content) {
-    const std::filesystem::path temporary = path.string() + ".tmp";
-    if (std::ofstream file(temporary); !(file << content).flush())
-        throw SystemError(concat("cannot write ", temporary.string(), ": ", std::strerror(errno)));
-    sync(temporary);
-    std::filesystem::rename(temporary, path);
-}
 
 /// What a file has beside its units: /run, and what HDF5 keeps of groups.
 constexpr uintmax_t kAbout = 1 << 17;
@@ -70,15 +63,6 @@ void merge(hid_t from, hid_t to, const std::string& group, const std::filesystem
     }
 }
 
-}  // namespace
-
-void verify_checksum(const std::filesystem::path& path) {
-    require(compare_checksum(path) != Checksum::differs, path.string(),
-            ": is damaged, its bytes do not match the checksum at its end");
-}
-
-namespace {
-
 /// The lock is inside the folder: what removes one removes the other.
 void lock_folder(std::optional<LockedFile>& lock, const std::filesystem::path& folder,
                  const std::filesystem::path& path) {
@@ -91,144 +75,36 @@ void lock_folder(std::optional<LockedFile>& lock, const std::filesystem::path& f
         }
 }
 
-RunRecord read_record(const std::filesystem::path& directory) {
-    std::ifstream stream(directory / "run.json");
-    return parse_record(directory.string(), {std::istreambuf_iterator<char>(stream), {}});
-}
-
-std::vector<std::filesystem::path> unit_files(const std::filesystem::path& directory) {
-    std::vector<std::filesystem::path> files;
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, none))
-        if (entry.path().extension() == ".h5") files.push_back(entry.path());
-    return files;
-}
-
-std::map<std::string, std::filesystem::path> read_units(const std::filesystem::path& directory) {
-    std::map<std::string, std::filesystem::path> units;
-    for (const std::filesystem::path& file : unit_files(directory))
-        units[unit_of_file(file)] = file;
-    return units;
-}
+bool is_shared(IfExists rule) { return rule == IfExists::join || rule == IfExists::replace; }
 
 }  // namespace
 
-void require_program(const std::filesystem::path& place, const std::string& program) {
-    std::string found;
-    try {
-        found = std::filesystem::is_directory(place) ? read_record(place).program
-                                                     : ResultsReader(place).run().program;
-    } catch (const InputError&) {
-        return;
-    }
-    if (found != program)
-        throw FileError(concat(place.string(), ": is of ", found), FileProblem::other_program);
-}
-
-struct ResultsWriter::Impl {
-    Impl(std::filesystem::path results, RunRecord run)
-        : path(std::move(results)), directory(path.string() + ".partial"), record(std::move(run)) {}
-    ~Impl() {
-        if (!lock) return;  // it is another's folder
-        lock->remove();
-        std::error_code not_empty;
-        std::filesystem::remove(directory, not_empty);
-    }
-    Impl(const Impl&) = delete;
-    Impl& operator=(const Impl&) = delete;
-
-    std::filesystem::path path, directory;
-    RunRecord record;
-    std::optional<LockedFile> lock;
-    std::map<std::string, std::filesystem::path> units;  // finished, with their files
-    bool complete = false;                               // `path` holds the whole run already
-    bool replaces = false;                               // `path` holds another one, till the end
-    bool kept = false;
-
-    /// Everything in the folder but the lock, or but the finished units too.
-    void clear(bool keep_units, std::error_code& error) const {
-        for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-            const std::filesystem::path name = entry.path().filename();
-            const bool keep = name == "lock" || (keep_units && name.extension() != ".tmp");
-            if (!keep && !error) std::filesystem::remove_all(entry.path(), error);
-        }
-    }
-
-    void write_record() const { write_text_durably(directory / "run.json", to_json(record)); }
-
-    void start_afresh() const {
-        std::error_code error;
-        clear(false, error);
-        if (error)
-            throw SystemError(concat("cannot empty ", directory.string(), ": ", error.message()));
-        try {
-            write_record();
-        } catch (...) {
-            clear(false, error);
-            throw;
-        }
-    }
-
-    std::vector<std::string> in_order() const {
-        std::vector<std::string> names;
-        for (const auto& [unit, unit_file] : units) names.push_back(unit);
-        std::sort(names.begin(), names.end(), h5::natural_less);
-        return names;
-    }
-
-    /// The units that take the place of their parts.
-    void join_parts(const JoinParts& join);
-    /// Everything in one file, which is still open.
-    h5::Handle assemble(const std::filesystem::path& to, const JoinParts& join);
-    /// Makes the file `whole` of the folder the results.
-    void put_in_place(const std::filesystem::path& whole);
-    void open(IfExists if_exists);
-};
-
-void ResultsWriter::Impl::open(IfExists if_exists) {
-    complete = std::filesystem::exists(path);
-    const bool unfinished = std::filesystem::exists(directory / "run.json") &&
-                            (complete || !unit_files(directory).empty());
-    if (unfinished && if_exists == IfExists::refuse)
-        throw FileError(directory.string() + ": holds an unfinished run",
-                        FileProblem::unfinished_run);
-    if (if_exists == IfExists::overwrite) {
-        if (complete) require_program(path, record.program);
-        if (unfinished) require_program(directory, record.program);
-    }
-    replaces = complete;
-    const bool resume = if_exists == IfExists::resume;
-    if (resume && unfinished) {
-        require_same_run(directory.string(), read_record(directory), record);
-        units = read_units(directory);
-        write_record();
-    } else if (resume && complete) {
-        verify_checksum(path);
-        require_same_run(path.string(), ResultsReader(path).run(), record);
-        replaces = false;
-    } else {
-        start_afresh();
-    }
-    complete = complete && !replaces;
+void verify_checksum(const std::filesystem::path& path) {
+    require(compare_checksum(path) != Checksum::differs, path.string(),
+            ": is damaged, its bytes do not match the checksum at its end");
 }
 
 ResultsWriter::ResultsWriter(std::filesystem::path path, RunRecord record, IfExists if_exists) {
-    if (if_exists == IfExists::join) {
-        impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
-        impl_->complete = !std::filesystem::exists(impl_->directory / "run.json");
-        if (!impl_->complete) count_finished();
+    check_output(path, if_exists != IfExists::refuse);
+    impl_ = std::make_unique<Impl>(std::move(path), std::move(record), is_shared(if_exists));
+    if (impl_->shared) {
+        impl_->open_shared(if_exists);
         return;
     }
-    check_output(path, if_exists != IfExists::refuse);
-    impl_ = std::make_unique<Impl>(std::move(path), std::move(record));
     lock_folder(impl_->lock, impl_->directory, impl_->path);
     check_output(impl_->path, if_exists != IfExists::refuse);  // another writer may have ended
     impl_->open(if_exists);
 }
 
 ResultsWriter::~ResultsWriter() {
+    if (impl_->shared) {
+        if (!impl_->complete && !impl_->replaces && unit_files(impl_->directory).empty() &&
+            !impl_->is_claimed())
+            impl_->remove_folder();
+        return;
+    }
     // finish() let go of it, or it never was ours: the folder may be another's now
-    if (!impl_->lock || !impl_->lock->is_held() || impl_->kept) return;
+    if (!impl_->lock || !impl_->lock->is_held()) return;
     const bool has_units = !impl_->complete && !unit_files(impl_->directory).empty();
     std::error_code ignored;  // what is left is no unfinished run to anybody
     impl_->clear(has_units || impl_->replaces, ignored);
@@ -238,34 +114,54 @@ bool ResultsWriter::complete() const { return impl_->complete; }
 
 bool ResultsWriter::done(const std::string& unit) const {
     const h5::Lock lock;
-    return impl_->complete || impl_->units.contains(unit);
+    if (impl_->complete || !impl_->shared) return impl_->complete || impl_->units.contains(unit);
+    return std::filesystem::exists(impl_->directory / file_name_of_unit(unit));
 }
 
 void ResultsWriter::record_inputs(std::map<std::string, std::string> inputs) {
+    const h5::Lock lock;
     impl_->record.inputs = std::move(inputs);
-    impl_->write_record();
+    impl_->units.clear();  // those that are there were compared without
+    if (impl_->complete)
+        require_same_run(impl_->path.string(), ResultsReader(impl_->path).run(), impl_->record);
+    look();
 }
 
-void ResultsWriter::count_finished() {
+void ResultsWriter::look() {
     const h5::Lock lock;
-    impl_->units = read_units(impl_->directory);
+    if (impl_->complete || impl_->publish()) return;
+    verify_checksum(impl_->path);
+    impl_->require_same_unless_unknown(impl_->path.string(), ResultsReader(impl_->path).run());
+    impl_->complete = true;
+}
+
+namespace {
+
+std::filesystem::path claim_of(const std::filesystem::path& directory, const std::string& unit) {
+    return directory / (file_name_of_unit(unit) + ".claim");
+}
+
+}  // namespace
+
+std::optional<Claim> ResultsWriter::claim(const std::string& unit) const {
+    return Claim::take(claim_of(impl_->directory, unit));
+}
+
+std::string ResultsWriter::holder(const std::string& unit) const {
+    return Claim::holder(claim_of(impl_->directory, unit));
 }
 
 UnitWriter ResultsWriter::begin(const std::string& unit) {
     const h5::Lock lock;
-    MSA_CHECK(!done(unit));
+    MSA_CHECK(impl_->shared || !done(unit));
     const std::filesystem::path file = impl_->directory / file_name_of_unit(unit);
     return UnitWriter(std::make_unique<UnitWriter::Impl>(
-        file, unit, [this, unit, file] { impl_->units[unit] = file; }));
-}
-
-void ResultsWriter::add(const std::filesystem::path& unit_file) {
-    const h5::Lock lock;
-    const std::string unit = unit_of_file(unit_file);
-    if (!impl_->complete) impl_->units[unit] = unit_file;
+        file, unit, [this] { return identity_text(impl_->record); },
+        [this, unit, file] { impl_->units[unit] = file; }));
 }
 
 std::vector<ResultsWriter::Notes> ResultsWriter::notes() const {
+    if (impl_->shared) impl_->read_units();
     std::vector<std::string> names = impl_->in_order();
     std::map<std::string_view, size_t> place;  // in the run; those of no run are last
     for (const std::string& unit : impl_->record.units) place.emplace(unit, place.size());
@@ -317,8 +213,10 @@ void ResultsWriter::Impl::join_parts(const JoinParts& join) {
             bytes += std::filesystem::file_size(at->second);
             units.erase(at);
         }
-        const std::filesystem::path file = directory / (file_name_of_unit(whole) + ".joined");
-        UnitWriter to(std::make_unique<UnitWriter::Impl>(file, whole, [] {}));
+        const std::filesystem::path file =
+            temporary_of(directory / (file_name_of_unit(whole) + ".joined"));
+        UnitWriter to(std::make_unique<UnitWriter::Impl>(
+            file, whole, [] { return std::string(); }, [] {}));
         reserve(to.impl_->temporary, bytes);
         join(files, to);
         to.finish();
@@ -345,18 +243,41 @@ void ResultsWriter::Impl::put_in_place(const std::filesystem::path& whole) {
     std::filesystem::rename(whole, path);
     units.clear();
     replaces = false;
+    if (shared) {
+        complete = true;
+        return;
+    }
     std::error_code ignored;  // the results are whole under their name
     clear(false, ignored);
     lock->remove();
     std::filesystem::remove(directory, ignored);
 }
 
+void ResultsWriter::end() { impl_->remove_folder(); }
+
 void ResultsWriter::finish(const JoinParts& join) {
     if (impl_->complete) return;
-    const std::filesystem::path assembled = impl_->directory / "results.tmp";
-    h5::close_durably(impl_->assemble(assembled, join), assembled);
-    release_rest(assembled);
-    impl_->put_in_place(assembled);
+    if (impl_->shared) {
+        impl_->read_units();
+        for (const std::string& unit : impl_->record.units)
+            if (!impl_->units.contains(unit))
+                throw SystemError(concat(impl_->directory.string(), ": ", unit,
+                                         " is gone, another process began the run anew"));
+    }
+    const std::filesystem::path assembled = temporary_of(impl_->directory / "results");
+    const auto units = impl_->units;
+    try {
+        h5::close_durably(impl_->assemble(assembled, join), assembled);
+        release_rest(assembled);
+        impl_->put_in_place(assembled);
+    } catch (...) {
+        std::error_code ignored;
+        std::filesystem::remove(assembled, ignored);
+        for (const auto& [unit, file] : impl_->units)
+            if (!units.contains(unit)) std::filesystem::remove(file, ignored);  // it was joined
+        impl_->units = units;
+        throw;
+    }
 }
 
 void ResultsWriter::finish(UnitWriter only) {
@@ -373,18 +294,6 @@ void ResultsWriter::finish(UnitWriter only) {
     }
     h5::close_durably(std::move(of.file), of.temporary);
     impl_->put_in_place(of.temporary);
-}
-
-void ResultsWriter::keep_units() { impl_->kept = true; }
-
-UnitFolder open_units(const std::filesystem::path& path) {
-    const std::filesystem::path directory = path.string() + ".partial";
-    require(std::filesystem::exists(directory / "run.json"), directory.string(),
-            ": there is no run under way");
-    LockedFile lock(directory / "lock", path);
-    UnitFolder folder{path, read_record(directory), read_units(directory)};
-    lock.remove();
-    return folder;
 }
 
 }  // namespace msa::io

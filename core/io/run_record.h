@@ -30,16 +30,16 @@ struct RunRecord {
     // Only of a run in progress.
     std::vector<std::string> units;                          // all of them
     std::map<std::string, std::vector<std::string>> joined;  // units of the results, their parts
-    std::string shard;                     // "1/4": this folder gets the second quarter of them
-    std::vector<std::string> input_paths;  // absolute
 };
 
-/// Checks that a run may be resumed: throws InputError naming `place` and the first difference
-/// unless program, commit, compiler, options, seed and inputs are the same.
+/// Throws InputError naming `place` and the first difference unless program, commit, compiler,
+/// options, seed, inputs and element types are the same; element types that `known` has none of are
+/// not compared.
 void require_same_run(const std::string& place, const RunRecord& known, const RunRecord& wanted);
-/// The same for shards, whose element types must agree as well. `known` is the first shard, `place`
-/// names the other.
-void require_same_shards(const std::string& place, const RunRecord& known, const RunRecord& wanted);
+/// What is compared, as JSON text, for the files of a run.
+std::string identity_text(const RunRecord&);
+/// The same as require_same_run, of a file with this text.
+void require_of_run(const std::string& place, const std::string& identity, const RunRecord& wanted);
 
 /// The record of a run in progress as JSON text, and back. InputError naming `place` if the text is
 /// not such a record.

@@ -24,7 +24,7 @@ std::string file_name_of_unit(const std::string& unit) {
     return name + ".h5";
 }
 
-std::string unit_of_file(const std::filesystem::path& path) {
+std::string unit_of_file(const std::filesystem::path& path, const RunRecord& run) {
     const Checksum found = compare_checksum(path);
     if (found != Checksum::matches)
         throw FileError(
@@ -35,7 +35,10 @@ std::string unit_of_file(const std::filesystem::path& path) {
     const h5::Lock lock;
     const h5::Handle file = h5::open_file(path);
     const h5::Place root{path, "/"};
-    return h5::text_attribute(h5::open_object(file, root), "unit", root);
+    const h5::Handle group = h5::open_object(file, root);
+    const bool says_run = h5::has_attribute(group, "run");
+    require_of_run(path.string(), says_run ? h5::text_attribute(group, "run", root) : "", run);
+    return h5::text_attribute(group, "unit", root);
 }
 
 std::map<std::string, std::string> notes_of_file(const std::filesystem::path& path) {

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/io/checksum.h"
+#include "core/io/claim.h"
 #include "core/io/unit_file.h"
 
 namespace msa::io {
@@ -37,17 +38,20 @@ void put(hid_t file, const h5::Place& place, const std::string& name, const Valu
 
 }  // namespace
 
-UnitWriter::Impl::Impl(std::filesystem::path unit_file, const std::string& unit, Done on_finish)
-    : path(std::move(unit_file)), temporary(path.string() + ".tmp"), done(std::move(on_finish)) {
+UnitWriter::Impl::Impl(std::filesystem::path unit_file, const std::string& unit, Identity of_run,
+                       Done on_finish)
+    : path(std::move(unit_file)),
+      temporary(temporary_of(path)),
+      identity(std::move(of_run)),
+      done(std::move(on_finish)) {
     const h5::Lock lock;
     file = h5::create_file(temporary);
     h5::set_attribute(h5::open_object(file, at("/")), "unit", unit);
 }
 
 UnitWriter::Impl::~Impl() {
-    if (!file) return;
     file.reset();
-    std::error_code ignored;
+    std::error_code ignored;  // a finished one has another name
     std::filesystem::remove(temporary, ignored);
 }
 
@@ -106,7 +110,9 @@ void UnitWriter::note(const std::string& name, const std::string& text) {
 void UnitWriter::finish() {
     {
         const h5::Lock lock;
-        h5::set_attribute(h5::open_object(impl_->file, impl_->at("/")), "notes",
+        const h5::Handle root = h5::open_object(impl_->file, impl_->at("/"));
+        h5::set_attribute(root, "run", impl_->identity());
+        h5::set_attribute(root, "notes",
                           nlohmann::json(impl_->notes)
                               .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     }

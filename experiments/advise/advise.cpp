@@ -83,7 +83,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     for (int64_t number : o.layers)  // throws where there are too few
         advised_queries(o, file.info(), file.layer(number), grid.largest());
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_first_backend(o);
+    const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "advice.txt", "tables"},
                 err);

@@ -65,8 +65,6 @@ OptionTable option_table(AdviseOptions& o) {
     table.seed(o.seed, "seed of sampling, the bootstrap and the selector random");
     add_compute(table, o);
     add_index_element(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

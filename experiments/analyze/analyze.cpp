@@ -51,7 +51,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const io::ActivationsReader file(o.files);
     const std::string note = resolve(o, args, file, err);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_first_backend(o);
+    const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
     job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);

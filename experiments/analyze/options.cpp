@@ -50,8 +50,6 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.names("dump", "WHAT,...", o.dump, known_dump,
                 "also store outputs, mass, scores; ids are always stored");
     add_unit_queries(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

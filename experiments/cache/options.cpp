@@ -60,7 +60,6 @@ OptionTable option_table(CacheOptions& o) {
     table.names(
         "selectors", "NAME,...", o.selectors, [](const std::string& name) { return name; },
         "of FILE, repeatable; default: all");
-    add_workers(table, o);
     add_existing(table, o);
     return table;
 }

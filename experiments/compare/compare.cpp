@@ -119,7 +119,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         compared_queries(o, file, layer, selectors_for(o, file, layer));  // can throw
     note_forced_budgets(o, io::layer_problem(file.info(), layers.front(), o.block_size), err);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_first_backend(o);
+    const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o),
                 {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);

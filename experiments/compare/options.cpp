@@ -96,8 +96,6 @@ OptionTable option_table(CompareOptions& o) {
     add_compute(table, o);
     add_index_element(table, o);
     add_unit_queries(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

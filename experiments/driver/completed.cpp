@@ -2,41 +2,54 @@
 #include "experiments/driver/completed.h"
 
 #include <ostream>
+#include <set>
 
-#include "core/io/partial_file.h"
+#include "core/io/claim.h"
 #include "experiments/report/report.h"
 
 namespace msa::experiments {
 
 void write_summary(const Completed& run, const std::string& summary, const std::string& page) {
-    write_text(run.out / "summary.json", summary);
+    if (run.writes) write_text(run.out / "summary.json", summary);
     run.print << (run.json ? summary : page);
 }
 
 void write_page(const Completed& run, const std::string& name, const std::string& page,
                 const std::string& summary) {
-    write_text(run.out / name, page);
+    if (run.writes) write_text(run.out / name, page);
     write_summary(run, summary, page);
 }
+
+namespace {
+
+/// One file for each table, and no file of an earlier run.
+void write_tables(const std::filesystem::path& folder, const report::Report& report) {
+    std::filesystem::create_directory(folder);
+    std::set<std::string> names;
+    for (const report::Table& table : report.tables) {
+        const std::string name = table.shape().name + ".csv";
+        write_text(folder / name, table.csv());
+        names.insert(name);
+    }
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+        if (entry.path().extension() == ".csv" && !names.contains(entry.path().filename().string()))
+            std::filesystem::remove(entry.path(), ignored);
+}
+
+}  // namespace
 
 std::string write_report(const Completed& run, const std::string& name,
                          const report::Report& report) {
     std::ostringstream page;
     report::print(report, page);
-    const std::string summary = report::json_text(report, run.results.run());
-    const std::filesystem::path folder = run.out / "tables";
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directory(folder);
-    for (const report::Table& table : report.tables)
-        write_text(folder / (table.shape().name + ".csv"), table.csv());
-    write_page(run, name, page.str(), summary);
+    if (run.writes) write_tables(run.out / "tables", report);
+    write_page(run, name, page.str(), report::json_text(report, run.results.run()));
     return report.verdict.reached.value_or(true) ? "" : report.verdict.text;
 }
 
 void write_text(const std::filesystem::path& path, const std::string& content) {
-    io::PartialFile file(path, true);
-    file.write(content);
-    file.finish();
+    io::replace_file(path, content);
 }
 
 }  // namespace msa::experiments

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The end of a run: a program, or msa-merge in its place, writes files from results.h5.
+// The end of a run: a program writes files from results.h5.
 #pragma once
 
 #include <filesystem>
@@ -23,6 +23,7 @@ struct Completed {
     bool json;                                  // print summary.json instead of the table
     int threads;                                // 0: all
     std::ostream& print;
+    bool writes = true;  // false: another process has written all files
 };
 
 /// Writes summary.json as the last file, and prints it or `page`.
@@ -48,8 +49,8 @@ std::string write_findings(const Completed& run, const std::string& name, const 
 /// is missed, else nothing.
 std::string write_report(const Completed&, const std::string& name, const report::Report&);
 
-/// Writes a small file through `path`.partial. SystemError naming file and reason; InputError if
-/// another process is writing it.
+/// Writes a small file by a rename. Several processes may write the same one at the same time.
+/// SystemError naming file and reason.
 void write_text(const std::filesystem::path& path, const std::string& content);
 
 }  // namespace msa::experiments

@@ -11,6 +11,7 @@
 #include "core/io/file_error.h"
 #include "core/threads.h"
 #include "core/utf8.h"
+#include "experiments/driver/launch.h"
 #include "experiments/driver/ranks.h"
 
 namespace msa::experiments {
@@ -24,7 +25,7 @@ bool stop_requested() { return stop_signal != 0; }
 
 void stop_if_asked() {
     if (stop_requested())
-        throw Interrupted("stopped; what is finished is kept, --resume continues");
+        throw Interrupted("stopped; what is finished is kept, the same command continues");
 }
 
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
@@ -70,21 +71,19 @@ int program_main(const std::string& name, Run run, int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, not a kill
     const std::vector<std::string> args(argv + 1, argv + argc);
     const auto start = [](std::span<const std::string>, std::ostream&, std::ostream&) {
-        Ranks::world();
         threads_or_all(0);  // refuses an OMP_NUM_THREADS that OpenMP would end the process by
         return 0;
     };
     if (const int code = guarded(name, start, args, std::cout, std::cerr); code != 0) return code;
-    const Ranks& ranks = Ranks::world();
+    const int64_t rank = launched_rank();
     int code = 0;
-    if (ranks.is_first()) {
+    if (rank == 0) {
         code = guarded(name, run, args, std::cout, std::cerr);
     } else {
         Silence silent;
-        code =
-            guarded(concat(name, ", rank ", ranks.rank()), run, args, silent, silent, &std::cerr);
+        code = guarded(concat(name, ", rank ", rank), run, args, silent, silent, &std::cerr);
     }
-    ranks.end(code);
+    Ranks::end(code);
     return code;
 }
 
@@ -98,7 +97,7 @@ std::string advice(const io::FileError& error) {
         case io::FileProblem::other_run: return "; --overwrite starts afresh";
         case io::FileProblem::other_program: return "; choose another --out";
         case io::FileProblem::damaged_unit:
-            return "; where it is removed, --resume of its run does it again";
+            return "; where it is removed, the command of its run does it again";
         case io::FileProblem::arrays:
             return concat("; msalab convert ", error.file(), " --state post_rope --out ",
                           std::filesystem::path(error.file()).replace_extension(".h5").string(),

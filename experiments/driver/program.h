@@ -45,8 +45,8 @@ void stop_if_asked();
 int guarded(const std::string& name, Run run, std::span<const std::string> args, std::ostream& out,
             std::ostream& err, std::ostream* failures = nullptr);
 
-/// A complete main function: signals, arguments, standard streams, MPI. With several ranks
-/// (driver/ranks.h), the first one prints, and the others print only errors.
+/// A complete main function: signals, arguments, standard streams, MPI. Of the processes that
+/// mpirun or srun started, the first one prints, and the others print only errors.
 int program_main(const std::string& name, Run run, int argc, char** argv);
 
 /// A program's text for an error: its message and, if there is one, the option that helps (";

@@ -5,34 +5,20 @@
 #include <chrono>
 #include <iostream>
 
+#include "experiments/driver/launch.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 
 namespace msa::experiments {
 
-std::vector<BackendOptions> shares_of(const ComputeOptions& o, int64_t workers,
-                                      const Ranks& ranks) {
+std::vector<BackendOptions> shares_of(const ComputeOptions& o, int64_t workers) {
     BackendOptions share = o.backend_options;
-    const int all = share.threads > 0 ? share.threads : ranks.threads();
+    const int all = share.threads > 0 ? share.threads : launched_threads();
     share.threads = std::max(1, all / static_cast<int>(workers));
     std::vector<BackendOptions> shares(static_cast<size_t>(workers), share);
     for (size_t n = 0; n < shares.size() && !o.devices.empty(); ++n)
         shares[n].device = static_cast<int>(o.devices[n % o.devices.size()]);
     return shares;
-}
-
-std::unique_ptr<Backend> make_first_backend(const ComputeOptions& o) {
-    std::vector<std::jthread> others;
-    for (size_t n = 1; n < o.devices.size(); ++n)
-        others.emplace_back([&o, device = static_cast<int>(o.devices[n])] {
-            BackendOptions own = o.backend_options;
-            own.device = device;
-            try {
-                make_backend(o.backend, own);
-            } catch (const std::exception&) {  // its worker will say so
-            }
-        });
-    return make_backend(o.backend, o.backend_options);
 }
 
 WorkQueue::WorkQueue(const Ranks& ranks, int64_t total, OnError on_error, std::ostream& err)
@@ -110,7 +96,7 @@ BackendOptions backend_of(const ComputeOptions& o, const parallel::Group& worker
         const size_t at = o.devices.size() == 1 ? 0 : static_cast<size_t>(worker.rank());
         own.device = static_cast<int>(o.devices[at]);
     }
-    const int all = own.threads > 0 ? own.threads : Ranks::world().threads();
+    const int all = own.threads > 0 ? own.threads : launched_threads();
     own.threads = std::max(1, all / o.count_devices());
     return own;
 }

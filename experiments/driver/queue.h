@@ -17,19 +17,13 @@
 #include "core/backend.h"
 #include "core/parallel/group.h"
 #include "experiments/driver/ranks.h"
+#include "experiments/driver/run.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments {
 
-/// What happens to the remaining units when one fails.
-enum class OnError : uint8_t { stop, finish_others };
-
 /// GPU and share of the threads of each worker of this process; GPUs are assigned in turn.
-std::vector<BackendOptions> shares_of(const ComputeOptions&, int64_t workers, const Ranks&);
-
-/// The backend of the first GPU. The other GPUs start at the same time, so that no worker waits for
-/// the start of its own.
-std::unique_ptr<Backend> make_first_backend(const ComputeOptions&);
+std::vector<BackendOptions> shares_of(const ComputeOptions&, int64_t workers);
 
 /// Hands out the numbers 0 to total - 1, each to one worker. Thread-safe.
 class WorkQueue {

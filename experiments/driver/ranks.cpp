@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/ranks.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -12,7 +10,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/threads.h"
 
 #ifdef MSA_MPI
 #include <mpi.h>
@@ -30,34 +27,18 @@ bool launched() {
 }  // namespace
 
 const Ranks& Ranks::world() {
-    static const Ranks ranks(join_launched());
+    static const Ranks ranks = join_launched();
     return ranks;
 }
 
 const Ranks& Ranks::alone() {
-    static const Ranks one{Launched{}};
+    static const Ranks one(0, 1);
     return one;
-}
-
-int Ranks::threads() const {
-    const int all = threads_or_all(0);
-    // Who sets OMP_NUM_THREADS means every rank.
-    if (launched_.of_host == 1 || std::getenv("OMP_NUM_THREADS") != nullptr) return all;
-    return std::clamp(launched_.processors_of_host / launched_.of_host, 1, all);
 }
 
 #ifdef MSA_MPI
 
 namespace {
-
-/// Those that any of the ranks of `host` may run on: a launcher may have bound each to its own.
-int processors(MPI_Comm host) {
-    cpu_set_t mine, any;
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
-    MPI_Allreduce(&mine, &any, sizeof mine, MPI_BYTE, MPI_BOR, host);
-    return CPU_COUNT(&any);
-}
 
 /// Every rank adds up a part of the lists, the ranks' values in their order, for all.
 template <typename T>
@@ -90,21 +71,15 @@ void sum_in_order(std::span<T> values, int rank, int count, MPI_Datatype type) {
 
 }  // namespace
 
-Ranks::Launched Ranks::join_launched() {
-    Launched self;
-    if (!launched()) return self;
-    int level = 0;
+Ranks Ranks::join_launched() {
+    if (!launched()) return {0, 1};
+    int level = 0, rank = 0, count = 1;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &self.rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &self.count);
-    MPI_Comm host = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, self.rank, MPI_INFO_NULL, &host);
-    MPI_Comm_size(host, &self.of_host);
-    self.processors_of_host = processors(host);
-    MPI_Comm_free(&host);
-    require(level >= MPI_THREAD_SERIALIZED || self.count == 1,
-            "this MPI lets one thread of a process call it: --shard spreads a run without MPI");
-    return self;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    require(level >= MPI_THREAD_SERIALIZED || count == 1,
+            "this MPI lets one thread of a process call it, training needs one that lets several");
+    return {rank, count};
 }
 
 void Ranks::broadcast(std::span<std::byte> bytes) const {
@@ -130,9 +105,13 @@ void Ranks::all_reduce(std::span<double> values) const {
     sum_in_order(values, rank(), size(), MPI_DOUBLE);
 }
 
-void Ranks::end(int exit_code) const {
-    if (!launched()) return;
-    if (exit_code != 0 && size() > 1) {
+void Ranks::end(int exit_code) {
+    int joined = 0, ended = 0, count = 1;
+    MPI_Initialized(&joined);
+    MPI_Finalized(&ended);
+    if (joined == 0 || ended != 0) return;
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    if (exit_code != 0 && count > 1) {
         // mpirun forwards the message of this rank in its own time, and drops it once all are
         // ended.
         std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -143,11 +122,11 @@ void Ranks::end(int exit_code) const {
 
 #else
 
-Ranks::Launched Ranks::join_launched() {
+Ranks Ranks::join_launched() {
     const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
     require(!launched() || (size != nullptr && size == std::string("1")),
-            "this program was built without MPI: --shard spreads a run over processes");
-    return {};
+            "this program was built without MPI, by which ranks train together");
+    return {0, 1};
 }
 
 void Ranks::all_reduce(std::span<float>) const {}
@@ -156,7 +135,7 @@ void Ranks::broadcast(std::span<std::byte>) const {}
 void Ranks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
     Group::all_gather(mine, all);
 }
-void Ranks::end(int) const {}
+void Ranks::end(int) {}
 
 #endif
 

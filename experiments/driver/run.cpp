@@ -11,11 +11,12 @@
 #include <ostream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "core/io/file_error.h"
-#include "experiments/driver/completed.h"
+#include "experiments/driver/launch.h"
 #include "experiments/driver/program.h"
-#include "experiments/driver/queue.h"
+#include "experiments/driver/progress.h"
 #include "experiments/driver/run_record.h"
 
 namespace msa::experiments {
@@ -23,7 +24,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The threads of loops that take their number from the thread that runs them, for a worker's life.
+constexpr const char* kAssembling = "results";  // claimed as a unit is
+
+/// The threads of loops that take their number from the thread that runs them.
 class ThreadShare {
 public:
     explicit ThreadShare(int threads) : before_(omp_get_max_threads()) {
@@ -37,7 +40,38 @@ private:
     int before_;
 };
 
+/// Waits for other processes: a little longer each time.
+class Patience {
+public:
+    /// `what` is said once, if it takes long.
+    void wait(const std::function<std::string()>& what, std::ostream& err) {
+        constexpr auto kLongest = std::chrono::milliseconds(1000);
+        stop_if_asked();
+        std::this_thread::sleep_for(next_);
+        next_ = std::min(next_ * 3 / 2, kLongest);
+        if (next_ < kLongest || said_) return;
+        said_ = true;
+        err << what() << std::endl;
+    }
+    void reset() { next_ = kFirst; }
+
+private:
+    static constexpr std::chrono::milliseconds kFirst{4};
+    std::chrono::milliseconds next_ = kFirst;
+    bool said_ = false;
+};
+
+int threads_of(const ComputeOptions& o) {
+    return o.backend_options.threads > 0 ? o.backend_options.threads : launched_threads();
+}
+
 }  // namespace
+
+std::unique_ptr<Backend> make_own_backend(const ComputeOptions& o) {
+    BackendOptions own = o.backend_options;
+    own.threads = threads_of(o);
+    return make_backend(o.backend, own);
+}
 
 bool lies_in(const fs::path& file, const fs::path& folder) {
     const fs::path inner = fs::weakly_canonical(file), outer = fs::weakly_canonical(folder);
@@ -59,62 +93,13 @@ void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished
                             io::FileProblem::unfinished_run);
 }
 
-void check_shard(const RunOptions& o, const Ranks& ranks) {
-    require(!o.shard || ranks.size() == 1,
-            "--shard is given, and so are several ranks: one of the two spreads a run");
-}
-
 nlohmann::ordered_json json_number(double value) {
     return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
 }
 
-std::vector<Unit> layer_units(
-    const io::ActivationsReader& file, std::span<const int64_t> layers,
-    const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work) {
-    std::vector<Unit> units;
-    for (int64_t number : layers)
-        units.push_back({concat("layer ", number), [&layer = file.layer(number), work](
-                                                       const Worker& worker, io::UnitWriter& to) {
-                             work(layer, worker, to);
-                         }});
-    return units;
-}
-
-std::string LayerPart::name() const {
-    const std::string whole = concat("layer ", layer.layer);
-    return is_whole ? whole : concat(whole, ", queries ", queries.begin, ":", queries.end);
-}
-
-std::vector<Unit> query_units(
-    const io::ActivationsReader& file, std::span<const int64_t> layers, int64_t unit_queries,
-    const std::function<std::vector<int64_t>(const io::LayerInfo&)>& begins,
-    const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work) {
-    std::vector<Unit> units;
-    for (int64_t number : layers) {
-        const io::LayerInfo& layer = file.layer(number);
-        const std::string whole = concat("layer ", number);
-        std::vector<QueryRange> pieces{{0, 0}};
-        for (int64_t end : begins(layer)) {
-            const int64_t queries = pieces.back().end - pieces.back().begin;
-            if (unit_queries > 0 && queries >= unit_queries && end > pieces.back().end)
-                pieces.push_back({pieces.back().end, end});
-            pieces.back().end = end;
-        }
-        for (const QueryRange piece : pieces) {
-            const LayerPart part{layer, piece, unit_queries == 0};
-            units.push_back({part.name(), [part, work](const Worker& worker, io::UnitWriter& to) {
-                                 work(part, worker, to);
-                             }});
-            if (!part.is_whole) units.back().whole = whole;
-        }
-    }
-    return units;
-}
-
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
-                 std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err,
-                 const Ranks& ranks)
-    : o_(o), program_(program), inputs_(std::move(inputs)), err_(err), ranks_(ranks) {
+                 std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
+    : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {
     check_folder("out", o_.out);
     names.insert(names.end(), {"results.h5", "run.json"});
     for (const fs::path& input : inputs_)
@@ -128,37 +113,6 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
 const io::RunRecord& UnitRun::record_with_inputs() {
     record.inputs = hashes_.get();
     return record;
-}
-
-/// One process, and nothing that another run has left: nobody compares the record with another.
-bool UnitRun::starts_afresh() const {
-    return ranks_.size() == 1 && !fs::exists(path("results.h5")) &&
-           !fs::exists(path("results.h5.partial"));
-}
-
-/// A unit that is finished can be resumed, so the record must be whole before: until the hashes are
-/// there, the units that are computed wait.
-void UnitRun::finish_computed(bool wait, WorkQueue& queue) const {
-    constexpr size_t kMostOpen = 64;  // files
-    std::unique_lock lock(recording_);
-    wait = wait || computed_.size() >= kMostOpen;
-    if (inputs_later_) {
-        if (!wait && hashes_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
-        to_->record_inputs(hashes_.get());
-        inputs_later_ = false;
-    }
-    while (!computed_.empty()) {
-        auto [unit, results] = std::move(computed_.back());
-        computed_.pop_back();
-        lock.unlock();
-        try {
-            results.finish();
-            unit->done();
-        } catch (const std::exception& error) {  // of this unit, not of those behind it
-            queue.fail(message_of(error));
-        }
-        lock.lock();
-    }
 }
 
 void UnitRun::describe(const OptionTable& options, const std::string& definitions,
@@ -176,7 +130,8 @@ void UnitRun::describe(const OptionTable& options, const std::string& definition
     record_captures(file, record);
 }
 
-void UnitRun::begin(std::vector<Unit> units) {
+void UnitRun::begin(std::vector<Unit> units, Others others) {
+    others_ = others;
     std::error_code none;
     for (const fs::directory_entry& entry : fs::directory_iterator(o_.out, none)) {
         const std::string name = entry.path().filename().string();
@@ -190,35 +145,43 @@ void UnitRun::begin(std::vector<Unit> units) {
         record.units.push_back(unit.name);
         if (!unit.whole.empty()) record.joined[unit.whole].push_back(unit.name);
     }
-    for (const fs::path& input : inputs_)
-        record.input_paths.push_back(fs::absolute(input).lexically_normal().string());
-    check_shard(o_, ranks_);
-    if (o_.shard) record.shard = o_.shard->text();
-    inputs_later_ = starts_afresh() && record.inputs.empty();
+    inputs_later_ = others == Others::join && record.inputs.empty() &&
+                    !fs::exists(path("results.h5")) && !has_units();
     if (!inputs_later_) record_with_inputs();
-    const auto open = [&](io::IfExists if_exists) {
-        std::exception_ptr error;
-        try {
-            fs::create_directories(o_.out);
-            to_ = std::make_unique<io::ResultsWriter>(path("results.h5"), record, if_exists);
-        } catch (...) {
-            error = std::current_exception();
-        }
-        return error;
+    const bool joins = others == Others::join;
+    const io::IfExists rule = o_.overwrite
+                                  ? (joins ? io::IfExists::replace : io::IfExists::overwrite)
+                              : joins     ? io::IfExists::join
+                              : o_.resume ? io::IfExists::resume
+                                          : io::IfExists::refuse;
+    fs::create_directories(o_.out);
+    const auto open = [&] {
+        to_ = std::make_unique<io::ResultsWriter>(path("results.h5"), record, rule);
     };
-    const io::IfExists rule = o_.overwrite ? io::IfExists::overwrite
-                              : o_.resume  ? io::IfExists::resume
-                                           : io::IfExists::refuse;
-    std::exception_ptr error;
-    if (ranks_.is_first()) error = open(rule);
-    if (error && inputs_later_) {  // a run that has just ended left its record: compare all of it
-        inputs_later_ = false;
-        record_with_inputs();
-        error = open(rule);
+    if (!inputs_later_) {
+        open();
+    } else {
+        try {
+            open();
+        } catch (const InputError&) {  // a run that has just ended left its record: compare all
+            inputs_later_ = false;
+            record_with_inputs();
+            open();
+        }
     }
-    ranks_.barrier(error);
-    if (!ranks_.is_first()) error = open(io::IfExists::join);
-    ranks_.barrier(error);
+    for (const Unit& unit : units_)
+        if (to_->done(unit.name)) {
+            err_ << unit.name << ": done before\n";
+            unit.done();
+        }
+}
+
+/// Whether a unit of an unfinished run is there.
+bool UnitRun::has_units() const {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(path("results.h5.partial"), none))
+        if (entry.path().extension() == ".h5") return true;
+    return false;
 }
 
 bool UnitRun::is_done() const {
@@ -226,118 +189,185 @@ bool UnitRun::is_done() const {
                        [&](const Unit& unit) { return to_->done(unit.name); });
 }
 
-std::vector<const Unit*> UnitRun::waiting() const {
-    const Shard part = o_.shard.value_or(Shard{});
+/// All units, from that at which this process begins.
+std::vector<const Unit*> UnitRun::in_turn() const {
     std::vector<const Unit*> units;
-    for (size_t n = 0; n < units_.size(); ++n) {
-        const Unit& unit = units_[n];
-        if (static_cast<int64_t>(n) % part.count != part.index) continue;
-        if (!to_->done(unit.name)) {
-            units.push_back(&unit);
-        } else {
-            err_ << unit.name << ": done before\n";
-            if (ranks_.is_first()) unit.done();
-        }
-    }
-    ranks_.barrier();  // all have the same list: nothing in it has been done since by another rank
-    std::vector<const Unit*> mine;
-    for (size_t n = static_cast<size_t>(ranks_.rank()); n < units.size();
-         n += static_cast<size_t>(ranks_.size()))
-        mine.push_back(units[n]);
-    return mine;
+    for (const Unit& unit : units_) units.push_back(&unit);
+    if (!units.empty())
+        std::ranges::rotate(units, units.begin() + launched_number() % std::ssize(units));
+    return units;
 }
 
-void UnitRun::do_unit(const Unit& unit, const Worker& worker, WorkQueue& queue) const {
-    io::UnitWriter to = to_->begin(unit.name);
+/// A unit that nobody does or has done. `all_done`: but for those of this process, all are.
+std::optional<UnitRun::Taken> UnitRun::take(const std::vector<const Unit*>& units,
+                                            bool& all_done) const {
+    all_done = true;
+    for (const Unit* unit : units) {
+        const bool is_computed = std::ranges::any_of(
+            computed_, [&](const Done& done) { return done.taken.unit == unit; });
+        if (is_computed || failed_.contains(unit) || to_->done(unit->name)) continue;
+        if (others_ == Others::refused) return Taken{unit, std::nullopt};
+        all_done = false;
+        std::optional<io::Claim> claim = to_->claim(unit->name);
+        if (claim && !to_->done(unit->name)) return Taken{unit, std::move(claim)};
+    }
+    return std::nullopt;
+}
+
+/// Notes the current exception; whether the others are still to be done. None if another process
+/// has finished the unit.
+bool UnitRun::fail(const Unit* unit) {
+    try {
+        throw;
+    } catch (const std::exception& error) {
+        failures_.push_back({std::current_exception(), message_of(error)});
+    }
+    if (unit == nullptr) return false;
+    try {
+        if (others_ == Others::join) to_->look();
+        if (to_->done(unit->name)) {
+            failures_.pop_back();
+            return true;
+        }
+    } catch (const std::exception&) {  // of the unit itself is said
+        return false;
+    }
+    failed_.insert(unit);
+    return !stop_requested();
+}
+
+/// A unit that is finished belongs to a run, so the record must be whole before: until the hashes
+/// are there, the units that are computed wait. Whether other units are still to be done.
+bool UnitRun::finish_computed(bool wait) {
+    constexpr size_t kMostOpen = 64;  // files
+    if (inputs_later_ && (wait || !computed_.empty())) {
+        wait = wait || computed_.size() >= kMostOpen;
+        if (!wait && hashes_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+            return true;
+        try {
+            record.inputs = hashes_.get();
+            to_->record_inputs(record.inputs);
+        } catch (const std::exception&) {
+            return fail(nullptr);
+        }
+        inputs_later_ = false;
+    }
+    bool go_on = true;
+    for (; !computed_.empty(); computed_.pop_back()) {
+        Done& done = computed_.back();
+        try {
+            done.results.finish();
+            done.taken.unit->done();
+        } catch (const std::exception&) {  // of this unit, not of those behind it
+            go_on = fail(done.taken.unit) && go_on;
+        }
+    }
+    return go_on;
+}
+
+void UnitRun::do_unit(Taken taken, const Worker& worker) {
+    io::UnitWriter to = to_->begin(taken.unit->name);
     to.note("host", record.host);
     to.note("device", worker.backend.device());
     to.note("started", utc_now());
-    unit.work(worker, to);
+    taken.unit->work(worker, to);
     to.note("finished", utc_now());
-    {
-        const std::lock_guard lock(recording_);
-        computed_.emplace_back(&unit, std::move(to));
-    }
-    finish_computed(false, queue);
+    computed_.push_back({std::move(taken), std::move(to)});
 }
 
-void UnitRun::work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
-                        bool counted, WorkQueue& queue) const {
-    const ThreadShare share(threads);
+void UnitRun::work(const ComputeOptions& compute, Backend& backend, OnError on_error) {
+    const ThreadShare share(threads_of(compute));
+    const std::vector<const Unit*> units = in_turn();
+    std::optional<Progress> bar;
+    if (!record.joined.empty()) bar.emplace(err_, "units", std::ssize(units), "units");
     Silence silent;
-    for (int64_t number = queue.take(); number >= 0; number = queue.take()) {
-        std::ostringstream said;  // several workers do not write into each other's lines
-        try {
-            const Worker worker{backend, counted ? said : err_, counted ? silent : err_, threads};
-            do_unit(*units[static_cast<size_t>(number)], worker, queue);
-        } catch (const std::exception& error) {
-            queue.fail(message_of(error));
+    const Worker worker{backend, err_, bar ? silent : err_, threads_of(compute)};
+    Patience patience;
+    for (bool go_on = true, all_done = false; go_on;) {
+        if (others_ == Others::join) to_->look();
+        std::optional<Taken> taken = take(units, all_done);
+        if (!taken) {
+            if (!finish_computed(true) || all_done || !failures_.empty()) break;
+            patience.wait(
+                [&] {
+                    std::string waited;
+                    for (const Unit* unit : units)
+                        if (std::string holder = to_->holder(unit->name); !holder.empty())
+                            waited += concat(waited.empty() ? "" : "; ", unit->name, ", ", holder);
+                    return "waits for what others do: " + waited;
+                },
+                err_);
+            continue;
         }
-        queue.count_done(said.str());
+        patience.reset();
+        const Unit* const unit = taken->unit;
+        try {
+            do_unit(std::move(*taken), worker);
+        } catch (const std::exception&) {
+            go_on = fail(unit);
+        }
+        go_on = finish_computed(false) && go_on;
+        if (bar) bar->advance(1);
+        if (on_error == OnError::stop && !failures_.empty()) go_on = false;
     }
-}
-
-bool UnitRun::end_shard(int64_t done) const {
-    if (to_->complete()) return true;
-    to_->keep_units();
-    err_ << "shard " << o_.shard->text() << ": its " << done << " of the run's " << units_.size()
-         << " units are in " << o_.out.string() << "; msa-merge joins it with the others\n";
-    return false;
-}
-
-bool UnitRun::work(const ComputeOptions& compute, Backend& first, OnError on_error) {
-    const std::vector<const Unit*> units = waiting();
-    const std::vector<BackendOptions> shares = shares_of(
-        compute, std::clamp<int64_t>(std::ssize(units), 1, o_.jobs * compute.count_devices()),
-        ranks_);
-    const bool alone = shares.size() == 1 && ranks_.size() == 1;
-    WorkQueue queue(ranks_, std::ssize(units), on_error, err_);
-    const bool counted = !alone || !record.joined.empty();
-    if (counted && ranks_.is_first()) queue.show_bar(std::ssize(units), "units");
-    if (alone)
-        work_with(first, shares.front().threads, units, counted, queue);
-    else
-        queue.spread(shares, [&](const BackendOptions& own) {
-            work_with(*make_backend(compute.backend, own), own.threads, units, counted, queue);
-        });
-    try {
-        finish_computed(true, queue);
-    } catch (const std::exception& error) {
-        queue.fail(message_of(error));
-    }
-    queue.end(program_);
-    if (o_.shard) return end_shard(std::ssize(units));
-    return ranks_.is_first();
+    finish_computed(true);
+    for (size_t n = 1; n < failures_.size(); ++n)
+        if (failures_[n].message != failures_.front().message)  // several may wait for one input
+            err_ << program_ << ": " << failures_[n].message << '\n';
+    if (!failures_.empty()) std::rethrow_exception(failures_.front().error);
 }
 
 int UnitRun::run(std::vector<Unit> units, const ComputeOptions& compute, Backend& backend,
                  std::string (*complete)(const Completed&), std::ostream& out,
                  const io::ResultsWriter::JoinParts& join) {
     begin(std::move(units));
-    if (!work(compute, backend, OnError::stop)) return 0;
-    const std::string nearest = complete({finish(join), o_.out, o_.files, o_.json, 0, out});
+    work(compute, backend, OnError::stop);
+    const std::string nearest = end(complete, out, 0, join);
     if (nearest.empty()) return 0;
     err_ << program_ << ": " << nearest << '\n';
     return kRefused;
 }
 
-io::ResultsReader UnitRun::finish(const io::ResultsWriter::JoinParts& join) {
-    if (!to_->complete()) to_->count_finished();
-    for (const Unit& unit : units_)
-        if (!to_->done(unit.name))
-            throw SystemError(concat(path("results.h5").string(), ": ", unit.name,
-                                     " was done by a rank that writes elsewhere: --out must lie in "
-                                     "a file system that all hosts share"));
-    return finish_run(*to_, o_.out, record, join);
+std::string UnitRun::end(std::string (*complete)(const Completed&), std::ostream& out, int threads,
+                         const io::ResultsWriter::JoinParts& join) {
+    for (Patience patience;;) {
+        to_->look();
+        std::optional<io::Claim> claim;
+        if (!to_->complete()) {
+            claim = to_->claim(kAssembling);
+            to_->look();
+            if (!to_->complete() && !claim) {
+                patience.wait(
+                    [&] { return "waits for the results of " + to_->holder(kAssembling); }, err_);
+                continue;
+            }
+        }
+        try {
+            const bool assembles = !to_->complete();
+            const bool writes = assembles || !fs::exists(path("summary.json"));
+            if (assembles) assemble(join);
+            const io::ResultsReader results(path("results.h5"));
+            std::string nearest =
+                complete({results, o_.out, inputs_, o_.json, threads, out, writes});
+            for (const Unit& unit : units_) unit.done();
+            if (assembles) to_->end();
+            return nearest;
+        } catch (const std::exception&) {
+            if (!claim || claim->is_held()) throw;  // else another process took over, and completes
+        }
+    }
 }
 
-io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
-                             const io::RunRecord& record,
-                             const io::ResultsWriter::JoinParts& join) {
+io::ResultsReader UnitRun::finish() {
+    assemble({});
+    return io::ResultsReader(path("results.h5"));
+}
+
+void UnitRun::assemble(const io::ResultsWriter::JoinParts& join) {
     using nlohmann::ordered_json;
-    if (!to.complete()) {
+    if (!to_->complete()) {
         ordered_json units = ordered_json::array();
-        for (const io::ResultsWriter::Notes& notes : to.notes()) {
+        for (const io::ResultsWriter::Notes& notes : to_->notes()) {
             units.push_back({{"unit", notes.unit}});
             for (const auto& [name, value] : notes.texts) {
                 const ordered_json parsed = ordered_json::parse(value, nullptr, false);
@@ -348,12 +378,11 @@ io::ResultsReader finish_run(io::ResultsWriter& to, const fs::path& out,
                                  {"program", record.program}, {"argv", record.argv},
                                  {"host", record.host},       {"started", record.started},
                                  {"finished", utc_now()},     {"units", units}};
-        write_text(out / "run.json",
+        write_text(path("run.json"),
                    about.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
     }
-    fs::remove(out / "summary.json");
-    to.finish(join);
-    return io::ResultsReader(out / "results.h5");
+    fs::remove(path("summary.json"));
+    to_->finish(join);
 }
 
 }  // namespace msa::experiments

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A run over units of work, for every program that reads activations and writes results. It handles
-// the record, existing results, the remaining units, their workers (threads, ranks or independent
-// processes), and the final files. A program supplies its options, the work of a unit, and the
-// output.
+// the record, existing results, the units that this and other processes do, and the final files. A
+// program supplies its options, the work of a unit, and the output.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +9,8 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,60 +19,31 @@
 #include "core/backend.h"
 #include "core/io/activations.h"
 #include "core/io/results.h"
-#include "experiments/driver/queue.h"
-#include "experiments/driver/ranks.h"
+#include "experiments/driver/completed.h"
 #include "experiments/driver/run_options.h"
+#include "experiments/driver/units.h"
 
 namespace msa::experiments {
 
-/// The resources of one worker.
-struct Worker {
-    Backend& backend;
-    std::ostream& err;       // for messages of a unit
-    std::ostream& progress;  // for progress within a unit; silent if units are counted
-    int threads;             // this worker's share
-};
+/// A process's backend, with its share of the threads (driver/launch.h).
+std::unique_ptr<Backend> make_own_backend(const ComputeOptions&);
 
-/// A unit of work: one worker does it, and --resume continues at the first unfinished one. Its name
-/// is its unique key in /done. Units are independent: who does them, and when, changes no bit.
-/// Results over several units are joined at the end, in order.
-struct Unit {
-    std::string name;
-    std::function<void(const Worker&, io::UnitWriter&)> work;
-    std::function<void()> done = [] {
-    };                    // called when it is finished, in this run or an earlier one
-    std::string whole{};  // the unit of the results of which it is a part; empty: itself
-};
+/// Whether other processes may do units of the same run at the same time.
+enum class Others : uint8_t { join, refused };
+/// What happens to the remaining units when one fails.
+enum class OnError : uint8_t { stop, finish_others };
 
-/// One unit for each layer, "layer L".
-std::vector<Unit> layer_units(
-    const io::ActivationsReader&, std::span<const int64_t> layers,
-    const std::function<void(const io::LayerInfo&, const Worker&, io::UnitWriter&)>& work);
-
-/// A layer, and a range of its analysed queries.
-struct LayerPart {
-    const io::LayerInfo& layer;
-    QueryRange queries;
-    bool is_whole;
-
-    /// "layer L, queries A:B", or "layer L" if it is whole.
-    std::string name() const;
-};
-/// Cuts each layer's analysed queries into units of whole blocks, as few as have `unit_queries`
-/// queries; the units are parts of "layer L". begins(layer) gives the first query of each block,
-/// and the end. unit_queries 0: one unit per layer.
-std::vector<Unit> query_units(
-    const io::ActivationsReader&, std::span<const int64_t> layers, int64_t unit_queries,
-    const std::function<std::vector<int64_t>(const io::LayerInfo&)>& begins,
-    const std::function<void(const LayerPart&, const Worker&, io::UnitWriter&)>& work);
-
+/// Any number of processes do a run together, each started with the same command: each takes a unit
+/// that is not finished and that no other process has claimed (core/io/claim.h). A process that
+/// finds nothing to take waits for the others, in case one of them ends. Each ends when the results
+/// are complete; one of them writes them.
 class UnitRun {
 public:
     /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one.
-    /// Records program and arguments, and begins to hash the inputs. `ranks` share the units.
+    /// Records program and arguments, and begins to hash the inputs.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
-            std::ostream& err, const Ranks& ranks = Ranks::world());
+            std::ostream& err);
 
     io::RunRecord record;  // to be completed by the program before begin(), but for its inputs
     /// The record with its inputs: waits for their hashes.
@@ -84,60 +55,72 @@ public:
                   const io::ActivationsReader&, const ElementChoice&);
     std::filesystem::path path(const std::string& name) const { return o_.out / name; }
 
-    /// Makes the directory and opens results.h5 as --resume and --overwrite say; not over results
-    /// or beside an unfinished run of another program. Does not wait for the hashes where nothing
-    /// is there: then units begin beside them, and those computed before wait to be finished.
-    void begin(std::vector<Unit> units);
+    /// Makes the directory and opens results.h5, as the options say (io::IfExists); not over
+    /// results or beside an unfinished run of another program. Does not wait for the hashes where
+    /// nothing is finished: then units begin beside them, and those computed before wait to be
+    /// finished.
+    void begin(std::vector<Unit> units, Others others = Others::join);
+    /// Whether another process is at a unit.
+    bool is_claimed(const std::string& unit) const { return !to_->holder(unit).empty(); }
     /// Whether all units are already done.
     bool is_done() const;
-    /// Does this process's unfinished units: those of --shard or, with several ranks
-    /// (driver/ranks.h), every N-th. `jobs` run at once on each device; each has its share of the
-    /// threads, and each beyond the first its own backend. The first error is thrown at the end,
-    /// further ones are printed. Throws Interrupted if a unit does. Returns true if this process
-    /// completes the run; otherwise prints that its part is done.
-    bool work(const ComputeOptions& compute, Backend& first, OnError on_error);
-    /// begin(), work(), finish() and the program's complete(). The exit code: that of a refusal,
-    /// with a message, where the target is missed.
+    /// Does units until all are finished, by this process or by others. The first error is thrown
+    /// at the end, further ones are printed. Throws Interrupted if a unit does, or if it is asked
+    /// to stop while it waits.
+    void work(const ComputeOptions& compute, Backend& backend, OnError on_error);
+    /// Completes results.h5 and calls the program's complete(), which writes what another process
+    /// has not yet, and prints. Returns its answer. `join` makes a unit of its parts, if there are
+    /// any.
+    std::string end(std::string (*complete)(const Completed&), std::ostream& out, int threads = 0,
+                    const io::ResultsWriter::JoinParts& join = {});
+    /// begin(), work() and end(). The exit code: that of a refusal, with a message, where the
+    /// target is missed.
     int run(std::vector<Unit> units, const ComputeOptions&, Backend&,
             std::string (*complete)(const Completed&), std::ostream& out,
             const io::ResultsWriter::JoinParts& join = {});
-    /// Completes results.h5 and opens it. Writes run.json, and removes an old summary.json, which
-    /// programs write last. `join` makes a unit of its parts, if there are any.
-    io::ResultsReader finish(const io::ResultsWriter::JoinParts& join = {});
+    /// Of a run that no other process joins: completes results.h5 and opens it. Writes run.json,
+    /// and removes an old summary.json, which programs write last.
+    io::ResultsReader finish();
 
 private:
-    std::vector<const Unit*> waiting() const;  // for this process
-    void work_with(Backend& backend, int threads, const std::vector<const Unit*>& units,
-                   bool counted, WorkQueue& queue) const;
-    void do_unit(const Unit& unit, const Worker& worker, WorkQueue& queue) const;
-    bool end_shard(int64_t done) const;
-    bool starts_afresh() const;
-    void finish_computed(bool wait, WorkQueue& queue) const;
+    struct Taken {
+        const Unit* unit;
+        std::optional<io::Claim> claim;
+    };
+    /// A unit whose results wait to be finished.
+    struct Done {
+        Taken taken;
+        io::UnitWriter results;
+    };
+    struct Failure {
+        std::exception_ptr error;
+        std::string message;
+    };
+    bool has_units() const;
+    std::vector<const Unit*> in_turn() const;
+    std::optional<Taken> take(const std::vector<const Unit*>& units, bool& all_done) const;
+    void do_unit(Taken taken, const Worker& worker);
+    bool finish_computed(bool wait);
+    bool fail(const Unit* unit);
+    void assemble(const io::ResultsWriter::JoinParts& join);
 
     RunOptions o_;
     std::string program_;
     std::vector<std::filesystem::path> inputs_;
     std::vector<Unit> units_;
     std::ostream& err_;
-    const Ranks& ranks_;
+    Others others_ = Others::join;
     std::shared_future<std::map<std::string, std::string>> hashes_;
-    mutable std::mutex recording_;
-    mutable bool inputs_later_ = false;
+    bool inputs_later_ = false;
     std::unique_ptr<io::ResultsWriter> to_;
-    mutable std::vector<std::pair<const Unit*, io::UnitWriter>> computed_;
+    std::vector<Done> computed_;
+    std::set<const Unit*> failed_;
+    std::vector<Failure> failures_;
 };
 
 /// Applies the rule for existing results to other files of an earlier run: InputError if `what`
 /// belongs to an unfinished run and neither --resume nor --overwrite is given.
 void check_unfinished(const RunOptions&, const std::filesystem::path& what, bool unfinished);
-/// InputError if --shard is given and there are several ranks.
-void check_shard(const RunOptions&, const Ranks&);
-/// Completes a run's results in the folder `out` like UnitRun::finish. `argv` and the rest of
-/// `record` describe the completing process.
-io::ResultsReader finish_run(io::ResultsWriter&, const std::filesystem::path& out,
-                             const io::RunRecord& record,
-                             const io::ResultsWriter::JoinParts& join = {});
-
 /// Whether `file` is the folder or lies in it. Follows symbolic links.
 bool lies_in(const std::filesystem::path& file, const std::filesystem::path& folder);
 /// Throws InputError naming both if `input` is the file `output` or lies in the directory `output`,

@@ -33,30 +33,14 @@ void add_output(OptionTable& table, RunOptions& o) {
 }
 
 void add_existing(OptionTable& table, RunOptions& o) {
-    table.flag("resume", o.resume, "continue an unfinished run with these options").unrecorded();
     table.flag("overwrite", o.overwrite, "replace existing results").unrecorded().check = [&o] {
         require(!(o.resume && o.overwrite), "--resume and --overwrite exclude each other");
     };
     table.flag("json", o.json, "print summary.json instead of the table").unrecorded();
 }
 
-void add_workers(OptionTable& table, RunOptions& o) {
-    table
-        .count("jobs", "N", o.jobs,
-               "units done at once in this process; each takes memory and a share of the threads",
-               between(1, 4096))
-        .unrecorded();
-    add_shard(table, o, "do only this part of the units, for msa-merge");
-}
-
-void add_shard(OptionTable& table, RunOptions& o, const std::string& help) {
-    OptionRow& row = table.text(
-        "shard", "I/N", o.asked_shard,
-        help + ": part I of N, counted from 0, or slurm: the part of this task of a job array");
-    row.unrecorded();
-    row.check = [&o] {
-        if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
-    };
+void add_resume(OptionTable& table, RunOptions& o) {
+    table.flag("resume", o.resume, "continue an unfinished run with these options").unrecorded();
 }
 
 void add_backend(OptionTable& table, ComputeOptions& o) {
@@ -80,12 +64,6 @@ void add_devices(OptionTable& table, ComputeOptions& o, const std::string& help)
                 " ranks: one of the two spreads a run");
         o.backend_options.device = static_cast<int>(o.devices.front());
     };
-}
-
-void add_devices(OptionTable& table, ComputeOptions& o) {
-    add_devices(table, o,
-                "GPUs that share the layers, with --jobs layers at once on each; on the host, this "
-                "many workers that share the threads. See docs/many_machines.md");
 }
 
 void add_compute(OptionTable& table, ComputeOptions& o) {
@@ -278,7 +256,7 @@ void add_queries(OptionTable& table, QueryOptions& o) {
 
 void add_unit_queries(OptionTable& table, UnitOptions& o) {
     table.count("unit-queries", "N", o.unit_queries,
-                "size of the units that workers share and --resume starts at: whole blocks of 128 "
+                "size of the units that processes share: whole blocks of 128 "
                 "positions with at least N of a layer's queries; 0: the whole layer",
                 at_least(0));
 }

@@ -12,7 +12,6 @@
 #include "core/selection.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/option_table.h"
-#include "experiments/driver/shard.h"
 
 namespace msa::experiments {
 
@@ -21,22 +20,18 @@ struct RunOptions {
     std::vector<std::filesystem::path> files;  // activations, one data set
     std::filesystem::path out;
     std::vector<int64_t> layers;  // empty: all
-    bool resume = false, overwrite = false, json = false;
+    bool resume = false;          // only of a run that no other process joins (run.h)
+    bool overwrite = false, json = false;
     uint64_t seed = 0;
-    int64_t jobs = 1;         // units at once in this process
-    std::string asked_shard;  // empty: the whole run
-    std::optional<Shard> shard;
 };
 /// Positional inputs and --out. `with`: what files need besides q, k and v: ", with x".
 void add_files(OptionTable&, RunOptions&, const std::string& with = "");
 /// --out alone.
 void add_output(OptionTable&, RunOptions&);
-/// --resume, --overwrite, --json.
+/// --overwrite, --json.
 void add_existing(OptionTable&, RunOptions&);
-/// --jobs, --shard.
-void add_workers(OptionTable&, RunOptions&);
-/// Only --shard; `help` says of what it is a part.
-void add_shard(OptionTable&, RunOptions&, const std::string& help);
+/// --resume.
+void add_resume(OptionTable&, RunOptions&);
 
 /// Device and element types of the computation.
 struct ComputeOptions {
@@ -52,8 +47,6 @@ void add_backend(OptionTable&, ComputeOptions&);
 /// --devices, with a help text; the first of them is the backend's. InputError for several
 /// devices with several ranks.
 void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
-/// The same for a run over units (driver/run.h).
-void add_devices(OptionTable&, ComputeOptions&);
 /// These and --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.

@@ -112,10 +112,8 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
     std::vector<std::string> outputs{"summary.json", kPage, "tables", "indexer.h5"};
     const std::vector<std::vector<int64_t>> shared = shared_layers(o);
     for (const std::vector<int64_t>& of : shared) outputs.push_back(checkpoint_name(of.front()));
-    UnitRun job(kProgram.name, args, o, o.files, outputs, err,
-                o.together ? Ranks::alone() : Ranks::world());
+    UnitRun job(kProgram.name, args, o, o.files, outputs, err);
     describe(job, p, workers, backend);
-    check_unfinished(o, o.out, exists(job.path("results.h5")) && !exists(job.path("summary.json")));
     std::vector<Unit> units;
     std::vector<Checkpoint> checkpoints;
     for (const std::vector<int64_t>& of : shared) {
@@ -129,17 +127,15 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
                          },
                          [checkpoint] { checkpoint.remove(); }});
     }
-    job.begin(std::move(units));  // locks the folder, so that nobody else is at the checkpoints
-    for (const Checkpoint& checkpoint : checkpoints) {
-        check_unfinished(o, checkpoint.path(), std::filesystem::exists(checkpoint.path()));
-        if (o.overwrite) checkpoint.remove();
-        if (o.resume) checkpoint.load();  // refuses that of another run before anything is trained
+    job.begin(std::move(units));
+    for (size_t n = 0; n < checkpoints.size(); ++n) {
+        if (o.overwrite && !job.is_claimed(unit_of(shared[n].front()))) checkpoints[n].remove();
+        checkpoints[n].load();  // refuses that of another run before anything is trained
     }
     // Whom the others wait for does not go on after an error.
-    const bool completes =
-        job.work(o, backend, o.together ? OnError::stop : OnError::finish_others);
+    job.work(o, backend, o.together ? OnError::stop : OnError::finish_others);
     announce(workers, kNoLayer);
-    if (completes) complete({job.finish(), o.out, o.files, o.json, o.backend_options.threads, out});
+    job.end(complete, out, o.backend_options.threads);
 }
 
 void follow(const Prepared& p, Backend& backend, int threads, const parallel::Group& workers) {
@@ -161,7 +157,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const FitOptions& o = prepared.o;
     register_cuda_backend();
     if (!o.together) {
-        const std::unique_ptr<Backend> backend = make_first_backend(o);
+        const std::unique_ptr<Backend> backend = make_own_backend(o);
         check_teacher(o, file, *backend);
         parallel::Group alone;
         lead(prepared, args, *backend, alone, out, err);
@@ -188,7 +184,8 @@ std::string complete(const Completed& run) {
     const io::ActivationsReader file(run.inputs);
     std::vector<int64_t> layers;
     for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
-    write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
+    if (run.writes)
+        write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
     return write_report(run, kPage, make_report(run.results));
 }
 

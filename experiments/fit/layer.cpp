@@ -130,7 +130,7 @@ void take_steps(const FitRun& run, const Work& work, const HeldOut& held_out,
         if (workers.any(stop_requested())) {
             if (state.step > 0) save(state);
             throw Interrupted(concat("stopped after step ", state.step, " of layer ", layer,
-                                     "; --resume continues"));
+                                     "; the same command continues"));
         }
         if (state.step == first_step) begin = std::chrono::steady_clock::now();
         FitState before = state;

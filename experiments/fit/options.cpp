@@ -24,7 +24,8 @@ const About kAbout{
         "DIR/results.h5 (group /fit: curves and weights), DIR/indexer.h5 (activations with the\n"
         "operands of the fitted indexer in the input's element type, for msa-analyze --selectors\n"
         "index, dsa, seerattention or qsa), DIR/fit.txt, DIR/summary.json\n"
-        "and DIR/tables; while it runs, DIR/checkpoint-L.h5 for --resume. See data/FORMAT.md.",
+        "and DIR/tables; while it runs, DIR/checkpoint-L.h5, where a stopped fit continues. See "
+        "data/FORMAT.md.",
 };
 
 const std::vector<std::string> kTeachers{"mean", "max"};
@@ -133,8 +134,8 @@ void check(const FitOptions& o) {
             name);
     require(o.groups.empty() || o.every == 1, "--every and --groups exclude each other");
     check_option("warmup-steps", *o.warmup_steps, 0, o.steps);
-    require(!o.together || o.jobs == 1, "--jobs is ", o.jobs,
-            ", must be 1 with --together, which has one layer at a time");
+    require(o.together || o.devices.size() < 2, "--devices names ", o.devices.size(),
+            " GPUs, must be one without --together: a process on each fits other layers");
 }
 
 }  // namespace
@@ -147,8 +148,9 @@ OptionTable option_table(FitOptions& o) {
     add_training(table, o);
     add_oracle(table, o);
     add_compute(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
+    add_devices(table, o,
+                "GPUs that train each layer together, with --together; on the host, this many "
+                "workers that share the threads. See docs/many_machines.md");
     table
         .flag(
             "together", o.together,

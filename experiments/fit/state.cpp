@@ -170,7 +170,15 @@ void Checkpoint::save(const FitState& state, const IndexWeights& plain) const {
 }
 
 std::optional<FitState> Checkpoint::load() const {
-    if (!std::filesystem::exists(path_)) return std::nullopt;
+    try {
+        if (std::filesystem::exists(path_)) return read();
+    } catch (const InputError&) {  // another process may have finished the layer
+        if (std::filesystem::exists(path_)) throw;
+    }
+    return std::nullopt;
+}
+
+FitState Checkpoint::read() const {
     io::verify_checksum(path_);
     const io::ResultsReader from(path_);
     io::require_same_run(path_.string(), from.run(), record_);

@@ -38,6 +38,8 @@ public:
     void remove() const;
 
 private:
+    FitState read() const;
+
     std::filesystem::path path_;
     int64_t layer_;
     io::RunRecord record_;

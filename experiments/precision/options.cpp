@@ -88,8 +88,6 @@ OptionTable option_table(PrecisionOptions& o) {
     add_queries(table, o);
     table.seed(o.seed, "seed of sampling and of the bootstrap");
     add_backend(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

@@ -97,7 +97,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::map<int64_t, IndexWeights> weights = resolve(o, args, file, err);
     const std::vector<Precision> all = precisions(o.formats, o.scales, o.rotations);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_first_backend(o);
+    const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     std::vector<std::filesystem::path> inputs = inputs_of(o, o);
     if (!o.indexer.empty()) inputs.push_back(o.indexer);

@@ -320,8 +320,14 @@ OptionTable option_table(PretrainOptions& o) {
             "missing runs in DIR/ARM/seed-S, and writes DIR/sweep.json when all are done. The "
             "ranks of mpirun, or the GPUs of --devices, do separate runs, one after the other")
         .unrecorded();
-    add_shard(table, o,
-              "do only this part of the runs of --sweep, into the same DIR as the other parts");
+    OptionRow& shard = table.text(
+        "shard", "I/N", o.asked_shard,
+        "do only this part of the runs of --sweep, into the same DIR as the other parts: part I of "
+        "N, counted from 0, or slurm: the part of this task of a job array");
+    shard.unrecorded();
+    shard.check = [&o] {
+        if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
+    };
     table
         .flag("together", o.together,
               "the ranks of mpirun, or the GPUs of --devices, train each run of --sweep together, "
@@ -333,6 +339,7 @@ OptionTable option_table(PretrainOptions& o) {
                 "GPUs that train together, each on an equal share of a step's sequences; with "
                 "--sweep, a run on each at a time; on the host, as many workers that share the "
                 "threads. See docs/many_machines.md");
+    add_resume(table, o);
     add_existing(table, o);
     return table;
 }

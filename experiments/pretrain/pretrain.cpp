@@ -59,8 +59,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
           std::ostream& err) {
     train::Model model = make_model(o, std::move(ops));
     UnitRun job(kProgram.name, args, o, o.inputs(),
-                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err,
-                Ranks::alone());
+                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
     job.describe(option_table(o), pretrain_definitions(), model.ops().device());
     if (workers.size() > 1) job.record.device += msa::concat(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
@@ -69,10 +68,13 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
     Training training(o, text, model, workers, checkpoint, job.path("curves.csv"), err);
     check_unfinished(o, o.out, checkpoint.exists() && !exists(job.path("summary.json")));
     // Locks the folder's results, so that nobody else is at the checkpoint either.
-    job.begin({{.name = "training", .work = [&](const Worker&, io::UnitWriter& to) {
-                    training.run();
-                    training.write(to);
-                }}});
+    job.begin({{.name = "training",
+                .work =
+                    [&](const Worker&, io::UnitWriter& to) {
+                        training.run();
+                        training.write(to);
+                    }}},
+              Others::refused);
     if (o.overwrite) checkpoint.remove();
     if (o.fork && !checkpoint.exists())
         training.fork();

@@ -98,7 +98,7 @@ void spread(const std::vector<SweepRun>& runs, const Chains& chains, const Pretr
             const Train& train, std::ostream& err) {
     const Ranks& ranks = Ranks::world();
     const std::vector<BackendOptions> shares =
-        shares_of(o, std::clamp<int64_t>(std::ssize(chains), 1, o.count_devices()), ranks);
+        shares_of(o, std::clamp<int64_t>(std::ssize(chains), 1, o.count_devices()));
     WorkQueue queue(ranks, std::ssize(chains), OnError::stop, err);
     if (shares.size() == 1 && ranks.size() == 1) {
         work_on(runs, chains, shares.front(), train, queue, &err);
@@ -138,7 +138,7 @@ void check_record(const SweepRun& run, PretrainOptions own, std::optional<io::Ru
     wanted.element = like->element;
     wanted.index_element = like->index_element;
     wanted.computed_in = like->computed_in;
-    io::require_same_shards(run.folder.string(), results.run(), wanted);
+    io::require_same_run(run.folder.string(), results.run(), wanted);
 }
 
 /// Shards that end at the same time write the same bytes.
@@ -177,7 +177,8 @@ void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::o
 void run_sweep(const PretrainOptions& o, std::span<const std::string> args, const Train& train,
                std::ostream& out, std::ostream& err) {
     const Ranks& ranks = Ranks::world();
-    check_shard(o, ranks);
+    require(!o.shard || ranks.size() == 1,
+            "--shard is given, and so are several ranks: one of the two spreads a run");
     const std::vector<SweepRun> runs = runs_of(read_sweep(o.sweep), o, args);
     const Chains mine = part_of(chains_of(runs), o, ranks);
     const fs::path path = o.out / "sweep.json";

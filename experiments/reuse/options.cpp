@@ -54,8 +54,6 @@ OptionTable option_table(ReuseOptions& o) {
     add_pricing(table, o);
     add_compute(table, o);
     add_index_element(table, o);
-    add_workers(table, o);
-    add_devices(table, o);
     add_existing(table, o);
     return table;
 }

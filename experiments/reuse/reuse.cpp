@@ -80,7 +80,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     resolve(o, args, file, windowed, err);
     const measure::LayerQueries queries = common_queries(o, file);
     register_cuda_backend();
-    const std::unique_ptr<Backend> backend = make_first_backend(o);
+    const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "reuse.txt", "tables"},
                 err);

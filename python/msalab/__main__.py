@@ -17,7 +17,7 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "explore": "one page from a token to the blocks that it chose, to click through",
-         "merge": "the result of the shards of a run (--shard)",
+         "merge": "the result of the shards of an evaluation (evaluate --shard)",
          "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention",
@@ -33,7 +33,6 @@ PROGRAMS = {
     "cost": "What does MiniMax Sparse Attention cost, and in which loop order?",
     "fit-indexer": "How good can an Index Branch get on my model?",
     "inspect": "Is this file valid, and what is in it?",
-    "merge": "What is the result of the shards of a run?",
     "precision": "Which number format may the index operands and the KV cache have?",
     "pretrain": "What does a choice of training do to a model with MiniMax Sparse Attention?",
     "reuse": "Which layers may share a selection, and what does it lose?",
@@ -98,7 +97,7 @@ def run_tool(name: str, arguments) -> int:
         return trial(arguments)
     if name == "merge":
         from .evaluation.merge import main as merge
-        return merge(arguments, programs().get("merge"))
+        return merge(arguments)
     from .capture.__main__ import main as capture
     return capture([name, *arguments])
 

@@ -7,14 +7,12 @@ import json
 import multiprocessing
 import os
 import shutil
-import stat
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from msalab.__main__ import main as msalab
 from msalab.capture.layer import CaptureError
 from msalab.evaluation.merge import main as merge
 from msalab.evaluation.results import unit_names
@@ -342,23 +340,6 @@ def test_devices_of_several_kinds_are_said(tmp_path, capsys):
     shards = [tmp_path / "a", tmp_path / "b"]
     assert merge([*map(str, shards), "--out", str(tmp_path / "out")]) == 0
     assert "the shards ran on several devices: cpu; another" in capsys.readouterr().err
-
-
-def test_shards_of_programs_go_to_msa_merge(tmp_path, monkeypatch, capfd):
-    import msalab.__main__ as command
-
-    assert msalab(["merge", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "there is no run of msalab evaluate" in capfd.readouterr().err
-    program = tmp_path / "msa-merge"
-    program.write_text("#!/bin/sh\nexit 0\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    called = []
-    monkeypatch.setattr(command, "BIN", tmp_path)
-    monkeypatch.setattr("os.execv", lambda path, words: called.append(words) or exit(0))
-    with pytest.raises(SystemExit):
-        msalab(["merge", "x", "--out", "y"])
-    assert called == [[str(program), "x", "--out", "y"]]
-    assert command.usage().count("merge") == 1  # once, as a tool
 
 
 def test_shards_are_one_of_so_many(monkeypatch):

@@ -4,14 +4,17 @@
 #include <fcntl.h>
 #include <hdf5.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "core/io/results.h"
 #include "experiments/programs.h"
@@ -102,36 +105,105 @@ std::string file_text(const std::filesystem::path& path) {
     return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-int run_for(const std::string& program, const std::vector<std::string>& args,
-            std::chrono::microseconds delay, int signal) {
-    std::vector<std::string> words{std::string(MSA_BIN_DIR) + "/" + program};
+Process::Process(const std::string& program, const std::vector<std::string>& args,
+                 const std::vector<std::string>& environment) {
+    std::vector<std::string> words{std::string(MSA_BIN_DIR) + "/" + program}, variables;
     words.insert(words.end(), args.begin(), args.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
+    for (char** one = environ; *one != nullptr; ++one) {
+        const std::string text = *one, name = text.substr(0, text.find('=') + 1);
+        if (std::ranges::none_of(environment,
+                                 [&](const std::string& other) { return other.starts_with(name); }))
+            variables.push_back(text);
+    }
+    variables.insert(variables.end(), environment.begin(), environment.end());
+    const auto pointers = [](std::vector<std::string>& texts) {
+        std::vector<char*> all;
+        for (std::string& text : texts) all.push_back(text.data());
+        all.push_back(nullptr);
+        return all;
+    };
+    out_ = memfd_create("out", MFD_CLOEXEC);
+    err_ = memfd_create("err", MFD_CLOEXEC);
     // No fork: it would copy the page tables of all that the tests have allocated.
-    posix_spawn_file_actions_t quiet;
-    posix_spawn_file_actions_init(&quiet);
-    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_adddup2(&quiet, STDOUT_FILENO, STDERR_FILENO);
+    posix_spawn_file_actions_t streams;
+    posix_spawn_file_actions_init(&streams);
+    posix_spawn_file_actions_adddup2(&streams, out_, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&streams, err_, STDERR_FILENO);
     // A shell starts what runs in the background with SIGINT ignored, and so would the tests.
     posix_spawnattr_t listening;
     posix_spawnattr_init(&listening);
     sigset_t signals;
     sigemptyset(&signals);
-    sigaddset(&signals, signal);
+    for (int number : {SIGINT, SIGTERM}) sigaddset(&signals, number);
     posix_spawnattr_setsigdefault(&listening, &signals);
     posix_spawnattr_setflags(&listening, POSIX_SPAWN_SETSIGDEF);
-    pid_t child = 0;
-    const int refused = posix_spawn(&child, argv[0], &quiet, &listening, argv.data(), environ);
+    const int refused = posix_spawn(&id_, words[0].c_str(), &streams, &listening,
+                                    pointers(words).data(), pointers(variables).data());
     posix_spawnattr_destroy(&listening);
-    posix_spawn_file_actions_destroy(&quiet);
-    if (refused != 0) return 127;
-    std::this_thread::sleep_for(delay * kSlowdown);
-    kill(child, signal);
+    posix_spawn_file_actions_destroy(&streams);
+    if (refused != 0) outcome_ = Outcome{127, "", std::strerror(refused)};
+}
+
+Process::Process(Process&& other) noexcept
+    : out_(std::exchange(other.out_, -1)),
+      err_(std::exchange(other.err_, -1)),
+      id_(std::exchange(other.id_, 0)),
+      outcome_(std::move(other.outcome_)) {}
+
+Process::~Process() {
+    if (id_ > 0 && !has_ended()) {
+        signal(SIGKILL);
+        end();
+    }
+    for (int file : {out_, err_})
+        if (file >= 0) close(file);
+}
+
+void Process::signal(int number) const {
+    if (!outcome_) kill(id_, number);
+}
+
+bool Process::has_ended() {
     int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (!outcome_ && waitpid(id_, &status, WNOHANG) == id_) collect(status);
+    return outcome_.has_value();
+}
+
+Outcome Process::end() {
+    int status = 0;
+    if (!outcome_ && waitpid(id_, &status, 0) == id_) collect(status);
+    return outcome_.value();
+}
+
+void Process::collect(int status) {
+    const auto text = [](int file) {
+        std::string all(static_cast<size_t>(lseek(file, 0, SEEK_END)), '\0');
+        const ssize_t count = pread(file, all.data(), all.size(), 0);
+        all.resize(static_cast<size_t>(std::max<ssize_t>(0, count)));
+        return all;
+    };
+    outcome_ = Outcome{WIFEXITED(status) ? WEXITSTATUS(status) : -1, text(out_), text(err_)};
+}
+
+std::vector<Outcome> run_together(const std::string& program, const std::vector<std::string>& args,
+                                  int count) {
+    std::vector<Process> processes;
+    for (int n = 0; n < count; ++n) processes.emplace_back(program, args);
+    std::vector<Outcome> outcomes;
+    for (Process& process : processes) {
+        outcomes.push_back(process.end());
+        EXPECT_EQ(outcomes.back().code, 0) << outcomes.back().err;
+        EXPECT_EQ(outcomes.back().out, outcomes.front().out);
+    }
+    return outcomes;
+}
+
+int run_for(const std::string& program, const std::vector<std::string>& args,
+            std::chrono::microseconds delay, int signal) {
+    Process process(program, args);
+    std::this_thread::sleep_for(delay * kSlowdown);
+    process.signal(signal);
+    return process.end().code;
 }
 
 #ifdef MSA_MPIRUN

@@ -40,9 +40,8 @@ inline const Program kAdvise = program("msa-advise"), kAnalyze = program("msa-an
                      kBench = program("msa-bench"), kCache = program("msa-cache"),
                      kCompare = program("msa-compare"), kCost = program("msa-cost"),
                      kFit = program("msa-fit-indexer"), kInspect = program("msa-inspect"),
-                     kMerge = program("msa-merge"), kPrecision = program("msa-precision"),
-                     kPretrain = program("msa-pretrain"), kReuse = program("msa-reuse"),
-                     kSynth = program("msa-synth");
+                     kPrecision = program("msa-precision"), kPretrain = program("msa-pretrain"),
+                     kReuse = program("msa-reuse"), kSynth = program("msa-synth");
 
 /// Sizes of a file of random activations, and what may be wrong with it.
 struct Activations {
@@ -76,6 +75,34 @@ void poke(const std::string& file, const std::string& dataset, const Shape<3>& a
           const Shape<3>& extent = {1, 1, 1});
 
 std::string file_text(const std::filesystem::path& path);
+
+/// A built program in a process of its own.
+class Process {
+public:
+    /// `environment`: "NAME=VALUE", in place of what this process has.
+    Process(const std::string& program, const std::vector<std::string>& args,
+            const std::vector<std::string>& environment = {});
+    ~Process();
+    Process(Process&&) noexcept;
+    Process& operator=(Process&&) = delete;
+
+    void signal(int number) const;
+    bool has_ended();
+    /// Waits until it ends. The exit code is -1 if a signal ended it.
+    Outcome end();
+    pid_t id() const { return id_; }
+
+private:
+    void collect(int status);
+
+    int out_ = -1, err_ = -1;
+    pid_t id_ = 0;
+    std::optional<Outcome> outcome_;
+};
+/// Starts so many processes with the same arguments and waits for all. What each gave; a failure
+/// unless all exit with 0 and print the same.
+std::vector<Outcome> run_together(const std::string& program, const std::vector<std::string>& args,
+                                  int count);
 
 /// Runs the built program in a process of its own and signals it after `delay`, in a build with a
 /// sanitizer kSlowdown times as late, so that it has come about as far; its exit code, or -1 when

@@ -94,7 +94,7 @@ void FitArchitecture::expect_threads_and_resume_change_no_bit(
     ASSERT_EQ(fit(file, "one", with({"--threads", "1"})).code, 0);
     ASSERT_EQ(fit(file, "three", with({"--threads", "3"})).code, 0);
     EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
-    std::vector<std::string> resume = with({"--resume"});
+    std::vector<std::string> resume = options;
     resume.insert(resume.end(), architecture_.begin(), architecture_.end());
     int code = -1, interrupted = 0;
     for (int64_t delay = 30000; code != 0; delay += delay / 4) {

@@ -318,29 +318,22 @@ TEST_F(Advise, TheIndexIsTriedWhereTheFileHasOne) {
         << without.err;
 }
 
-TEST_F(Advise, WorkersShardsAndResumeChangeNoByte) {
+TEST_F(Advise, ProcessesAndKillsChangeNoByte) {
     const std::string file =
         plant("a.h5", {Look::at_three_tokens, Look::everywhere, Look::at_three_tokens});
     const std::vector<std::string> more{"--sample-queries", "128"};
-    const auto with = [&](std::vector<std::string> extra) {
-        extra.insert(extra.end(), more.begin(), more.end());
-        return extra;
-    };
     ASSERT_EQ(kAdvise(args(file, "whole", more)).code, 0);
-    ASSERT_EQ(kAdvise(args(file, "jobs", with({"--jobs", "2"}))).code, 0);
-    for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kAdvise(args(file, concat("part", part[0]), with({"--shard", part}))).code, 0);
-    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
+    run_together("msa-advise", args(file, "together", more), 2);
     int64_t killed = 0;
     for (int64_t delay = 20000; delay < 60000000; delay += delay / 2) {
-        const int code = run_for("msa-advise", args(file, "killed", with({"--resume"})),
-                                 std::chrono::microseconds(delay));
+        const int code =
+            run_for("msa-advise", args(file, "killed", more), std::chrono::microseconds(delay));
         killed += code == -1 ? 1 : 0;
         if (code == 0) break;
         ASSERT_EQ(code, -1);
     }
     EXPECT_GT(killed, 0);
-    for (const char* other : {"jobs", "merged", "killed"})
+    for (const char* other : {"together", "killed"})
         for (const char* name : {"results.h5", "summary.json", "advice.txt"})
             EXPECT_TRUE(file_text(path(concat("whole/", name))) ==
                         file_text(path(concat(other, "/", name))))

@@ -258,21 +258,16 @@ TEST_F(Cache, ALinkThatIsTooSlowIsToldTheNearest) {
         << outcome.err;
 }
 
-TEST_F(Cache, WorkersAndShardsChangeNoByte) {
+TEST_F(Cache, ProcessesChangeNoByte) {
     const std::string file = analyze("in", {"--selectors", "oracle,random"});
     ASSERT_EQ(kCache(args(file, "whole")).code, 0);
-    ASSERT_EQ(kCache(args(file, "jobs", {"--jobs", "2"})).code, 0);
-    for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kCache(args(file, concat("part", part[0]), {"--shard", part})).code, 0);
-    const Outcome merged = kMerge({path("part0"), path("part1"), "--out", path("merged")});
-    ASSERT_EQ(merged.code, 0) << merged.err;
-    for (const char* other : {"jobs", "merged"})
-        for (const char* name : {"results.h5", "summary.json", "tables/caches.csv", "cache.txt"})
-            EXPECT_TRUE(file_text(path(concat("whole/", name))) ==
-                        file_text(path(concat(other, "/", name))))
-                << other << "/" << name;
-    const Outcome resumed = kCache(args(file, "whole", {"--resume"}));
-    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    run_together("msa-cache", args(file, "together"), 2);
+    for (const char* name : {"results.h5", "summary.json", "tables/caches.csv", "cache.txt"})
+        EXPECT_TRUE(file_text(path(concat("whole/", name))) ==
+                    file_text(path(concat("together/", name))))
+            << name;
+    const Outcome again = kCache(args(file, "whole"));
+    EXPECT_EQ(again.code, 0) << again.err;
 }
 
 TEST_F(Cache, PrefetchByThePreviousLayerNeedsIt) {

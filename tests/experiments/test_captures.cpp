@@ -143,7 +143,7 @@ TEST_F(CapturesRun, TheOrderIsPartOfIt) {
     make("b.h5", {.cu_seqlens = {0, 60}});
     const auto analyze = [&](const std::string& first, const std::string& second) {
         return kAnalyze({path(first), path(second), "--out", path("out"), "--block-size", "8",
-                         "--top-k", "4", "--selectors", "mean-key", "--resume"});
+                         "--top-k", "4", "--selectors", "mean-key"});
     };
     ASSERT_EQ(analyze("a.h5", "b.h5").code, 0);
     const Outcome swapped = analyze("b.h5", "a.h5");
@@ -213,19 +213,16 @@ TEST_F(CapturesRun, MakeAnIndexerOfDsaAndAreScoredWithIt) {
         << other.err;
 }
 
-TEST_F(CapturesRun, ShardsOfAFitAreMergedFromAllFiles) {
+TEST_F(CapturesRun, ProcessesOfAFitReadAllFiles) {
     write("whole.h5", {.cu_seqlens = {0, 192, 312}, .layers = {3, 5}});
     copy_sequences(path("whole.h5"), path("a.h5"), 0, 1);
     copy_sequences(path("whole.h5"), path("b.h5"), 1, 2);
     const std::vector<std::string> parts{path("a.h5"), path("b.h5")};
     ASSERT_EQ(run({path("whole.h5")}, "whole").code, 0);
-    ASSERT_EQ(run(parts, "first", {"--shard", "0/2"}).code, 0);
-    ASSERT_EQ(run(parts, "second", {"--shard", "1/2"}).code, 0);
-    const Outcome merged = kMerge({path("first"), path("second"), "--out", path("merged")});
-    ASSERT_EQ(merged.code, 0) << merged.err;
-    EXPECT_TRUE(same_data(path("merged/results.h5"), path("whole/results.h5")));
-    EXPECT_TRUE(file_text(path("merged/indexer.h5")) == file_text(path("whole/indexer.h5")));
-    EXPECT_EQ(numbers_of(path("merged/summary.json")), numbers_of(path("whole/summary.json")));
+    run_together("msa-fit-indexer", args(parts, "parts"), 2);
+    EXPECT_TRUE(same_data(path("parts/results.h5"), path("whole/results.h5")));
+    EXPECT_TRUE(file_text(path("parts/indexer.h5")) == file_text(path("whole/indexer.h5")));
+    EXPECT_EQ(numbers_of(path("parts/summary.json")), numbers_of(path("whole/summary.json")));
 }
 
 using InputHashes = CliTest;

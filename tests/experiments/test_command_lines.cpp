@@ -175,7 +175,6 @@ msa-compare a.h5 --out out --block-size 8 --budgets 32
 msa-cost --context 4K
 msa-fit-indexer a.h5 --out out --block-size 8 --steps 3 --index-dim 16 --top-k 4
 msa-inspect a.h5
-msa-merge shard --out out
 msa-precision a.h5 --out out --block-size 8 --top-k 4 --formats int8
 msa-pretrain words.txt --out out --context 64 --held-out 0.3 --steps 3 --warmup-steps 1 --lr-warmup 1 --pairs 2 --questions 2 --top-k 2
 msa-reuse layers.h5 --out out --block-size 8 --top-k 4 --layers 0,3
@@ -217,8 +216,7 @@ protected:
         }
         make("made-by-msa-fit-indexer", "msa-fit-indexer", {"--index-dim", "16", "--steps", "2"});
         make("made-by-msa-analyze", "msa-analyze", {});
-        make("shard", "msa-analyze", {"--shard", "0/1"});
-        for (const char* name : {"made-by-msa-fit-indexer", "made-by-msa-analyze", "shard"}) {
+        for (const char* name : {"made-by-msa-fit-indexer", "made-by-msa-analyze"}) {
             fs::create_directories(kept.folder / name);
             fs::copy(path(name), kept.folder / name, fs::copy_options::recursive);
         }
@@ -348,10 +346,7 @@ TEST_P(CommandLines, RefuseAPipeInPlaceOfAFile) {
     words.insert(words.begin(), program_path(GetParam().name));
     const Answer got = answer(words, path(""));
     EXPECT_TRUE(got.has(2)) << got.err;
-    EXPECT_NE(got.err.find(GetParam().name == "msa-merge" ? "pipe: is no directory"
-                                                          : "pipe: is not a file"),
-              std::string::npos)
-        << got.err;
+    EXPECT_NE(got.err.find("pipe: is not a file"), std::string::npos) << got.err;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CommandLines, testing::ValuesIn(programs()), [](const auto& program) {

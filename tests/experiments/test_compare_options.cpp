@@ -109,7 +109,6 @@ TEST_F(CompareOptions, SelectorsTakeOptions) {
 
     std::vector<std::string> other = asked;
     other[1] = "sparq,sparq:rank=16,sparq:rank=4,oracle,top-p:p=0.3,streaming-llm:sinks=2";
-    other.push_back("--resume");
     const Outcome resumed = kCompare(args("out", other));
     EXPECT_EQ(resumed.code, 2);
     EXPECT_NE(resumed.err.find("selectors"), std::string::npos) << resumed.err;

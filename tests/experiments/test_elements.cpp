@@ -187,8 +187,8 @@ TEST_F(Elements, EveryProgramPrintsAndStoresThem) {
             << outcome.out;
         EXPECT_EQ(io::ResultsReader(path(program.name + "/results.h5")).run().index_element,
                   "e4m3");
-        const Outcome resumed = run(program, file, program.name,
-                                    {"--block-size", "8", "--resume", "--element", "bf16"});
+        const Outcome resumed =
+            run(program, file, program.name, {"--block-size", "8", "--element", "bf16"});
         EXPECT_EQ(resumed.code, 2);
     }
 }

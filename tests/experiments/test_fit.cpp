@@ -248,33 +248,17 @@ TEST_F(Fit, ThreadsChangeNoBit) {
     EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
 }
 
-TEST_F(Fit, JobsChangeNoBit) {
-    const std::string file = write("a.h5", {.layers = {3, 5, 8}});
-    ASSERT_EQ(run({file}, "one").code, 0);
-    for (const std::string jobs : {"2", "7"}) {
-        testing::internal::CaptureStderr();
-        const Outcome outcome = run({file}, jobs, {"--jobs", jobs, "--threads", "4"});
-        EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // of HDF5, in its threads
-        ASSERT_EQ(outcome.code, 0) << outcome.err;
-        EXPECT_TRUE(same_results(path("one/results.h5"), path(jobs + "/results.h5")));
-        EXPECT_EQ(file_text(path("one/summary.json")), file_text(path(jobs + "/summary.json")));
-    }
-}
-
 TEST_F(Fit, AnErrorInOneLayerKeepsTheOthers) {
     const std::string file = write("a.h5", {.layers = {3, 5, 8}});
     poke(file, "/layers/3/q", {10, 0, 0}, std::nanf(""));
     poke(file, "/layers/8/q", {10, 0, 0}, std::nanf(""));
-    for (const std::string jobs : {"1", "2"}) {
-        const std::vector<std::string> more{"--jobs", jobs, "--resume"};
-        const Outcome outcome = run({file}, jobs, more);
-        EXPECT_EQ(outcome.code, 2);
-        for (const std::string layer : {"3", "8"})
-            EXPECT_NE(outcome.err.find("/layers/" + layer + "/q holds 1 values"), std::string::npos)
-                << outcome.err;
-        EXPECT_EQ(outcome.err.find("done before"), std::string::npos);
-        EXPECT_NE(run({file}, jobs, more).err.find("layer 5: done before"), std::string::npos);
-    }
+    const Outcome outcome = run({file}, "out");
+    EXPECT_EQ(outcome.code, 2);
+    for (const std::string layer : {"3", "8"})
+        EXPECT_NE(outcome.err.find("/layers/" + layer + "/q holds 1 values"), std::string::npos)
+            << outcome.err;
+    EXPECT_EQ(outcome.err.find("done before"), std::string::npos);
+    EXPECT_NE(run({file}, "out").err.find("layer 5: done before"), std::string::npos);
 }
 
 TEST_F(Fit, SeveralFilesAreOneTrainingSet) {
@@ -317,9 +301,7 @@ TEST_F(Fit, ADivergingFitKeepsTheLastGoodWeights) {
     EXPECT_GT(kl.size(), 0);
     for (int64_t n = 0; n < kl.size(); ++n) EXPECT_TRUE(std::isfinite(kl(n)));
     // Going on from there ends at the same place; where the first step fails, the start is kept.
-    std::vector<std::string> resume = wild;
-    resume.emplace_back("--resume");
-    EXPECT_EQ(run({file}, "out", resume).err, outcome.err);
+    EXPECT_EQ(run({file}, "out", wild).err, outcome.err);
     EXPECT_NE(
         run({file}, "at-once", {"--lr", "1e30"}).err.find("the weights after step 0 are kept"),
         std::string::npos);

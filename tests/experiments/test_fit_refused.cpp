@@ -59,10 +59,9 @@ const RefusedFit kRefusedFits[] = {
     {{"--eval-every", "0"}, "--eval-every is 0, must be at least 1"},
     {{"--lr", "-1"}, "--lr is -1, must be at least 0"},
     {{"--lr", "fast"}, "'fast') for option '--lr' is invalid, must be a number"},
-    {{"--jobs", "0"}, "--jobs is 0, must be from 1 to 4096"},
+    {{"--devices", "0,1"}, "--devices names 2 GPUs, must be one without --together"},
     {{"--seed", "-1"}, "--seed is -1, must be at least 0"},
     {{"--backend", "abacus"}, "no backend is called 'abacus'"},
-    {{"--resume", "--overwrite"}, "--resume and --overwrite exclude each other"},
 };
 INSTANTIATE_TEST_SUITE_P(All, FitRefused, testing::ValuesIn(kRefusedFits));
 

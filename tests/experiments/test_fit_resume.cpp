@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// msa-fit-indexer killed or interrupted at any moment, and --resume.
+// msa-fit-indexer killed or interrupted at any moment, and started again.
 #include "core/io/results.h"
 #include "tests/experiments/fit_test.h"
 #include "tests/support/sanitized.h"
@@ -15,11 +15,10 @@ TEST_F(FitResume, AfterKillsAtManyMoments) {
     constexpr int64_t kTrials = repeated(4, 2);
     int64_t killed = 0;
     for (int64_t trial = 0; trial < kTrials; ++trial) {
-        const std::string out = concat("killed", trial), jobs = concat(1 + trial % 2);
+        const std::string out = concat("killed", trial);
         int code = -1;
         for (int64_t delay = 15000 + 4000 * trial; code != 0; delay += delay / 4) {
-            code = run_for("msa-fit-indexer",
-                           args({file}, out, {"--eval-every", "2", "--resume", "--jobs", jobs}),
+            code = run_for("msa-fit-indexer", args({file}, out, {"--eval-every", "2"}),
                            std::chrono::microseconds(delay));
             ASSERT_TRUE(code == 0 || code == -1) << code;
             killed += code == -1 ? 1 : 0;
@@ -48,41 +47,33 @@ TEST_F(FitResume, FinishesWhatFollowsTheResults) {
     const std::string summary = file_text(path("out/summary.json"));
     std::filesystem::remove(path("out/summary.json"));
     std::filesystem::rename(path("out/indexer.h5"), path("out/indexer.h5.partial"));
-    const Outcome refused = run({file}, "out");
-    EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.err.find(path("out") + ": holds an unfinished run; --resume continues it"),
-              std::string::npos)
-        << refused.err;
-    const Outcome resumed = run({file}, "out", {"--resume"});
+    const Outcome resumed = run({file}, "out");
     EXPECT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_EQ(file_text(path("out/summary.json")), summary);
     EXPECT_TRUE(std::filesystem::exists(path("out/indexer.h5")));
     EXPECT_FALSE(std::filesystem::exists(path("out/indexer.h5.partial")));
-    EXPECT_NE(run({file}, "out").err.find("results.h5: exists; --overwrite replaces it"),
-              std::string::npos);
+    const Outcome again = run({file}, "out");
+    EXPECT_EQ(again.code, 0) << again.err;
+    EXPECT_EQ(again.out, resumed.out);
+    EXPECT_NE(again.err.find("layer 3: done before"), std::string::npos) << again.err;
 }
 
 TEST_F(FitResume, GoesOnFromTheCheckpointBitByBit) {
     const std::string file = write("a.h5");
     const std::vector<std::string> more{"--steps", "400",          "--warmup-steps",
                                         "200",     "--eval-every", "10"};
-    std::vector<std::string> resume = more;
-    resume.emplace_back("--resume");
     ASSERT_EQ(run({file}, "whole", more).code, 0);
     int interrupted = 0;
     for (int64_t delay = 40000;; delay += delay / 4) {
-        const int code = run_for("msa-fit-indexer", args({file}, "out", resume),
+        const int code = run_for("msa-fit-indexer", args({file}, "out", more),
                                  std::chrono::microseconds(delay), SIGINT);
         if (code == 0) break;
         ASSERT_TRUE(code == 130 || code == -1) << code;
         if (!std::filesystem::exists(path("out/checkpoint-3.h5"))) continue;
         ++interrupted;
-        const Outcome refused = run({file}, "out", more);
-        EXPECT_EQ(refused.code, 2);
-        EXPECT_NE(refused.err.find("checkpoint-3.h5: holds an unfinished run"), std::string::npos);
-        std::vector<std::string> other = resume;
+        std::vector<std::string> other = more;
         other.insert(other.end(), {"--lr", "0.5"});
-        EXPECT_NE(run({file}, "out", other).err.find("cannot resume, options.lr was"),
+        EXPECT_NE(run({file}, "out", other).err.find("is of another run, options.lr was"),
                   std::string::npos);
     }
     EXPECT_GT(interrupted, 0);
@@ -99,11 +90,14 @@ TEST_F(FitResume, OtherProgramsLeaveAnUnfinishedFitAndItsResultsAlone) {
                   std::string::npos)
             << outcome.err;
     };
-    ASSERT_EQ(run({file}, "out", {"--shard", "0/2"}).code, 0);
     const std::string unit = path("out/results.h5.partial/unit-layer-3.h5");
+    {
+        Process process("msa-fit-indexer", args({file}, "out", {"--steps", "400"}));
+        while (!std::filesystem::exists(unit) && !process.has_ended()) usleep(1000);
+    }
     refused(path("out/results.h5.partial"));
     EXPECT_TRUE(std::filesystem::exists(unit));
-    ASSERT_EQ(run({file}, "out", {"--resume"}).code, 0);
+    ASSERT_EQ(run({file}, "out", {"--steps", "400"}).code, 0);
     refused(path("out/results.h5"));
     // As of a fit that is interrupted before its first layer is done.
     std::filesystem::rename(path("out/results.h5"), path("out/checkpoint-3.h5"));
@@ -122,17 +116,18 @@ TEST_F(FitResume, ARefusalTrainsAndLosesNothing) {
     ASSERT_EQ(run({file}, "whole", more).code, 0);
     for (int64_t delay = 40000; !std::filesystem::exists(path("out/checkpoint-3.h5"));
          delay += delay / 4)
-        ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with({"--resume"})),
+        ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", more),
                           std::chrono::microseconds(delay), SIGINT),
                   0);
     const std::string before = file_text(path("out/checkpoint-3.h5"));
-    const Outcome refused = run({file}, "out", with({"--resume", "--lr", "0.5"}));
+    const Outcome refused = run({file}, "out", with({"--lr", "0.5"}));
     EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.err.find("checkpoint-3.h5: cannot resume, options.lr was"), std::string::npos)
+    EXPECT_NE(refused.err.find("checkpoint-3.h5: is of another run, options.lr was"),
+              std::string::npos)
         << refused.err;
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
     EXPECT_EQ(file_text(path("out/checkpoint-3.h5")), before);
-    EXPECT_EQ(run({file}, "out", with({"--resume"})).code, 0);
+    EXPECT_EQ(run({file}, "out", more).code, 0);
     EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
 }
 
@@ -152,9 +147,9 @@ TEST_F(FitResume, GoesOnWithARunThatReplacesAnother) {
         ASSERT_NE(run_for("msa-fit-indexer", args({file}, "out", with("--overwrite")),
                           std::chrono::microseconds(delay), SIGINT),
                   0);
-    EXPECT_EQ(run({file}, "out", {"--resume"}).code, 2);  // that is the run which is replaced
+    EXPECT_EQ(run({file}, "out").code, 2);  // that is the run which is replaced
     EXPECT_TRUE(std::filesystem::exists(path("out/checkpoint-3.h5")));
-    const Outcome resumed = run({file}, "out", with("--resume"));
+    const Outcome resumed = run({file}, "out", more);
     EXPECT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
 }
@@ -166,10 +161,10 @@ TEST_F(FitResume, FilesOfOneNameAndTheOrderOfFilesCount) {
                       b = write("b.h5", {.stream = 3});
     ASSERT_EQ(run({a, other, b}, "out").code, 0);
     EXPECT_EQ(io::ResultsReader(path("out/results.h5")).run().inputs.size(), 3U);
-    EXPECT_EQ(run({a, other, b}, "out", {"--resume"}).code, 0);
-    EXPECT_NE(run({other, a, b}, "out", {"--resume"}).err.find("cannot resume, inputs.a.h5"),
+    EXPECT_EQ(run({a, other, b}, "out").code, 0);
+    EXPECT_NE(run({other, a, b}, "out").err.find("is of another run, inputs.a.h5"),
               std::string::npos);
-    EXPECT_NE(run({b, a, other}, "out", {"--resume"}).err.find("cannot resume, options.files was"),
+    EXPECT_NE(run({b, a, other}, "out").err.find("is of another run, options.files was"),
               std::string::npos);
 }
 

@@ -160,35 +160,25 @@ TEST_F(FitSharedAll, ItIsTaughtByThoseThatAreAsked) {
     EXPECT_LT(curve("alone", "held_out/kl").back(), curve("all", "held_out/kl").back());
 }
 
-TEST_F(FitSharedAll, ThreadsAndResumeChangeNoBit) {
+TEST_F(FitSharedAll, ThreadsChangeNoBit) {
     const std::string file = write("a.h5", {.layers = {3, 4, 5}});
     ASSERT_EQ(run({file}, "one", {"--every", "2", "--threads", "1"}).code, 0);
-    ASSERT_EQ(run({file}, "three", {"--every", "2", "--threads", "3", "--jobs", "2"}).code, 0);
+    ASSERT_EQ(run({file}, "three", {"--every", "2", "--threads", "3"}).code, 0);
     EXPECT_TRUE(same_results(path("one/results.h5"), path("three/results.h5")));
 }
 
-TEST_F(FitSharedAll, ShardsOfOneSharingAreMerged) {
+TEST_F(FitSharedAll, ProcessesOfOneSharingGiveTheBytesOfOne) {
     const std::string file = write("a.h5", {.layers = {3, 4, 5}});
-    const auto shard = [&](const std::string& out, const char* every, const char* of) {
-        ASSERT_EQ(run({file}, out, {"--every", every, "--shard", of}).code, 0);
-    };
     ASSERT_EQ(run({file}, "whole", {"--every", "2"}).code, 0);
-    shard("first", "2", "0/2");
-    shard("second", "2", "1/2");
-    const Outcome merged = kMerge({path("first"), path("second"), "--out", path("merged")});
-    ASSERT_EQ(merged.code, 0) << merged.err;
-    EXPECT_TRUE(same_data(path("merged/results.h5"), path("whole/results.h5")));
-    EXPECT_TRUE(file_text(path("merged/indexer.h5")) == file_text(path("whole/indexer.h5")));
+    run_together("msa-fit-indexer", args({file}, "out", {"--every", "2"}), 2);
+    EXPECT_TRUE(same_data(path("out/results.h5"), path("whole/results.h5")));
+    EXPECT_TRUE(file_text(path("out/indexer.h5")) == file_text(path("whole/indexer.h5")));
 
-    shard("other", "1", "1/2");
-    const Outcome refused = kMerge({path("first"), path("other"), "--out", path("mixed")});
+    const Outcome refused = run({file}, "out", {"--every", "1"});
     EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.err.find(
-                  concat(path("other"), " (against ", path("first"), "): is of another run, ")),
-              std::string::npos)
+    EXPECT_NE(refused.err.find(path("out/results.h5") + ": is of another run, "), std::string::npos)
         << refused.err;
     EXPECT_NE(refused.err.find("every"), std::string::npos) << refused.err;
-    EXPECT_FALSE(std::filesystem::exists(path("mixed")));
 }
 
 /// Captures whose layers take the ids of different layers are no data set.

@@ -195,14 +195,6 @@ protected:
     const Words slow_{"--steps", "200", "--warmup-steps", "100", "--eval-every", "10"};
 };
 
-TEST_F(FitWorkers, HaveLayersOfTheirOwn) {
-    train("one");
-    train("two", {"--devices", "0,1"});
-    expect_same("two", "one");
-    train("three", {"--devices", "0,1,2", "--jobs", "2"});
-    expect_same("three", "one");
-}
-
 TEST_F(FitWorkers, TogetherHaveTheCurveOfOne) {
     train("one");
     for (const char* devices : {"0,1", "0,1,2"}) {
@@ -222,19 +214,13 @@ TEST_F(FitWorkers, OneOfThemIsAsGoodAsNone) {
     expect_same("named", "one");
 }
 
-TEST_F(FitWorkers, ShardsOfLayersAreTrainedTogetherToo) {
+TEST_F(FitWorkers, SeveralGroupsShareTheLayers) {
     train("whole", together("0,1"));
-    train("part0", together("0,1", {"--shard", "0/2"}));
-    train("part1", together("0,1", {"--shard", "1/2"}));
-    const Outcome merged = kMerge({path("part0"), path("part1"), "--out", path("merged")});
-    ASSERT_EQ(merged.code, 0) << merged.err;
-    expect_same("merged", "whole");
+    run_together("msa-fit-indexer", args({file_}, "out", together("0,1")), 2);
+    expect_same("out", "whole");
 }
 
 TEST_F(FitWorkers, RefusalsNameTheValueAndTheRule) {
-    EXPECT_NE(refusal({"--together", "--jobs", "2"})
-                  .find("--jobs is 2, must be 1 with --together, which has one layer at a time"),
-              std::string::npos);
     EXPECT_NE(refusal(together("0,1,2", {"--queries-per-step", "2"}))
                   .find("--queries-per-step is 2, must be at least the 3 workers that share them"),
               std::string::npos);
@@ -255,13 +241,11 @@ TEST_F(FitWorkers, ADivergingFitEndsAllAndKeepsTheLastGoodWeights) {
 
 TEST_F(FitWorkers, InterruptedTheyGoOnWithAnyNumber) {
     train("whole", slow_);
-    Words resume = slow_;
-    resume.emplace_back("--resume");
     int interrupted = 0;
     const char* devices[] = {"0,1", "0", "0,1,2"};
     for (int64_t delay = 40000, turn = 0;; delay += delay / 4, ++turn) {
         const int code =
-            run_for("msa-fit-indexer", args({file_}, "out", together(devices[turn % 3], resume)),
+            run_for("msa-fit-indexer", args({file_}, "out", together(devices[turn % 3], slow_)),
                     std::chrono::microseconds(delay), SIGINT);
         if (code == 0) break;
         ASSERT_TRUE(code == 130 || code == -1) << code;
@@ -291,28 +275,26 @@ TEST_F(FitWorkers, RanksHaveLayersOfTheirOwnUnlessTheyAreAskedToWorkTogether) {
 
 TEST_F(FitWorkers, ACheckpointGoesOnWithAnyNumberOfRanks) {
     train("whole", slow_);
-    Words first = slow_;
-    first.emplace_back("--together");
-    Words resume = first;
-    resume.emplace_back("--resume");
+    Words words = slow_;
+    words.emplace_back("--together");
     for (const auto& [before, after] : {std::pair{2, 1}, {1, 3}, {3, 2}}) {
         const std::string out = concat("from", before, "to", after);
-        EXPECT_NE(start(before, out, first,
+        EXPECT_NE(start(before, out, words,
                         [&] { return std::filesystem::exists(path(out + "/checkpoint-3.h5")); }),
                   0);
         ASSERT_TRUE(std::filesystem::exists(path(out + "/checkpoint-3.h5")));
-        ASSERT_EQ(start(after, out, resume), 0) << said();
+        ASSERT_EQ(start(after, out, words), 0) << said();
         expect_close(out, "whole", 200);
     }
-    ASSERT_EQ(start(2, "from3to2", resume), 0) << said();  // nothing is left, and all know it
+    ASSERT_EQ(start(2, "from3to2", words), 0) << said();  // nothing is left, and all know it
 }
 
 TEST_F(FitWorkers, AnErrorOfARankEndsAll) {
     ASSERT_EQ(start(2, "out", {"--together"}), 0) << said();
-    EXPECT_NE(start(2, "out", {"--together"}), 0);
-    EXPECT_NE(said().find("results.h5: exists; --overwrite replaces it"), std::string::npos)
+    EXPECT_NE(start(2, "out", {"--together", "--lr", "0.5"}), 0);
+    EXPECT_NE(said().find("results.h5: is of another run, options.lr was"), std::string::npos)
         << said();
-    EXPECT_NE(start(2, "other", {"--devices", "0,1"}), 0);
+    EXPECT_NE(start(2, "other", {"--together", "--devices", "0,1"}), 0);
     EXPECT_NE(said().find("--devices names 2 GPUs, and there are 2 ranks"), std::string::npos)
         << said();
     EXPECT_FALSE(std::filesystem::exists(path("other")));

@@ -314,31 +314,16 @@ TEST_F(PrecisionTest, NamesTheNearestFormatWhereNoneReachesTheTarget) {
     EXPECT_TRUE(std::filesystem::exists(path("out/results.h5")));
 }
 
-TEST_F(PrecisionTest, JobsChangeNoByte) {
+TEST_F(PrecisionTest, ProcessesAndKillsChangeNoByte) {
     const std::string file = plant("a.h5", 3);
     const std::vector<std::string> some{"--formats", "f32,int8", "--error", "1"};
-    summary(file, some);
-    std::vector<std::string> jobs = some;
-    jobs.insert(jobs.end(), {"--jobs", "2"});
-    ASSERT_EQ(kPrecision(args(file, "jobs", jobs)).code, 0);
-    expect_same("out", "jobs");
-}
-
-TEST_F(PrecisionTest, ShardsAndResumeChangeNoByte) {
-    const std::string file = plant("a.h5", 3);
-    const auto with = [&](const std::string& out, std::vector<std::string> more) {
-        more.insert(more.end(), {"--formats", "f32,int8", "--error", "1"});
-        return args(file, out, more);
-    };
-    ASSERT_EQ(kPrecision(with("whole", {})).code, 0);
-    for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kPrecision(with(concat("part", part[0]), {"--shard", part})).code, 0);
-    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
-    expect_same("whole", "merged");
+    ASSERT_EQ(kPrecision(args(file, "whole", some)).code, 0);
+    run_together("msa-precision", args(file, "together", some), 2);
+    expect_same("whole", "together");
     int64_t killed = 0;
     for (int64_t delay = 10000; delay < 60000000; delay += delay / 2) {
-        const int code = run_for("msa-precision", with("killed", {"--resume"}),
-                                 std::chrono::microseconds(delay));
+        const int code =
+            run_for("msa-precision", args(file, "killed", some), std::chrono::microseconds(delay));
         killed += code == -1 ? 1 : 0;
         if (code == 0) break;
         ASSERT_EQ(code, -1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A run that is killed, at any moment, and resumed gives what an uninterrupted one gives.
+// A run that is killed, at any moment, and started again gives what an uninterrupted one gives.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -49,7 +49,7 @@ TEST_F(Resume, AfterKillsAtManyMoments) {
         const std::string out = concat("killed", trial);
         int code = -1;
         for (int64_t delay = 4000 + 1700 * trial; code != 0; delay += delay / 4) {
-            code = run_for("msa-analyze", args(out, {"--resume"}), microseconds(delay));
+            code = run_for("msa-analyze", args(out), microseconds(delay));
             ASSERT_TRUE(code == 0 || code == -1) << code;
             killed += code == -1 ? 1 : 0;
         }
@@ -65,7 +65,7 @@ TEST_F(Resume, BetweenTheResultsAndTheSmallFiles) {
     std::filesystem::remove(path("out/summary.json"));
     std::ofstream(path("out/metrics.csv.partial")) << "half a";
     std::filesystem::rename(path("out/metrics.csv.partial"), path("out/metrics.csv"));
-    const Outcome outcome = kAnalyze(args("out", {"--resume"}));
+    const Outcome outcome = kAnalyze(args("out"));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     expect_same("out", "whole");
 }
@@ -75,15 +75,16 @@ TEST_F(Resume, WhileTheUnitsAreRemoved) {
     ASSERT_EQ(kAnalyze(args("out")).code, 0);
     std::filesystem::create_directories(path("out/results.h5.partial"));
     std::ofstream(path("out/results.h5.partial/unit-layer-3.h5")) << "not removed yet";
-    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
+    EXPECT_EQ(kAnalyze(args("out")).code, 0);
     expect_same("out", "whole");
 }
 
 TEST_F(Resume, RefusesAnotherRun) {
     ASSERT_EQ(kAnalyze(args("out")).code, 0);
-    const Outcome options = kAnalyze(args("out", {"--resume", "--top-k", "3"}));
+    const Outcome options = kAnalyze(args("out", {"--top-k", "3"}));
     EXPECT_EQ(options.code, 2);
-    EXPECT_NE(options.err.find("cannot resume, options.top_k was 4, is 3 now"), std::string::npos);
+    EXPECT_NE(options.err.find("is of another run, options.top_k was 4, is 3 now"),
+              std::string::npos);
     const std::vector<std::vector<std::string>> others{{"--all-rows"},
                                                        {"--sink-tokens", "2"},
                                                        {"--oracle", "max-logit"},
@@ -93,30 +94,27 @@ TEST_F(Resume, RefusesAnotherRun) {
                                                        {"--forced-first", "1"},
                                                        {"--forced-local", "2"},
                                                        {"--layers", "0"}};
-    for (std::vector<std::string> other : others) {
+    for (const std::vector<std::string>& other : others) {
         const std::string name = other[0];
-        other.emplace_back("--resume");
         const Outcome outcome = kAnalyze(args("out", other));
         EXPECT_EQ(outcome.code, 2) << name;
-        EXPECT_NE(outcome.err.find("cannot resume, options."), std::string::npos) << name;
+        EXPECT_NE(outcome.err.find("is of another run, options."), std::string::npos) << name;
     }
-    const Outcome seed = kAnalyze(args("out", {"--resume", "--seed", "3"}));
-    EXPECT_NE(seed.err.find("cannot resume, seed was 0, is 3 now"), std::string::npos);
+    const Outcome seed = kAnalyze(args("out", {"--seed", "3"}));
+    EXPECT_NE(seed.err.find("is of another run, seed was 0, is 3 now"), std::string::npos);
     file_ = make("a.h5", {.layers = {0, 1, 2, 3}, .query_heads = 2});
-    const Outcome input = kAnalyze(args("out", {"--resume"}));
-    EXPECT_NE(input.err.find("cannot resume, inputs.a.h5 was "), std::string::npos);
+    const Outcome input = kAnalyze(args("out"));
+    EXPECT_NE(input.err.find("is of another run, inputs.a.h5 was "), std::string::npos);
 }
 
 TEST_F(Resume, SeedsAreComparedToTheLastBit) {
     const std::string seed = "9007199254740993";  // 2^53 + 1: no double
     ASSERT_EQ(kAnalyze(args("out", {"--seed", seed})).code, 0);
-    EXPECT_EQ(kAnalyze(args("out", {"--seed", seed, "--resume"})).code, 0);
-    EXPECT_EQ(kAnalyze(args("out", {"--seed", "9007199254740992", "--resume"})).code, 2);
+    EXPECT_EQ(kAnalyze(args("out", {"--seed", seed})).code, 0);
+    EXPECT_EQ(kAnalyze(args("out", {"--seed", "9007199254740992"})).code, 2);
 }
 
-TEST_F(Resume, StartsAfreshWhereThereIsNothing) {
-    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
-}
+TEST_F(Resume, StartsAfreshWhereThereIsNothing) { EXPECT_EQ(kAnalyze(args("out")).code, 0); }
 
 TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
     ASSERT_EQ(kAnalyze(args("out", {"--top-k", "3"})).code, 0);
@@ -127,7 +125,7 @@ TEST_F(Resume, OverwriteKeepsTheOldResultsUntilTheEnd) {
         const std::string now = file_text(path("out/results.h5"));
         if (now != before) break;  // killed after the rename
     }
-    EXPECT_EQ(kAnalyze(args("out", {"--resume"})).code, 0);
+    EXPECT_EQ(kAnalyze(args("out")).code, 0);
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     expect_same("out", "whole");
 }
@@ -136,8 +134,8 @@ TEST_F(Resume, AfterInterrupts) {
     ASSERT_EQ(kAnalyze(args("whole")).code, 0);
     int interrupted = 0;
     for (int64_t delay = 10000;; delay += delay / 4) {
-        const int code = run_for("msa-analyze", args("out", {"--resume"}),
-                                 std::chrono::microseconds(delay), SIGINT);
+        const int code =
+            run_for("msa-analyze", args("out"), std::chrono::microseconds(delay), SIGINT);
         if (code == 0) break;
         ASSERT_TRUE(code == 130 || code == -1) << code;  // -1: before the program could listen
         interrupted += code == 130 ? 1 : 0;
@@ -155,7 +153,7 @@ TEST_F(Resume, AFullDiskLeavesNoResults) {
               std::string::npos)
         << file_text(path("err"));
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5")));
-    EXPECT_EQ(kAnalyze(args("out", {"--overwrite"})).code, 0);
+    EXPECT_EQ(kAnalyze(args("out")).code, 0);
 }
 
 TEST_F(Resume, AnInterruptIsAnsweredWithTheWayOn) {

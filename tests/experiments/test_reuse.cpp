@@ -251,28 +251,16 @@ void expect_same(const std::string& one, const std::string& other) {
         EXPECT_TRUE(file_text(one + name) == file_text(other + name)) << other << name;
 }
 
-TEST_F(Reuse, JobsChangeNoByte) {
+TEST_F(Reuse, ProcessesAndKillsChangeNoByte) {
     const std::string file = plant("a.h5", {0, 0, 1, 1, 0});
-    ASSERT_EQ(kReuse(args(file, "whole", {"--sample-queries", "64"})).code, 0);
-    ASSERT_EQ(kReuse(args(file, "jobs", {"--sample-queries", "64", "--jobs", "2"})).code, 0);
-    expect_same(path("whole"), path("jobs"));
-}
-
-TEST_F(Reuse, ShardsAndResumeChangeNoByte) {
-    const std::string file = plant("a.h5", {0, 0, 1, 1, 0});
-    const auto with = [&](const std::string& out, std::vector<std::string> more) {
-        more.insert(more.end(), {"--sample-queries", "128"});
-        return args(file, out, more);
-    };
-    ASSERT_EQ(kReuse(with("whole", {})).code, 0);
-    for (const char* part : {"0/2", "1/2"})
-        ASSERT_EQ(kReuse(with(concat("part", part[0]), {"--shard", part})).code, 0);
-    ASSERT_EQ(kMerge({path("part0"), path("part1"), "--out", path("merged")}).code, 0);
-    expect_same(path("whole"), path("merged"));
+    const std::vector<std::string> more{"--sample-queries", "128"};
+    ASSERT_EQ(kReuse(args(file, "whole", more)).code, 0);
+    run_together("msa-reuse", args(file, "together", more), 2);
+    expect_same(path("whole"), path("together"));
     int64_t killed = 0;
     for (int64_t delay = 20000; delay < 60000000; delay += delay / 2) {
         const int code =
-            run_for("msa-reuse", with("killed", {"--resume"}), std::chrono::microseconds(delay));
+            run_for("msa-reuse", args(file, "killed", more), std::chrono::microseconds(delay));
         killed += code == -1 ? 1 : 0;
         if (code == 0) break;
         ASSERT_EQ(code, -1);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the driver sees to for every program: inputs are safe, values make sense, and one fit's
 // held-out queries are another program's queries.
-#include <atomic>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -53,7 +52,7 @@ TEST(DriverErrors, NameTheOptionThatHelps) {
     EXPECT_EQ(said(FileProblem::other_run), "wrong; --overwrite starts afresh");
     EXPECT_EQ(said(FileProblem::other_program), "wrong; choose another --out");
     EXPECT_EQ(said(FileProblem::damaged_unit),
-              "wrong; where it is removed, --resume of its run does it again");
+              "wrong; where it is removed, the command of its run does it again");
     EXPECT_EQ(said(FileProblem::arrays, "d/a.npz"),
               "wrong; msalab convert d/a.npz --state post_rope --out d/a.h5 makes one (layouts, "
               "names of arrays: python/README.md)");
@@ -226,28 +225,32 @@ TEST_F(Driver, AFitTakesTheOracleOfAnalyzeAndReportsTheSelectedKl) {
     EXPECT_NEAR(row("all")["kl_selected"].get<double>(), row("all")["kl"].get<double>(), 1e-6);
 }
 
-/// A run of `units` units of two workers in the folder "out", whose input is a file "input".
+/// A run of `units` units in the folder "out", whose input is a file "input".
 class LateHashes : public CliTest {
 protected:
-    int64_t run(int64_t units, bool resume) {
+    int64_t run(int64_t units) {
         experiments::RunOptions o;
         o.out = path("out");
-        o.resume = resume;
-        o.jobs = 2;
-        experiments::UnitRun job("test", {}, o, {path("input")}, {}, err_,
-                                 experiments::Ranks::alone());
-        std::atomic<int64_t> computed = 0;
+        experiments::UnitRun job("test", {}, o, {path("input")}, {}, err_);
+        int64_t computed = 0;
         std::vector<experiments::Unit> all;
         for (int64_t n = 0; n < units; ++n)
             all.push_back({concat("unit ", n), [&, n](const experiments::Worker&, io::UnitWriter&) {
                                ++computed;
-                               if (n == loses_) std::filesystem::remove(unit_file(n) + ".tmp");
+                               if (n == loses_) remove_temporary(n);
                            }});
         job.begin(std::move(all));
         const auto backend = make_backend("cpu");
         job.work({}, *backend, experiments::OnError::finish_others);
-        job.finish();
+        job.end([](const experiments::Completed&) { return std::string(); }, err_);
         return computed;
+    }
+    void remove_temporary(int64_t n) const {
+        const std::string begins = unit_file(n) + ".";
+        for (const auto& file : std::filesystem::directory_iterator(path("out/results.h5.partial")))
+            if (const std::string name = file.path().string();
+                name.starts_with(begins) && name.ends_with(".tmp"))
+                std::filesystem::remove(name);
     }
     std::string unit_file(int64_t n) const {
         return path(concat("out/results.h5.partial/unit-unit-", n, ".h5"));
@@ -261,21 +264,21 @@ TEST_F(LateHashes, LoseNoUnitBehindOneThatFails) {
     std::ofstream(path("input")).close();
     std::filesystem::resize_file(path("input"), uintmax_t{1} << 28);
     loses_ = 30;
-    EXPECT_THROW(run(70, false), SystemError);
+    EXPECT_THROW(run(70), SystemError);
     for (int64_t n = 0; n < 70; ++n)
         EXPECT_EQ(std::filesystem::exists(unit_file(n)), n != loses_) << n;
     loses_ = -1;
-    EXPECT_EQ(run(70, true), 1);
+    EXPECT_EQ(run(70), 1);
     EXPECT_EQ(io::ResultsReader(path("out/results.h5")).done().size(), 70U);
 }
 
 TEST_F(LateHashes, ThatFailAreSaidOnceAndTheFolderCanBeResumed) {
     const std::string said = path("input") + ": there is no such file";
-    EXPECT_EQ(refusal([&] { run(70, false); }), said);
+    EXPECT_EQ(refusal([&] { run(70); }), said);
     EXPECT_EQ(err_.str().find(said), std::string::npos) << err_.str();
     EXPECT_FALSE(std::filesystem::exists(path("out/results.h5.partial")));
     std::ofstream(path("input")) << "abc";
-    EXPECT_EQ(run(70, true), 70);
+    EXPECT_EQ(run(70), 70);
 }
 
 TEST(ParseRope, ReadsConfigurations) {
@@ -311,10 +314,6 @@ TEST_F(Driver, AFileInTheWayOfTheOutputIsNamed) {
             analyze.err.find("--out is " + out + ", but " + file + " is a file, not a folder"),
             std::string::npos)
             << analyze.err;
-        const Outcome merge = kMerge({path("shard"), "--out", out});
-        EXPECT_EQ(merge.code, 2);
-        EXPECT_NE(merge.err.find(file + " is a file, not a folder"), std::string::npos)
-            << merge.err;
     }
 }
 

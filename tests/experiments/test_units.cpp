@@ -6,7 +6,7 @@
 #include "experiments/driver/options.h"
 #include "experiments/driver/sample.h"
 #include "experiments/programs.h"
-#include "tests/experiments/shards_test.h"
+#include "tests/experiments/processes_test.h"
 
 namespace msa::test {
 namespace {
@@ -45,7 +45,7 @@ json comparable(const std::string& summary) {
 }
 
 /// One layer, whose 1200 queries are cut into units.
-class Cut : public Shards {
+class Cut : public Processes {
 protected:
     std::vector<std::string> args(const Cutter& of, const std::string& out,
                                   const std::vector<std::string>& more = {}) const {
@@ -86,23 +86,15 @@ protected:
         return Cut::cut(*GetParam(), out, std::move(more));
     }
     Outcome run(const std::vector<std::string>& args) const { return GetParam()->program(args); }
-    /// Merges what --shard 0/count and so on give of a cut, and compares it with the folder
-    /// `whole`.
-    void expect_shards_to_give(int64_t count, const std::string& whole) const {
-        std::vector<std::string> folders;
-        for (int64_t n = 0; n < count; ++n) {
-            const std::string out = concat("part", count, "-", n);
-            const Outcome shard = run(cut(out, {"--shard", part(n, count), "--jobs", "2"}));
-            ASSERT_EQ(shard.code, 0) << shard.err;
-            folders.push_back(path(out));
-        }
-        const Outcome merged = merge(folders, concat("merged", count));
-        ASSERT_EQ(merged.code, 0) << merged.err;
-        expect_same(concat("merged", count), whole, GetParam()->files);
+    /// What so many processes give of a cut, compared with the folder `whole`.
+    void expect_processes_to_give(int count, const std::string& whole) const {
+        const std::string out = concat("together", count);
+        run_together(GetParam()->program.name, cut(out), count);
+        expect_same(out, whole, GetParam()->files);
     }
 };
 
-TEST_P(Units, AnyNumberOfWorkersGivesTheBytesOfOne) {
+TEST_P(Units, AnyNumberOfProcessesGivesTheBytesOfOne) {
     const Outcome whole = run(cut("whole"));
     ASSERT_EQ(whole.code, 0) << whole.err;
     const json units = json::parse(file_text(path("whole/run.json")))["units"];
@@ -110,13 +102,7 @@ TEST_P(Units, AnyNumberOfWorkersGivesTheBytesOfOne) {
     EXPECT_EQ(units[8]["unit"], "layer 3, queries 1128:1200");
     EXPECT_EQ(io::ResultsReader(path("whole/results.h5")).done(),
               (std::vector<std::string>{"layer 3"}));
-    for (int64_t count : {1, 2, 3, 7}) expect_shards_to_give(count, "whole");
-    for (const std::string jobs : {"2", "5"}) {
-        const Outcome outcome = run(cut(jobs, {"--jobs", jobs, "--devices", "0,1"}));
-        ASSERT_EQ(outcome.code, 0) << outcome.err;
-        EXPECT_EQ(outcome.out, whole.out);
-        expect_same(jobs, "whole", GetParam()->files);
-    }
+    for (int count : {1, 2, 5}) expect_processes_to_give(count, "whole");
 }
 
 TEST_P(Units, OfSeveralLayersStayApart) {
@@ -124,7 +110,7 @@ TEST_P(Units, OfSeveralLayersStayApart) {
     ASSERT_EQ(run(cut("whole")).code, 0);
     EXPECT_EQ(io::ResultsReader(path("whole/results.h5")).done(),
               (std::vector<std::string>{"layer 2", "layer 10"}));
-    expect_shards_to_give(3, "whole");
+    expect_processes_to_give(3, "whole");
 }
 
 TEST_P(Units, AreTheLayerToTheBit) {
@@ -153,34 +139,32 @@ TEST_P(Units, EndWhereABlockDoes) {
                                                "layer 3, queries 1128:1200"}));
 }
 
-TEST_P(Units, WhatIsMissingOrOfAnotherCutIsNamed) {
-    ASSERT_EQ(run(cut("part0", {"--shard", "0/5"})).code, 0);
-    ASSERT_EQ(run(cut("part1", {"--shard", "1/5"})).code, 0);
-    refuses({path("part0"), path("part1")},
-            "not finished in any of them: layer 3, queries 256:384 (of --shard 2/5), "
-            "layer 3, queries 384:512 (of --shard 3/5), ");
-    ASSERT_EQ(run(args("other", {"--shard", "1/5", "--unit-queries", "129"})).code, 0);
-    refuses({path("part0"), path("other")}, "is of another run, options.");
-    const Outcome other = run(args("part0", {"--resume"}));
+TEST_P(Units, OfAnotherCutAreRefusedAndMissingOnesDone) {
+    const auto args_of = [&](const std::string& out) {
+        return cut(out, {"--backend", "reference"});
+    };
+    ASSERT_EQ(run(args_of("whole")).code, 0);
+    {
+        Process process(GetParam()->program.name, args_of("out"));
+        wait_until([&] { return units("out") >= 2 || process.has_ended(); });
+    }
+    const Outcome other = run(args("out", {"--backend", "reference", "--unit-queries", "129"}));
     EXPECT_EQ(other.code, 2);
-    EXPECT_NE(other.err.find("cannot resume, options."), std::string::npos) << other.err;
-    // A whole run in the folder of a shard does what is missing, and nothing twice.
-    const Outcome rest = run(cut("part0", {"--resume"}));
+    EXPECT_NE(other.err.find("is of another run, options."), std::string::npos) << other.err;
+    // What is missing is done, and nothing twice.
+    const Outcome rest = run(args_of("out"));
     ASSERT_EQ(rest.code, 0) << rest.err;
     EXPECT_NE(rest.err.find("layer 3, queries 0:128: done before\n"
-                            "layer 3, queries 640:768: done before\n"),
+                            "layer 3, queries 128:256: done before\n"),
               std::string::npos)
         << rest.err;
-    EXPECT_EQ(rest.err.find("queries 128:256: done before"), std::string::npos) << rest.err;
-    ASSERT_EQ(run(cut("whole")).code, 0);
-    expect_same("part0", "whole", GetParam()->files);
+    EXPECT_EQ(rest.err.find("queries 1128:1200: done before"), std::string::npos) << rest.err;
+    expect_same("out", "whole", GetParam()->files);
 }
 
 TEST_P(Units, AKilledWorkerGoesOnWithItsUnit) {
     using std::chrono::microseconds;
-    const auto args = [&](const std::string& out) {
-        return cut(out, {"--backend", "reference", "--resume"});
-    };
+    const auto args = [&](const std::string& out) { return cut(out, {"--backend", "reference"}); };
     ASSERT_EQ(run(args("whole")).code, 0);
     int code = -1, killed = 0;
     for (int64_t delay = 15000; code != 0; delay += delay / 4) {

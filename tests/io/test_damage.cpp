@@ -247,12 +247,14 @@ TEST_F(Damage, AGroupThatHoldsItselfEnds) {
 TEST_F(Damage, ARowAboveTheLimitsOfHdf5IsNamed) {
     ResultsWriter writer(file(), record_, IfExists::refuse);
     UnitWriter unit = writer.begin("layer 0");
-    EXPECT_EQ(refusal([&] {
-                  unit.create<int32_t, 3>("/select/oracle/0/ids", {64, 2, int64_t{1} << 31}, {});
-              }),
-              folder_.string() +
-                  "/a.h5.partial/unit-layer-0.h5.tmp: /select/oracle/0/ids needs "
-                  "chunks of 1.71799e+10 bytes, HDF5 takes at most 4.29497e+09");
+    const std::string said = refusal([&] {
+        unit.create<int32_t, 3>("/select/oracle/0/ids", {64, 2, int64_t{1} << 31}, {});
+    });
+    EXPECT_TRUE(said.starts_with(folder_.string() + "/a.h5.partial/unit-layer-0.h5.")) << said;
+    EXPECT_TRUE(
+        said.ends_with(".tmp: /select/oracle/0/ids needs chunks of 1.71799e+10 bytes, HDF5 "
+                       "takes at most 4.29497e+09"))
+        << said;
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The result of the shards of a run: of msalab evaluate here, of a program by msa-merge."""
+"""The result of the shards of a run of msalab evaluate."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from .units import collect, make_results, missing_text, parts_in
 
 def parser() -> CommandLine:
     top = CommandLine(prog="msalab merge", example="msalab merge part0 part1 --out results/whole",
-                      description="What is the result of the shards of a run? What the run itself writes without "
-                      "--shard, byte by byte. Shards of a program are joined by msa-merge.")
+                      description="What is the result of the shards of a run of msalab evaluate? What the run "
+                      "itself writes without --shard, byte by byte.")
     top.add_argument("shards", nargs="+", metavar="DIR", help="the --out of each run with --shard")
     top.add_argument("--out", required=True, metavar="DIR", help="directory for the results")
     top.add_argument("--overwrite", action="store_true", help="replace existing results")
@@ -47,11 +46,7 @@ def merge(shards, out, overwrite: bool, note) -> dict:
     return make_results(out, runs, units, note)
 
 
-def main(arguments: list[str], program: Path | None = None) -> int:
-    """program: msa-merge, where it is installed; it takes what names no shard of an evaluation."""
-    asks_help = bool({"-h", "--help"} & set(arguments))
-    if program is not None and not asks_help and not any(map(is_evaluation, arguments)):
-        os.execv(program, [str(program), *arguments])
+def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     return ended(lambda: _work(options), options)
 
