@@ -22,19 +22,19 @@ const std::map<std::string, Words, std::less<>> kUsual{
       "top-ks"}},
     {"msa-analyze",
      {"input", "out", "layers", "selectors", "block-size", "top-k", "forced-first", "queries",
-      "backend", "resume"}},
+      "backend", "overwrite"}},
     {"msa-bench",
      {"out", "backend", "cases", "stages", "tokens", "selection", "preset", "block-size", "top-k",
       "index-element"}},
     {"msa-cache", {"input", "out", "time-per-token", "link", "prefetch", "layers", "selectors"}},
     {"msa-compare",
      {"input", "out", "layers", "selectors", "budgets", "ablation", "block-size", "phase",
-      "queries", "resume"}},
+      "queries", "overwrite"}},
     {"msa-cost",
      {"preset", "context", "hardware", "results", "block-size", "top-k", "gpus", "json"}},
     {"msa-fit-indexer",
      {"input", "out", "layers", "block-size", "top-k", "steps", "train", "eval", "backend",
-      "resume"}},
+      "overwrite"}},
     {"msa-precision",
      {"input", "out", "indexer", "formats", "scales", "keep", "error", "layers", "block-size",
       "top-k"}},
@@ -43,7 +43,7 @@ const std::map<std::string, Words, std::less<>> kUsual{
       "backend", "resume"}},
     {"msa-reuse",
      {"input", "out", "lose", "keep", "every", "layers", "selector", "block-size", "top-k",
-      "resume"}},
+      "overwrite"}},
 };
 
 const std::vector<std::pair<std::string, Words>> kGroups{
@@ -105,7 +105,7 @@ const std::vector<std::pair<std::string, Words>> kGroups{
     {"Numbers and backend",
      {"rotations", "backend", "threads", "element", "index-element", "seed"}},
     {"The run", {"resume", "overwrite", "unit-queries", "json", "samples", "capacity", "support"}},
-    {"Many machines", {"jobs", "shard", "devices", "together", "gpus", "union-blocks"}},
+    {"Many machines", {"shard", "devices", "together", "gpus", "union-blocks"}},
 };
 
 using Option = boost::shared_ptr<po::option_description>;

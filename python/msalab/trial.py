@@ -113,15 +113,15 @@ def steps_of(options, out: Path) -> list[Step]:
         return Step(name, f"what a selection keeps, {'the first block kept' if first else 'no block forced'}",
                     ANALYSED * layers * tokens, (learnt,), lambda: _run(
                         find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
-                        selectors, "--forced-first", first, "--sample-queries", 512, "--resume"), (*sizes, first))
+                        selectors, "--forced-first", first, "--sample-queries", 512), (*sizes, first))
 
     return [
         Step("capture", "queries, keys and values of every layer", PASS * parameters * tokens + 10, (learnt,),
              lambda: _msalab("capture", options.model, "--text", learnt, "--max-tokens", tokens, "--out", capture,
                              "--overwrite", *how), (options.model, tokens, *how)),
         Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), (learnt,),
-             lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps,
-                          "--resume"), (*sizes, options.steps)),
+             lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps),
+             (*sizes, options.steps)),
         analyse("free", 0), analyse("forced", 1),
         Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
              + 10, (held,), lambda: _evaluate(
