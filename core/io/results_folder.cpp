@@ -183,10 +183,11 @@ void ResultsWriter::Impl::open_shared(IfExists if_exists) {
         verify_checksum(path);
         require_same_run(path.string(), ResultsReader(path).run(), record);
         complete = true;
-        std::error_code ignored;  // a process was killed while it removed them
-        for (const std::filesystem::path& file : unit_files(directory))
-            std::filesystem::remove(file, ignored);
-        std::filesystem::remove(directory, ignored);
+        if (!claimed) {  // a process was killed while it removed the folder
+            std::error_code ignored;
+            clear(false, ignored);
+            std::filesystem::remove(directory, ignored);
+        }
         return;
     } else {
         if (!under_way) empty_of_others();

@@ -287,6 +287,25 @@ TEST_F(SharedResults, AnyWriterDoesAnyUnitAndCompletes) {
     EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::join).complete());
 }
 
+/// Of a process that was killed when it had removed run.json.
+TEST_F(SharedResults, WhatAKilledProcessLeftBesideResultsGoes) {
+    const std::filesystem::path folder = path_.string() + ".partial";
+    {
+        ResultsWriter writer(path_, record_, IfExists::join);
+        for (const std::string& unit : record_.units) write(writer, unit);
+        writer.finish();
+        writer.end();
+    }
+    std::filesystem::create_directory(folder);
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    std::ofstream(folder / "unit-results.h5.claim")
+        << R"({"host": ")" << host << R"(", "process": 1, "process_start": 0})";
+    std::ofstream(folder / "unit-layer-1.h5") << "a unit";
+    EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::join).complete());
+    EXPECT_FALSE(std::filesystem::exists(folder));
+}
+
 TEST_F(SharedResults, AUnitOfAnotherRunIsRefused) {
     RunRecord other = record_;
     other.options = R"({"k": 8})";
