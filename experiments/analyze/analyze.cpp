@@ -5,9 +5,9 @@
 
 #include "core/cu_seqlens.h"
 #include "core/select/selector.h"
+#include "experiments/analyze/findings.h"
 #include "experiments/analyze/layer.h"
 #include "experiments/analyze/options.h"
-#include "experiments/analyze/summary.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
@@ -53,8 +53,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     register_cuda_backend();
     const std::unique_ptr<Backend> backend = make_own_backend(o);
 
-    UnitRun job(kProgram.name, args, o, inputs_of(o, o), {"summary.json", "metrics.csv"}, err);
-    job.describe(option_table(o), metric_definitions(note), *backend, file, o.element);
+    UnitRun job(kProgram.name, args, o, inputs_of(o, o),
+                {"summary.json", "metrics.csv", "analyze.txt", "tables"}, err);
+    job.describe(option_table(o), definitions_with(note), *backend, file, o.element);
     return job.run(query_units(
                        file, o.layers, o.unit_queries,
                        [&](const io::LayerInfo& layer) {
@@ -68,12 +69,10 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
 
 std::string complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
-    check_mass_bounds(results);
+    const Findings findings = make_findings(results);
+    check_mass_bounds(results, findings);
     write_text(run.out / "metrics.csv", metrics_csv(results));
-    std::ostringstream table;
-    print_table(results, table);
-    write_summary(run, summary_json(results), table.str());
-    return "";
+    return write_report(run, "analyze.txt", make_report(results, findings));
 }
 
 }  // namespace msa::experiments::analyze

@@ -19,8 +19,9 @@ const About kAbout{
                  "--block-size 64 --top-k 8 --sample-queries 512"},
     .writes =
         "DIR/results.h5 (groups /queries, /layers, /select, /metrics, /curves, /popularity,\n"
-        "and with --dump /outputs, /mass, /scores; see data/FORMAT.md), DIR/summary.json and\n"
-        "DIR/metrics.csv.",
+        "and with --dump /outputs, /mass, /scores; see data/FORMAT.md), DIR/summary.json\n"
+        "(tables, see there), DIR/tables/NAME.csv, DIR/metrics.csv and DIR/analyze.txt (what is\n"
+        "printed).",
 };
 
 const std::vector<std::string> kDumps{"outputs", "mass", "scores"};

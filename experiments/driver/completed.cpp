@@ -3,6 +3,7 @@
 
 #include <ostream>
 #include <set>
+#include <sstream>
 
 #include "core/io/claim.h"
 #include "experiments/report/report.h"

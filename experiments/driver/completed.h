@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -31,18 +30,6 @@ void write_summary(const Completed&, const std::string& summary, const std::stri
 /// The same, and writes the page to the file `name`.
 void write_page(const Completed&, const std::string& name, const std::string& page,
                 const std::string& summary);
-
-/// The same of what a program found in the results, for which it has print(findings, record, out),
-/// summary(findings, record) and nearest_text(findings). Returns the last.
-template <typename Findings>
-std::string write_findings(const Completed& run, const std::string& name, const Findings& findings,
-                           void (*print)(const Findings&, const io::RunRecord&, std::ostream&),
-                           std::string (*summary)(const Findings&, const io::RunRecord&)) {
-    std::ostringstream page;
-    print(findings, run.results.run(), page);
-    write_page(run, name, page.str(), summary(findings, run.results.run()));
-    return nearest_text(findings);
-}
 
 /// Writes a program's answer: the page to the file `name`, each table to tables/NAME.csv and, as
 /// the last file, summary.json. Prints the page or summary.json. Returns the verdict if the target

@@ -54,12 +54,6 @@ std::optional<int64_t> recorded_window(const io::ResultsReader& results, const s
     if (!results.has(group, kWindow)) return std::nullopt;
     return static_cast<int64_t>(results.number(group, kWindow));
 }
-Value window_value(const io::ResultsReader& results, const std::string& group) {
-    return recorded_window(results, group);
-}
-
-Column window_column() { return {kWindow, kWindow}; }
-
 std::string windows_note(const io::ResultsReader& results, const std::string& parent) {
     Windows windows;
     for (const std::string& layer : results.list(parent))
@@ -72,11 +66,6 @@ std::string windows_note(const io::ResultsReader& results, const std::string& pa
     return concat(text, ", and msalab leaves ", alone ? "it as it is" : "them as they are",
                   ". Selectors choose among all blocks, of which most have no mass there: their "
                   "recall says nothing.");
-}
-
-void print_windows(const io::ResultsReader& results, const std::string& parent, std::ostream& out) {
-    if (const std::string note = windows_note(results, parent); !note.empty())
-        print_paragraph(out, note);
 }
 
 }  // namespace msa::experiments

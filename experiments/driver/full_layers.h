@@ -11,7 +11,6 @@
 
 #include "core/io/activations.h"
 #include "core/io/results.h"
-#include "experiments/driver/rows.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments {
@@ -32,11 +31,7 @@ std::string windows_text(const Windows&);
 /// The window of a layer, as results have it in the attribute `window` of its group; nothing
 /// without one.
 std::optional<int64_t> recorded_window(const io::ResultsReader&, const std::string& group);
-Value window_value(const io::ResultsReader&, const std::string& group);
-/// Its column, which tables have where a layer of theirs has a window.
-Column window_column();
 /// What that means for the numbers; empty where no layer has one.
 std::string windows_note(const io::ResultsReader&, const std::string& parent);
-void print_windows(const io::ResultsReader&, const std::string& parent, std::ostream& out);
 
 }  // namespace msa::experiments

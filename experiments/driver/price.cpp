@@ -188,10 +188,6 @@ Price Pricer::of_given_ids(const Setting& setting, std::optional<double> union_b
     return fastest(setting, union_blocks, analysis::Cost{});
 }
 
-nlohmann::ordered_json cost_json(const Cost& cost) {
-    return {{"seconds", cost.seconds}, {"flops", cost.flops}, {"bytes", cost.bytes}};
-}
-
 void write_price(io::UnitWriter& to, const std::string& group, const std::string& name,
                  const Price& price) {
     to.attribute(group, name + "_seconds", price.seconds);

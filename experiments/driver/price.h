@@ -111,7 +111,6 @@ struct Cost {
     }
     Cost operator*(double times) const { return {seconds * times, flops * times, bytes * times}; }
 };
-nlohmann::ordered_json cost_json(const Cost&);
 /// The attributes <name>_seconds, <name>_flops and <name>_bytes of a group of results.
 void write_price(io::UnitWriter&, const std::string& group, const std::string& name, const Price&);
 Cost read_cost(const io::ResultsReader&, const std::string& group, const std::string& name);

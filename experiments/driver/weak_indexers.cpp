@@ -10,6 +10,7 @@
 namespace msa::experiments {
 namespace {
 
+constexpr double kNear = 0.1, kLess = 0.005;
 constexpr const char *kByChance = "near random", *kUntrainedKeepMore = "below untrained";
 
 report::Column only_of(report::Column column, const char* finding) {
@@ -46,6 +47,17 @@ const report::TableOf<WeakIndexer> kWeak{
 std::string three(double value) { return fixed_text(value, 3); }
 
 }  // namespace
+
+bool Learned::is_near_random() const {
+    return recall < random_recall + kNear * (1 - random_recall);
+}
+
+const Learned::Rival* Learned::better() const {
+    const Rival* best = nullptr;
+    for (const Rival& rival : rivals)
+        if (rival.mass > (best == nullptr ? mass + kLess : best->mass)) best = &rival;
+    return best;
+}
 
 std::vector<WeakIndexer> find_weak(const std::vector<Learned>& all) {
     std::vector<WeakIndexer> weak;

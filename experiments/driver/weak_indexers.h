@@ -1,16 +1,36 @@
 // SPDX-License-Identifier: MIT
-// The indexers of driver/learned_note.h that are near random or below a rival, as a table and in
-// words.
+// Indexers that keep less than choices that nobody trained, or hardly more of the oracle's blocks
+// than chance: as a table and in words.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "experiments/driver/learned_note.h"
 #include "experiments/report/table.h"
 
 namespace msa::experiments {
+
+/// An indexer's choice in a layer, and the choices beside it.
+struct Learned {
+    static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+    struct Rival {
+        std::string name;
+        double mass = kUnknown;
+    };
+    int64_t layer = 0;
+    std::string name;  // "index", "the start"
+    double recall = kUnknown, mass = kUnknown;
+    double random_recall = kUnknown;  // of blocks by chance
+    std::vector<Rival> rivals = {};   // untrained, of as many blocks
+
+    /// Less than a tenth of the way from chance to all of the oracle's blocks.
+    bool is_near_random() const;
+    /// The rival that keeps most, if over 0.005 more than this; else none.
+    const Rival* better() const;
+};
 
 struct WeakIndexer {
     int64_t layer = 0;

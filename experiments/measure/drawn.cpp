@@ -11,7 +11,6 @@
 #include "analysis/recall.h"
 #include "core/error.h"
 #include "experiments/driver/run.h"
-#include "experiments/measure/sinks.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::measure {
@@ -197,15 +196,6 @@ Numbers LayerNumbers::mean_of_heads(const std::string& name, int64_t part, int64
             counts(b, 0) += of.counts(b, c);
         }
     return {average(of, first, heads), drawn_.means(sums.view(), counts.view(), 0, 1)};
-}
-
-nlohmann::ordered_json sink_row(const io::ResultsReader& results, const std::string& layer,
-                                const std::string& name, const std::string& selector) {
-    const Sink sink = read_sink(results, layer, name, selector);
-    return {{"layer", sink.layer},
-            {"selector", sink.selector},
-            {"sink_mass_dense", json_number(sink.dense)},
-            {"sink_mass_sparse", json_number(sink.sparse)}};
 }
 
 nlohmann::ordered_json interval_json(const analysis::Estimate& of, const DrawnBlocks& from) {

@@ -92,11 +92,6 @@ private:
     DrawnBlocks drawn_, once_;
 };
 
-/// A row for dropped_sinks (driver/sink_note.h): the mean sink mass of dense attention and of the
-/// choice `name` of a selector.
-nlohmann::ordered_json sink_row(const io::ResultsReader&, const std::string& layer,
-                                const std::string& name, const std::string& selector);
-
 /// "Intervals are 95 % of 1000 bootstrap draws of 14 blocks of them, of 1 sequence, seed 0.", or
 /// why there are none.
 std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed);

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -27,9 +28,7 @@ Tensor<double, 2> rounding_of(const ChunkView& of, const Choice& choice) {
                                           of.view().index_k.host());
 }
 
-std::string percent_text(const ordered_json& share) {
-    return fixed_text(100 * share.get<double>(), 1) + " %";
-}
+std::string percent_text(double share) { return fixed_text(100 * share, 1) + " %"; }
 
 /// The layers that a sentence about one choice names, with their shares.
 using Layers = std::vector<std::pair<std::string, std::string>>;  // by choice, in their order
@@ -70,31 +69,41 @@ void read_ties(const io::ResultsReader& results, const std::string& group, const
     for (const char* name : kTies) to.back()[name] = json_number(results.number(group, name));
 }
 
-void print_ties(const ordered_json& ties, std::ostream& out) {
+std::string ties_text(const std::vector<Tie>& ties) {
     Layers all_tied, narrow;
+    for (const Tie& of : ties) {
+        const std::string layer = std::to_string(of.layer);
+        if (of.all >= kSays)
+            add_layer(all_tied, of.choice, concat(layer, " (", percent_text(of.all), ")"));
+        else if (of.by_rounding >= kNarrow)
+            add_layer(narrow, of.choice,
+                      concat(layer, " (", percent_text(of.by_rounding),
+                             ", exactly equal: ", percent_text(of.tied), ")"));
+    }
+    std::string text;
+    for (const auto& [choice, layers] : all_tied)
+        text += concat(text.empty() ? "" : "\n", choice, " says nothing of the queries in layer ",
+                       layers,
+                       ": all their candidates have one score, and the lowest block ids are kept.");
+    for (const auto& [choice, layers] : narrow)
+        text += concat(text.empty() ? "" : "\n", choice,
+                       " decides queries by scores that are equal or within the rounding of their "
+                       "float sums, in layer ",
+                       layers, ": another order of sums, as in another batch, may choose others.");
+    return text;
+}
+
+void print_ties(const ordered_json& ties, std::ostream& out) {
+    std::vector<Tie> all;
     for (const ordered_json& row : ties) {
         if (row["tied_by_rounding"].is_null()) continue;  // no query has a choice to make
         std::string choice = row["selector"];
         if (row.contains("setting")) choice += "@" + row["setting"].get<std::string>();
-        const std::string layer = row["layer"].dump();
-        if (row["all_tied"].get<double>() >= kSays)
-            add_layer(all_tied, choice, concat(layer, " (", percent_text(row["all_tied"]), ")"));
-        else if (row["tied_by_rounding"].get<double>() >= kNarrow)
-            add_layer(narrow, choice,
-                      concat(layer, " (", percent_text(row["tied_by_rounding"]),
-                             ", exactly equal: ", percent_text(row["tied"]), ")"));
+        all.push_back(
+            {row["layer"], choice, row["tied"], row["tied_by_rounding"], row["all_tied"]});
     }
-    for (const auto& [choice, layers] : all_tied)
-        print_paragraph(out, concat(choice, " says nothing of the queries in layer ", layers,
-                                    ": all their candidates have one score, and the lowest block "
-                                    "ids are kept."));
-    for (const auto& [choice, layers] : narrow)
-        print_paragraph(
-            out,
-            concat(choice,
-                   " decides queries by scores that are equal or within the rounding of their "
-                   "float sums, in layer ",
-                   layers, ": another order of sums, as in another batch, may choose others."));
+    std::istringstream lines(ties_text(all));
+    for (std::string line; std::getline(lines, line);) print_paragraph(out, line);
 }
 
 }  // namespace msa::experiments::measure

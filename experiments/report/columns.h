@@ -34,6 +34,9 @@ inline const Column kWindow{"window", "tokens", "keys that a query attends to at
 // What was measured.
 inline const Column kMeasuredLayers{"layers", "", "layers measured, divided by spaces"};
 inline const Column kQueries{"queries", "", "queries measured, in each layer"};
+inline const Column kRowsCounted{"rows_counted", "queries",
+                                 "queries in the averages of recall, mass and output error; "
+                                 "averages go over queries, then over groups or heads"};
 inline const Column kQueryBlocks{"blocks_of_queries", "",
                                  "blocks of neighbouring queries, 128 positions each, that the "
                                  "bootstrap draws from"};

@@ -11,6 +11,7 @@ from test_capture_models import (FAMILIES, SIZES, make_model, needs_programs,  #
                                  run_program, sequences, torch, transformers)
 from test_capture_rope import FACTOR, LIMIT, SCALED, captured_layers, keys_before_rope
 
+from msalab import results
 from msalab.capture.__main__ import main
 from msalab.capture.reader import ActivationsReader
 from msalab.capture.rope import apply_rope, frequencies, positions
@@ -62,8 +63,8 @@ def story(tmp_path, model, *fit_options, tokens=400):
     run_program("msa-analyze", tmp_path / "fit/indexer.h5", "--out", tmp_path / "mine",
                 "--block-size", 16, "--top-k", 4, "--selectors", "index,oracle,mean-key,window",
                 "--queries", "300:")
-    rows = json.loads((tmp_path / "mine/summary.json").read_text())["rows"]
-    assert {(row["layer"], row["selector"]) for row in rows} == {
+    selectors = results.open(tmp_path / "mine", "msa-analyze")["selectors"]
+    assert set(selectors.select("layer", "selector").rows()) == {
         (layer, selector) for layer in (1, 3)
         for selector in ("index", "oracle", "mean-key", "window")}
     with h5py.File(tmp_path / "fit/results.h5") as file:

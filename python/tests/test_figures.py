@@ -7,6 +7,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from make_report import report
 from make_results import Case, keep_everything, make_results
 
 from msalab.plots import (Results, ResultsError, Table, entropy_per_layer, mass_by_layer, mass_kept_curve,
@@ -141,14 +142,11 @@ def test_mass_kept_curve_shows_the_curves_and_the_chosen_k(results):
 
 
 def test_mass_kept_curve_shows_the_intervals_of_the_summary_beside(results_path, tmp_path):
-    rows = [{"layer": 6, "selector": "window",
-             "intervals": {"mass_kept": {"low": 0.25, "high": 0.375}}},
-            {"layer": 3, "selector": "window",
-             "intervals": {"mass_kept": {"low": 0, "high": 1}}},
-            {"layer": 6, "selector": "random",
-             "intervals": {"mass_kept": {"low": None, "high": None}}}]
+    rows = [{"layer": layer, "selector": selector, "mass_kept": {"value": 0.3, "low": low, "high": high}}
+            for layer, selector, low, high in ((6, "window", 0.25, 0.375), (3, "window", 0.0, 1.0),
+                                               (6, "random", None, None))]
     shutil.copy(results_path, tmp_path / "results.h5")
-    (tmp_path / "summary.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "summary.json").write_text(json.dumps(report("msa-analyze", {"selectors": (2, rows)})))
     with Results(tmp_path / "results.h5") as results:
         _, table = mass_kept_curve(results, [6])
     sure = ~np.isnan(table["mass_kept_low"])

@@ -2,12 +2,14 @@
 """The table of the main README is what the demo prints: the rows of selectors that need no fit, by
 msa-analyze on the sample; all rows, where MSALAB_RESULTS names the results of the demo (./msalab test)."""
 
-import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from msalab import results
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("MSALAB_BIN", ROOT / "build/release/bin"))
@@ -17,10 +19,10 @@ NO_FIT = ("mean-key", "oracle", "random", "window")
 
 
 def rows_of(text: str) -> dict:
-    """(layer, selector) -> its numbers, of the first table in a text."""
+    """(layer, selector) -> its numbers, of the first table in a text; without intervals."""
     head, found = "layer  selector", {}
     for line in text[text.index(head):].splitlines()[1:]:
-        words = line.split()
+        words = re.sub(r" \[.*?\]", "", line).split()
         if len(words) != 2 + len(COLUMNS) or not words[0].isdigit():
             break
         found[int(words[0]), words[1]] = [float(word) for word in words[2:]]
@@ -50,8 +52,7 @@ def test_rows_without_a_fit(tmp_path):
 
 @pytest.mark.skipif("MSALAB_RESULTS" not in os.environ, reason="no demo: ./msalab test makes it")
 def test_all_rows_are_those_of_the_demo():
-    results = ROOT / os.environ["MSALAB_RESULTS"]
-    rows = json.loads((results.parent / "summary.json").read_text(encoding="utf-8"))["rows"]
+    rows = results.open(ROOT / os.environ["MSALAB_RESULTS"], "msa-analyze")["selectors"].records()
     found = {(row["layer"], row["selector"]): [row[name] for name in COLUMNS] for row in rows}
     assert found.keys() == README.keys()
     for key, numbers in found.items():

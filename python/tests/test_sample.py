@@ -2,7 +2,6 @@
 """The numbers of data/sample.h5, computed once more in double precision with nothing but PyTorch and
 h5py: what each choice keeps, the sink and the output error, and that the choices are right."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
 h5py = pytest.importorskip("h5py")
+
+from msalab import results  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("MSALAB_BIN", ROOT / "build/release/bin"))
@@ -85,7 +86,7 @@ def assert_highest(scores, chosen, error):
 def test_numbers_are_those_of_pytorch(written, number):
     layer = Layer(number)
     rows = {(row["layer"], row["selector"]): row
-            for row in json.loads((written / "summary.json").read_text())["rows"]}
+            for row in results.open(written, "msa-analyze")["selectors"].records()}
     dense = layer.output(layer.p)
     means = torch.stack([keys.mean(1) for keys in layer.k.split(BLOCK, 1)], 1)
     past = torch.arange(means.shape[1]) <= torch.arange(FIRST, layer.k.shape[1])[:, None] // BLOCK

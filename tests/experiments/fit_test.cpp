@@ -7,6 +7,7 @@
 
 #include "core/indexer/projection.h"
 #include "core/io/results.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/random.h"
 
 namespace msa::test {
@@ -70,7 +71,7 @@ Outcome FitArchitecture::fit(const std::string& file, const std::string& out,
 
 nlohmann::json FitArchitecture::rows_of(const Outcome& outcome) {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
-    return nlohmann::json::parse(outcome.out)["rows"];
+    return selector_rows(nlohmann::json::parse(outcome.out));
 }
 
 void FitArchitecture::expect_every_block_selected_is_the_full_support() const {

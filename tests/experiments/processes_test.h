@@ -81,7 +81,8 @@ protected:
     }
 
     std::string file_;
-    const std::vector<std::string> files_{"results.h5", "summary.json", "metrics.csv"};
+    const std::vector<std::string> files_{"results.h5", "summary.json", "metrics.csv",
+                                          "analyze.txt"};
 };
 
 #ifdef MSA_MPIRUN

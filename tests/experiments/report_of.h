@@ -17,6 +17,14 @@ inline nlohmann::json report_of(const std::filesystem::path& folder) {
 inline const nlohmann::json& rows_of_table(const nlohmann::json& report, const char* table) {
     return report.at("tables").at(table).at("rows");
 }
+/// The rows of msa-analyze, or of msa-compare, whose answer is a tree.
+inline const nlohmann::json& selector_rows(const nlohmann::json& all) {
+    return all.contains("tables") ? rows_of_table(all, "selectors") : all.at("rows");
+}
+/// The options of a run, likewise.
+inline const nlohmann::json& options_of_run(const nlohmann::json& all) {
+    return all.contains("run") ? all.at("run").at("options") : all.at("options");
+}
 /// The first row with these values, by column; null if there is none.
 inline nlohmann::json row_of(const nlohmann::json& report, const char* table,
                              const nlohmann::json& values = nlohmann::json::object()) {

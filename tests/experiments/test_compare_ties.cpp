@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -63,7 +63,7 @@ TEST_F(CompareTies, SaysWhereBlockIdsDecideInPlaceOfScores) {
     const Outcome analyzed = kAnalyze({file, "--out", path("a"), "--selectors", "index",
                                        "--block-size", "8", "--top-k", "4", "--threads", "2"});
     ASSERT_EQ(analyzed.code, 0) << analyzed.err;
-    const json of_analyze = json::parse(file_text(path("a/summary.json")))["ties"];
+    const json of_analyze = rows_of_table(report_of(path("a")), "selectors");
     for (const char* name : {"tied", "tied_by_rounding", "all_tied"})
         EXPECT_EQ(of_analyze[1][name], one[1][name]);
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -34,9 +35,9 @@ TEST_F(DefaultSizes, LeaveFourTimesAsManyBlocksAsAreKept) {
         run(kAnalyze, {sample_, "--selectors", "oracle,window", "--sample-queries", "64"});
     ASSERT_EQ(analyzed.code, 0) << analyzed.err;
     EXPECT_EQ(analyzed.err.rfind(kNote, 0), 0U) << analyzed.err;
-    EXPECT_EQ(summary()["options"]["block_size"], 16);
-    EXPECT_EQ(summary()["options"]["top_k"], 16);
-    const json rows = summary()["rows"];
+    EXPECT_EQ(options_of_run(summary())["block_size"], 16);
+    EXPECT_EQ(options_of_run(summary())["top_k"], 16);
+    const json rows = selector_rows(summary());
     for (const json& row : rows) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
     for (const auto& [program, more] :
          {std::pair<Program, std::vector<std::string>>{
@@ -55,8 +56,8 @@ TEST_F(DefaultSizes, LeaveFourTimesAsManyBlocksAsAreKept) {
     // Of 90 tokens even blocks of 8 are fewer than 4 times 16.
     const Outcome small = run(kAnalyze, {make("a.h5"), "--selectors", "oracle"});
     ASSERT_EQ(small.code, 0) << small.err;
-    EXPECT_EQ(summary()["options"]["block_size"], 8);
-    EXPECT_EQ(summary()["options"]["top_k"], 3);
+    EXPECT_EQ(options_of_run(summary())["block_size"], 8);
+    EXPECT_EQ(options_of_run(summary())["top_k"], 3);
     EXPECT_NE(small.err.find("note: --top-k is 3 for a longest sequence of 90 tokens, 12 blocks"),
               std::string::npos)
         << small.err;
@@ -83,8 +84,8 @@ TEST_F(DefaultSizes, BudgetsOfCompareAreOfHalfTheSequence) {
         outcome.err.find("note: --budgets is 256,512 for a longest sequence of 1792 tokens\n"),
         std::string::npos)
         << outcome.err;
-    EXPECT_EQ(summary()["rows"].size(), 4U);
-    const json rows = summary()["rows"];
+    EXPECT_EQ(selector_rows(summary()).size(), 4U);
+    const json rows = selector_rows(summary());
     for (const json& row : rows) EXPECT_FALSE(row["mass_kept"].is_null()) << row;
     std::vector<std::string> named = args;
     named.insert(named.end(), {"--budgets", "512,1792"});

@@ -10,6 +10,7 @@
 #include "experiments/fit/evaluation.h"
 #include "experiments/fit/layer.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -200,7 +201,7 @@ TEST_F(Fit, EntropiesAreThoseOfTheDistributions) {
         kAnalyze({path("out/indexer.h5"), "--out", path("a"), "--selectors", "oracle",
                   "--block-size", "8", "--top-k", "4", "--queries", "144:", "--json"});
     ASSERT_EQ(analysis.code, 0) << analysis.err;
-    const double dense = json::parse(analysis.out)["rows"][0]["entropy_dense"];
+    const double dense = selector_rows(json::parse(analysis.out))[0]["entropy_dense"];
     EXPECT_NEAR(curve("out", "held_out/entropy_teacher")[0], dense, 1e-5);
     EXPECT_NEAR(curve("out", "held_out/entropy_index")[0], dense, 0.1);
     EXPECT_GT(dense, 1);
@@ -232,7 +233,7 @@ TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
                                            "--top-k", "4", "--queries", "144:", "--json"});
         ASSERT_EQ(analysis.code, 0) << analysis.err;
         const json fitted = row(norm);
-        const json rows = json::parse(analysis.out)["rows"];
+        const json rows = selector_rows(json::parse(analysis.out));
         for (const json& got : rows) {
             if (got["selector"] != "index") continue;
             for (const char* name : {"block_recall", "score_recall", "mass_kept", "oracle_mass"})

@@ -37,7 +37,7 @@ TEST_F(Fit, TakesThePairsOfMostEnergy) {
                             "index", "--held-out", path(to + "/results.h5")})
                       .code,
                   0);
-        const json row = json::parse(file_text(path(to + "-seen/summary.json")))["rows"][0];
+        const json row = row_of(report_of(path(to + "-seen")), "selectors");
         EXPECT_NEAR(row["mass_kept"], this->row(to)["mass_kept"], 1e-6);
     }
     // Any number of pairs will do, and normal weights have them, too.
@@ -68,7 +68,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
               0);
     const json analysis = json::parse(file_text(path("seen/summary.json")));
     std::map<std::string, json> rows;
-    for (const json& row : analysis["rows"]) rows[row["selector"]] = row;
+    for (const json& row : selector_rows(analysis)) rows[row["selector"]] = row;
     const json fit = row("weak"), &random = rows["random"];
     EXPECT_NEAR(fit["window_mass"], rows["window:first=1"]["mass_kept"], 1e-6);
     EXPECT_NEAR(fit["mean_key_mass"], rows["mean-key:first=1"]["mass_kept"], 1e-6);
@@ -88,7 +88,7 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     EXPECT_NE(weak.out.find("What to try there: more --steps, --forced-first"), std::string::npos)
         << weak.out;
     // msa-analyze says the same of the file.
-    const json& seen = analysis["weak_indexers"].back();
+    const json& seen = rows_of_table(analysis, "weak_indexers").back();
     EXPECT_EQ(seen["finding"], found["finding"]);
     EXPECT_GE(seen["rival_mass_kept"], best - 1e-6);  // mean-key is there without the block, too
 
@@ -150,7 +150,7 @@ TEST_F(Fit, LayersWithAWindowAreNamedAndLeftOut) {
             << whole.err;
         const auto rows = [&](const std::string& of) {
             const json all = report_of(path(at + of));
-            return fits ? rows_of_table(all, "layers") : all["rows"];
+            return rows_of_table(all, fits ? "layers" : "selectors");
         };
         for (const json& row : rows("whole")) {
             EXPECT_EQ(row["layer"], 3);

@@ -6,6 +6,7 @@
 
 #include "core/io/results.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -20,7 +21,7 @@ protected:
     }
     static json rows_of(const Outcome& outcome) {
         EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return json::parse(outcome.out)["rows"];
+        return selector_rows(json::parse(outcome.out));
     }
     static double mean_of_rows(const json& rows, const std::string& selector, const char* name) {
         double sum = 0;

@@ -6,6 +6,7 @@
 
 #include "core/io/results.h"
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -35,7 +36,7 @@ protected:
     }
     static json row_of(const json& all, const std::string& selector,
                        const std::string& setting = "") {
-        for (const json& row : all["rows"])
+        for (const json& row : selector_rows(all))
             if (row["selector"] == selector && (setting.empty() || row["setting"] == setting))
                 return row;
         ADD_FAILURE() << "no row of " << selector << " at " << setting;
@@ -49,7 +50,7 @@ protected:
 TEST_F(ForcedFirst, IsASettingOfCompare) {
     const json both = compare("1,0");
     std::set<std::string> found;
-    for (const json& row : both["rows"])
+    for (const json& row : selector_rows(both))
         found.insert(row["selector"].get<std::string>() + "@" + row["setting"].get<std::string>());
     EXPECT_EQ(found,
               (std::set<std::string>{"mean-key@32", "mean-key@32,first=1", "window@32,first=1"}));
@@ -59,7 +60,7 @@ TEST_F(ForcedFirst, IsASettingOfCompare) {
         << "compared with each other";
     for (const std::string first : {"0", "1"}) {
         const json alone = compare(first);
-        EXPECT_EQ(alone["rows"].size(), 2U);
+        EXPECT_EQ(selector_rows(alone).size(), 2U);
         const json one = row_of(alone, "mean-key", "32"),
                    beside = row_of(both, "mean-key", first == "0" ? "32" : "32,first=1");
         for (const char* name : {"mass_kept", "forced_first", "sink_mass_sparse"})
@@ -80,7 +81,7 @@ TEST_F(ForcedFirst, IsASettingOfCompare) {
 TEST_F(ForcedFirst, IsAnAxisOfAnalyze) {
     const json both = analyze("0,1");
     std::set<std::string> found;
-    for (const json& row : both["rows"]) found.insert(row["selector"]);
+    for (const json& row : selector_rows(both)) found.insert(row["selector"]);
     EXPECT_EQ(found, (std::set<std::string>{"oracle", "oracle:first=1", "mean-key",
                                             "mean-key:first=1", "window:first=1"}));
     for (const std::string first : {"0", "1"}) {
@@ -104,10 +105,10 @@ TEST_F(ForcedFirst, IsAnAxisOfAnalyze) {
 /// a program that looks at those alone finds the same.
 TEST_F(ForcedFirst, SinksAreOfTheCountedRows) {
     const std::vector<std::string> args{"--top-k", "4", "--selectors", "mean-key", "--layers", "3"};
-    const json all = summary(kAnalyze, "all", args)["rows"][0];
+    const json all = selector_rows(summary(kAnalyze, "all", args))[0];
     std::vector<std::string> counted = args;
     counted.insert(counted.end(), {"--positions", "32:"});  // which see more than 4 blocks of 8
-    const json those = summary(kAnalyze, "counted", counted)["rows"][0];
+    const json those = selector_rows(summary(kAnalyze, "counted", counted))[0];
     EXPECT_GT(all["rows_trivial"], 0);
     EXPECT_EQ(those["rows_trivial"], 0);
     EXPECT_EQ(all["rows_counted"], those["rows_counted"]);

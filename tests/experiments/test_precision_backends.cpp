@@ -12,6 +12,7 @@
 #include "experiments/precision/layer.h"
 #include "tests/experiments/broken_backend.h"
 #include "tests/experiments/precision_test.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/compare.h"
 #include "tests/support/runner.h"
 
@@ -183,7 +184,7 @@ TEST_F(PrecisionRuns, IdsAreThoseOfTheBackendsOwnFormats) {
                             "--index-element", name})
                       .code,
                   0);
-        const json analyzed = json::parse(file_text(path("analyzed/summary.json")))["rows"][0];
+        const json analyzed = test::row_of(report_of(path("analyzed")), "selectors");
         const json row = row_of(all, "index", name);
         EXPECT_NEAR(mean_of(row, "mass_kept"), analyzed["mass_kept"].get<double>(), 1e-9) << name;
         EXPECT_NEAR(mean_of(row, "block_recall"), analyzed["block_recall"].get<double>(), 1e-9);

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "tests/experiments/pretrain_test.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -298,7 +299,7 @@ TEST_F(Pretrain, ItsCaptureIsAnalysed) {
     const Outcome later = run("out", {"--capture", "1", "--sink", "--resume"});
     ASSERT_EQ(later.code, 0) << later.err;
     EXPECT_EQ(io::ActivationsReader(path("out/activations.h5")).info().tokens(), 64);
-    const json row = json::parse(file_text(path("analysed/summary.json")))["rows"][0];
+    const json row = row_of(report_of(path("analysed")), "selectors");
     EXPECT_GT(row["mass_kept"], 0.3);
 }
 

@@ -27,13 +27,13 @@ protected:
     }
     void expect_same(const std::string& left, const std::string& right) const {
         EXPECT_TRUE(same_results(path(left + "/results.h5"), path(right + "/results.h5")));
-        for (const char* name : {"/summary.json", "/metrics.csv"})
+        for (const char* name : {"/summary.json", "/metrics.csv", "/analyze.txt"})
             EXPECT_EQ(file_text(path(left + name)), file_text(path(right + name)));
         std::set<std::string> files;
         for (const auto& entry : std::filesystem::directory_iterator(path(left)))
             files.insert(entry.path().filename().string());
-        EXPECT_EQ(files,
-                  (std::set<std::string>{"results.h5", "summary.json", "metrics.csv", "run.json"}));
+        EXPECT_EQ(files, (std::set<std::string>{"results.h5", "summary.json", "metrics.csv",
+                                                "analyze.txt", "tables", "run.json"}));
     }
 
     std::string file_ = make("a.h5", {.layers = {0, 1, 2, 3}});

@@ -11,6 +11,7 @@
 #include "experiments/driver/run.h"
 #include "experiments/fit/rope.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/refusal.h"
 
 namespace msa::test {
@@ -128,8 +129,8 @@ TEST_F(Driver, MoreBlocksThanThereAreAreNotKept) {
         const std::string note = "--top-k is " + k + ", more than the 12 blocks";
         EXPECT_NE(outcome.err.find("note: " + note), std::string::npos) << outcome.err;
         const json summary = json::parse(outcome.out);
-        EXPECT_EQ(summary["options"]["top_k"], 12);
-        EXPECT_EQ(summary["definitions"]["top_k"].get<std::string>().rfind(note, 0), 0U);
+        EXPECT_EQ(summary["run"]["options"]["top_k"], 12);
+        EXPECT_EQ(summary["notes"]["top_k"].get<std::string>().rfind(note, 0), 0U);
     }
     const Outcome fit = run({write("x.h5")}, "fit", {"--top-k", "2147483648"});
     EXPECT_EQ(fit.code, 0) << fit.err;
@@ -192,7 +193,7 @@ TEST_F(Driver, TheHeldOutQueriesOfAFitCanBeAnalysed) {
     EXPECT_TRUE(std::equal(got.data(), got.data() + got.size(), wanted.data()));
     // The same queries, weights and oracle: the same numbers but for the storage of index_q, which
     // is f32 here, and so but for nothing.
-    const json of_fit = row("fit"), of_analyze = json::parse(outcome.out)["rows"][0];
+    const json of_fit = row("fit"), of_analyze = row_of(json::parse(outcome.out), "selectors");
     for (const char* name : {"mass_kept", "oracle_mass", "block_recall", "score_recall"})
         EXPECT_DOUBLE_EQ(of_fit[name].get<double>(), of_analyze[name].get<double>()) << name;
     EXPECT_EQ(kAnalyze(small(file, path("no"), {"--held-out", path("out/results.h5")})).code, 2);

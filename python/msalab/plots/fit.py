@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from .. import results
 from .results import ResultsError, ResultsFile
 
 HELD_OUT = ("kl", "kl_selected", "block_recall", "score_recall", "mass_kept", "oracle_mass", "output_error",
@@ -40,17 +37,9 @@ class FitResults(ResultsFile):
         """How the first weights were found: normal, from-qk or pca; empty where it is not said."""
         return self.run_json("options").get("init", "")
 
-    @cached_property
-    def _evaluations(self) -> results.Table | None:
-        beside = self.path.parent / results.SUMMARY
-        return results.open(beside, self.program)["evaluations"] if beside.is_file() else None
-
-    def interval(self, layer: int, name: str, selector: str | None = None) -> tuple[float, float]:
+    def interval(self, layer: int, name: str) -> tuple[float, float]:
         """The 95 % interval of a measure at the weights that are kept, NaN where none is known."""
-        kept = self._evaluations.where(layer=layer, is_kept=True) if self._evaluations else ()
-        if not len(kept):
-            return math.nan, math.nan
-        return tuple(kept[f"{name}{end}"].item() for end in results.ENDS[1:])
+        return self._interval("evaluations", name, layer=layer, is_kept=True)
 
     def curves(self, layer: int) -> Curves:
         place = f"fit/{layer}"

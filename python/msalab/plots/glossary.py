@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What the words of the pictures mean. What a metric means, the program that wrote it recorded
-(analysis/metrics.cpp); those definitions take precedence."""
+"""What the words of the pictures and of the table of averages mean. What an average means, the program that
+wrote it recorded."""
 
 from __future__ import annotations
 
 from .results import Results
+from .summary import VALUES
 
 GLOSSARY = {
     "budget": "Tokens that a query may attend to.",
@@ -36,6 +37,6 @@ GLOSSARY = {
 
 
 def definitions(results: Results) -> dict[str, str]:
-    recorded = {name: str(text) for name, text in results.run_json("definitions").items()}
+    recorded = {name: str(text) for name, text in results.run_json("definitions").items() if name in VALUES}
     rules = {name: results.rule(name) for name in results.selectors}
     return {**GLOSSARY, **recorded, **{name: rule for name, rule in rules.items() if rule}}

@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from .. import hdf5
+from .. import hdf5, results
 from ..results import ResultsError, blamed
 
 FORMAT, VERSION = "msa-results", "3"
@@ -126,22 +126,17 @@ class ResultsFile:
         self._file.close()
 
     @cached_property
-    def _summary_rows(self) -> list[dict]:
-        """The rows of the summary.json beside the file; none where there is no such file."""
-        beside = self.path.parent / "summary.json"
-        if not beside.is_file():
-            return []
-        with blamed(beside, "is not a summary"):
-            return json.loads(beside.read_text(encoding="utf-8"))["rows"]
+    def _answer(self) -> results.Report | None:
+        """What the summary.json beside the file answers; None where there is no such file."""
+        beside = self.path.parent / results.SUMMARY
+        return results.open(beside, self.program) if beside.is_file() else None
 
-    def interval(self, layer: int, name: str, selector: str | None = None) -> tuple[float, float]:
-        """The 95 % interval of an average, NaN where none is known."""
-        for row in self._summary_rows:
-            if row.get("layer") == layer and row.get("selector") == selector:
-                of = row.get("intervals", {}).get(name, {})
-                return tuple(math.nan if of.get(end) is None else float(of[end])
-                             for end in ("low", "high"))
-        return math.nan, math.nan
+    def _interval(self, table: str, name: str, **row) -> tuple[float, float]:
+        """The 95 % interval of an average in a table of the answer; NaN where none is known."""
+        found = self._answer[table].where(**row) if self._answer else ()
+        if not len(found):
+            return math.nan, math.nan
+        return tuple(found[f"{name}{end}"].item() for end in results.ENDS[1:])
 
     def __enter__(self):
         return self
@@ -364,6 +359,10 @@ class Results(ResultsFile):
         """A macro average or a count, as stored beside the metrics."""
         value = self._attribute(f"metrics/{selector}/{layer}", name)
         return int(value) if name.startswith("rows_") else value
+
+    def interval(self, layer: int, name: str, selector: str) -> tuple[float, float]:
+        """The 95 % interval of an average, from the summary.json beside the file; NaN where none is known."""
+        return self._interval("selectors", name, layer=layer, selector=selector)
 
     def curve(self, selector: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(k int64 [m], mass kept float64 [m])"""

@@ -7,22 +7,20 @@ from __future__ import annotations
 from ..table import Table
 from .results import Results
 
-AVERAGES = ("mass_kept", "oracle_mass", "score_recall", "block_recall", "output_error")
-COUNTS = ("rows_counted", "rows_trivial")
+VALUES = ("mass_kept", "oracle_mass", "score_recall", "block_recall", "output_error", "sink_mass_dense",
+          "sink_mass_sparse", "entropy_dense", "entropy_sparse", "rows_counted", "rows_trivial")
 
 
 def summary_table(results: Results, layers=None) -> Table:
     layers = results.layers if layers is None else layers
     windowed = ("window",) * any(results.window(layer) for layer in layers)
-    names = ("layer", *windowed, "selector", *AVERAGES, "sink_mass_dense", "sink_mass_sparse",
-             "entropy_dense", "entropy_sparse", *COUNTS)
+    names = ("layer", *windowed, "selector", *VALUES)
 
     def value(selector, layer, name):
         if name.endswith("_dense"):
             return results.average("dense", layer, name.removesuffix("_dense"))
         return results.average(selector, layer, name)
 
-    values = names[2 + len(windowed):]
     return Table.from_rows(names, ((layer, *(float(results.window(layer) or "nan") for _ in windowed), selector,
-                                    *(value(selector, layer, name) for name in values))
+                                    *(value(selector, layer, name) for name in VALUES))
                                    for layer in layers for selector in results.selectors))
