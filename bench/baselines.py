@@ -5,8 +5,8 @@ matrix product, and dense attention: of squares by cuDNN and FlashAttention 4 (p
 of decoding by cuDNN and PyTorch's flash. Each answer of attention is compared with the formula in
 float32 before it is timed.
 
-With --record, shapes and sizes come from a record of msa-bench; the results go into it, under
-"baselines", each measurement gets its share of the matrix product's rate, and the speed-ups are
+With --record, shapes and sizes come from a record of msa-bench; the results go into it as its table
+baselines, each measurement gets its share of the matrix product's rate, and the speed-ups are
 printed. Without it, the shapes are the paper's. What fails is reported and left out.
 
 Times are CUDA events around calls from a cold cache; in decoding, up to 8 calls in a row, each with
@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import pathlib
 import statistics
 import sys
 
@@ -34,20 +35,63 @@ MOST_LAYERS, LAYER_BYTES = 8, 1 << 34  # as msa-bench has them
 LONG_SECONDS = 10
 
 
+# What a record of msa-bench does not describe (data/FORMAT.md).
+COLUMNS = {
+    "baseline": {"type": "text", "unit": "", "definition": "name of the call"},
+    "library": {"type": "text", "unit": "", "definition": "what computes attention",
+                "null": "PyTorch itself"},
+    "stage_bytes_per_second": {"type": "real", "unit": "B/s", "definition": "stage_bytes over the median",
+                               "null": "not counted"},
+    "torch_version": {"type": "text", "unit": "", "definition": "version of PyTorch"},
+    "cudnn_version": {"type": "integer", "unit": "", "definition": "number of cuDNN's version",
+                      "null": "there is none"},
+}
+TABLE = ("baseline", "case_kind", "library", "case_sequences", "case_queries", "case_keys", "case_blocks",
+         "top_k", "stage_flops", "stage_bytes", "stage_flops_per_second", "stage_bytes_per_second",
+         "calls_per_sample", "median_us", "samples_us", "torch_version", "cudnn_version", "skipped")
+
+
+def read(path) -> dict:
+    """A record of msa-bench; exits on any other file."""
+    record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    if record.get("program") != "msa-bench":
+        sys.exit(f"{path}: is no record of msa-bench")
+    return record
+
+
+def rows(record: dict, table: str) -> list[dict]:
+    """Of a table, without what is null; none where the record lacks the table."""
+    found = record["tables"].get(table, {"rows": []})["rows"]
+    return [{key: value for key, value in row.items() if value is not None} for row in found]
+
+
+def measurements(record: dict) -> list[dict]:
+    """Each with the columns of its case."""
+    cases = {case["case"]: case for case in rows(record, "cases")}
+    return [{**cases[m["case"]], **m} for m in rows(record, "measurements")]
+
+
+def device_of(record: dict) -> str:
+    return record["tables"]["benchmark"]["rows"][0]["device"]
+
+
+def add_table(record: dict, found: list[dict]) -> None:
+    """Adds the table of baselines, or replaces it."""
+    record["columns"].update(COLUMNS)
+    record["tables"]["baselines"] = {
+        "about": "what others took on the same device", "key": ["baseline"], "columns": list(TABLE),
+        "rows": [{key: row.get(key) for key in TABLE} for row in found]}
+
+
 def shapes_of(record: dict) -> dict:
     """The shapes of a record of msa-bench, by kind."""
     shapes: dict[str, list] = {kind: [] for kind in SHAPES}
-    for m in record["measurements"]:
-        if m["kind"] not in shapes:
-            continue
-        n = m["sequences"]
-        shape = (n, m["queries"] // n, m["keys"] // n, m["blocks"], m["top_k"])
-        if m["kind"] == "top-k":
-            shape = (1, m["queries"], 0, m["blocks"], m["top_k"])
-        else:
-            shape = (*shape[:3], 0, 0)
-        if shape not in shapes[m["kind"]]:
-            shapes[m["kind"]].append(shape)
+    for m in rows(record, "cases"):
+        kind, n, queries = m["case_kind"], m["case_sequences"], m["case_queries"]
+        if kind == "top-k":
+            shapes[kind].append((1, queries, 0, m["case_blocks"], m["top_k"]))
+        elif kind in shapes and (shape := (n, queries // n, m["case_keys"] // n, 0, 0)) not in shapes[kind]:
+            shapes[kind].append(shape)
     return shapes
 
 
@@ -62,9 +106,9 @@ def key_of(kind: str, sequences: int, queries: int, keys: int, blocks: int, top_
 
 
 def key_of_measurement(m: dict) -> tuple:
-    n = m["sequences"]
-    return key_of(m["kind"], n, m["queries"] // n, m["keys"] // n, m["blocks"], m["top_k"],
-                  m["case"])
+    n = m["case_sequences"]
+    return key_of(m["case_kind"], n, m["case_queries"] // n, m["case_keys"] // n, m["case_blocks"],
+                  m["top_k"], m["case"])
 
 
 def dense_by(torch, backend: str, causal: bool):
@@ -146,14 +190,14 @@ class Bench:
                 seconds = [self.sample(work) / len(calls) for _ in range(count)]
         except Exception as error:
             calls = work = None
-            self.results.append({"name": name, **facts, "skipped": str(error).split("\n")[0]})
+            self.results.append({"baseline": name, **facts, "skipped": str(error).split("\n")[0]})
             print(f"{name}: skipped: {self.results[-1]['skipped'][:200]}", file=sys.stderr)
             torch.cuda.empty_cache()
             return
-        result = {"name": name, **facts, "calls_per_sample": len(calls),
+        result = {"baseline": name, **facts, "calls_per_sample": len(calls),
                   "median_us": 1e6 * statistics.median(seconds),
-                  "samples_us": [1e6 * s for s in seconds]}
-        for amount in ("flops", "bytes"):
+                  "samples_us": " ".join(str(1e6 * s) for s in seconds)}
+        for amount in ("stage_flops", "stage_bytes"):
             if amount in facts:
                 result[f"{amount}_per_second"] = facts[amount] / (result["median_us"] * 1e-6)
         self.results.append(result)
@@ -173,8 +217,8 @@ class Bench:
             a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             return [lambda: torch.mm(a, b)]
 
-        self.add("copy", copy, kind="ceiling", bytes=2 << 31)
-        self.add("gemm bf16", gemm, kind="ceiling", flops=2 * 8192**3)
+        self.add("copy", copy, stage_bytes=float(2 << 31))
+        self.add("gemm bf16", gemm, stage_flops=float(2 * 8192**3))
 
     def dense(self, kind: str, backend: str, sizes: dict, shape: tuple) -> None:
         torch = self.torch
@@ -201,9 +245,9 @@ class Bench:
             return [call(layer == 0) for layer in range(layers)]
 
         pairs = queries * (queries + 1) / 2 if kind == "square" else sequences * queries * keys
-        self.add(f"{kind} {backend} {sequences} x {queries} over {keys}", prepare, kind=kind,
-                 backend=backend, sequences=sequences, queries=queries, keys=keys,
-                 flops=4 * heads * width * pairs)
+        self.add(f"{kind} {backend} {sequences} x {queries} over {keys}", prepare, case_kind=kind,
+                 library=backend, case_sequences=sequences, case_queries=queries, case_keys=keys,
+                 stage_flops=float(4 * heads * width * pairs))
 
     def top_k(self, rows: int, blocks: int, k: int) -> None:
         torch = self.torch
@@ -211,11 +255,12 @@ class Bench:
         def prepare():
             scores = torch.randn(rows, blocks, device="cuda")
             return [lambda: torch.topk(scores, k, dim=1)]
-        self.add(f"torch.topk {k} of {blocks}, {rows} rows", prepare, kind="top-k", queries=rows,
-                 blocks=blocks, top_k=k, bytes=4 * rows * (blocks + 3 * k))
+        self.add(f"torch.topk {k} of {blocks}, {rows} rows", prepare, case_kind="top-k", case_queries=rows,
+                 case_blocks=blocks, top_k=k, stage_bytes=float(4 * rows * (blocks + 3 * k)))
 
 
-def measure(sizes: dict, shapes: dict, samples: int) -> dict:
+def measure(sizes: dict, shapes: dict, samples: int) -> list[dict]:
+    """Rows of the table."""
     import torch
     torch.manual_seed(0)
     bench = Bench(torch, samples)
@@ -226,32 +271,30 @@ def measure(sizes: dict, shapes: dict, samples: int) -> dict:
                 bench.dense(kind, backend, sizes, shape)
     for _, rows, _, blocks, k in shapes["top-k"]:
         bench.top_k(rows, blocks, k)
-    return {"format": "msa-baselines", "format_version": 1, "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version(), "device": torch.cuda.get_device_name(),
-            "sizes": sizes, "measurements": bench.results}
+    versions = {"torch_version": torch.__version__, "cudnn_version": torch.backends.cudnn.version()}
+    return [{**result, **versions} for result in bench.results]
 
 
-def merge(record: dict, baselines: dict) -> None:
+def merge(record: dict, found: list[dict]) -> None:
     """Adds the baselines to the record, and to its measurements the share of the GEMM rate."""
-    record["baselines"] = baselines
-    gemm = [b["flops_per_second"] for b in baselines["measurements"]
-            if b["name"] == "gemm bf16" and "median_us" in b]
-    for m in record["measurements"]:
-        if gemm and m.get("flops"):
-            m["share_of_gemm"] = m["flops_per_second"] / gemm[0]
+    add_table(record, found)
+    gemm = [b["stage_flops_per_second"] for b in found if b["baseline"] == "gemm bf16" and "median_us" in b]
+    for m in record["tables"]["measurements"]["rows"]:
+        if gemm and m["stage_flops"]:
+            m["share_of_gemm"] = m["stage_flops_per_second"] / gemm[0]
 
 
 def fastest_baselines(record: dict) -> dict[tuple, tuple]:
     """(microseconds, name) by key_of: PyTorch's, and the record's own dense attention by cuDNN."""
     found = []
-    for m in record["measurements"]:
+    for m in measurements(record):
         if m["stage"] == "dense_attention" and m.get("answered_by", "").startswith("cuDNN"):
             found.append((key_of_measurement(m), m["median_us"], "cuDNN"))
-    for b in record.get("baselines", {"measurements": []})["measurements"]:
-        if "median_us" in b and b["kind"] != "ceiling":
-            key = key_of(b["kind"], b.get("sequences", 1), b["queries"], b.get("keys", 0),
-                         b.get("blocks", 0), b.get("top_k", 0), b["name"])
-            found.append((key, b["median_us"], b.get("backend", "torch.topk")))
+    for b in rows(record, "baselines"):
+        if "median_us" in b and "case_kind" in b:
+            key = key_of(b["case_kind"], b.get("case_sequences", 1), b["case_queries"], b.get("case_keys", 0),
+                         b.get("case_blocks", 0), b.get("top_k", 0), b["baseline"])
+            found.append((key, b["median_us"], b.get("library", "torch.topk")))
     fastest: dict[tuple, tuple] = {}
     for key, microseconds, name in found:
         fastest[key] = min(fastest.get(key, (math.inf, "")), (microseconds, name))
@@ -261,42 +304,53 @@ def fastest_baselines(record: dict) -> dict[tuple, tuple]:
 def speed_ups(record: dict) -> list[tuple]:
     """(case, what, microseconds, baseline's name, its microseconds, ratio)."""
     fastest = fastest_baselines(record)
-    rows = []
-    for m in record["measurements"]:
+    found = []
+    for m in measurements(record):
         if m["stage"] not in ("layer", "select_blocks") or "median_us" not in m:
             continue
         best = fastest.get(key_of_measurement(m))
         if best:
-            parts = ("stage", "selection", "index_element")
-            rows.append((m["case"], " ".join(m[part] for part in parts if m.get(part)),
+            parts = ("stage", "selection", "index_form")
+            found.append((m["case"], " ".join(m[part] for part in parts if m.get(part)),
                          m["median_us"], best[1], best[0], best[0] / m["median_us"]))
-    return rows
+    return found
 
 
 def print_tables(record: dict) -> None:
-    for b in record["baselines"]["measurements"]:
-        if b["kind"] == "ceiling" and "median_us" in b:
-            rate = b.get("flops_per_second", b.get("bytes_per_second", math.nan))
-            print(f"{b['name']}: {rate * 1e-12:.2f} {'TFLOP' if 'flops' in b else 'TB'}/s")
-    shares = [m for m in record["measurements"] if "share_of_gemm" in m]
+    for b in rows(record, "baselines"):
+        if "case_kind" not in b and "median_us" in b:
+            rate = b.get("stage_flops_per_second", b.get("stage_bytes_per_second", math.nan))
+            print(f"{b['baseline']}: {rate * 1e-12:.2f} {'TFLOP' if 'stage_flops' in b else 'TB'}/s")
+    shares = [m for m in rows(record, "measurements") if "share_of_gemm" in m]
     if shares:
         print(f"\n{'case':28} {'stage':44} {'TFLOP/s':>8} {'of GEMM':>8}")
     for m in shares:
-        stage = " ".join(m[part] for part in ("stage", "selection", "order", "index_element")
+        stage = " ".join(m[part] for part in ("stage", "selection", "order", "index_form")
                          if part in m)
-        print(f"{m['case']:28} {stage:44} {m['flops_per_second'] * 1e-12:8.1f} "
+        print(f"{m['case']:28} {stage:44} {m['stage_flops_per_second'] * 1e-12:8.1f} "
               f"{m['share_of_gemm']:8.3f}")
-    rows = speed_ups(record)
-    if rows:
+    found = speed_ups(record)
+    if found:
         print(f"\n{'case':28} {'stage':30} {'us':>12}  {'baseline':12} {'us':>12} {'speed-up':>9}")
-    for case, stage, us, name, base, ratio in rows:
+    for case, stage, us, name, base, ratio in found:
         print(f"{case:28} {stage:30} {us:12.1f}  {name:12} {base:12.1f} {ratio:8.2f}x")
+
+
+def lines_of(content, indent: str = "") -> str:
+    """JSON text as the programs write it: what holds nothing nested, as a row, is one line."""
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    if not any(isinstance(part, (dict, list)) for part in parts):
+        return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    names = [json.dumps(name) + ": " for name in content] if isinstance(content, dict) else [""] * len(content)
+    more = indent + " "
+    lines = ",".join(f"\n{more}{name}{lines_of(part, more)}" for name, part in zip(names, parts))
+    opening, closing = "{}" if isinstance(content, dict) else "[]"
+    return f"{opening}{lines}\n{indent}{closing}"
 
 
 def write(path: str, content: dict) -> None:
     with open(path + ".partial", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
+        file.write(lines_of(content) + "\n")
     os.replace(path + ".partial", path)
 
 
@@ -304,38 +358,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", help="record of msa-bench to complete")
-    parser.add_argument("--out", help="file for the baselines alone")
     parser.add_argument("--samples", type=int, default=9)
     parser.add_argument("--most-tokens", type=int, default=1 << 17,
                         help="leave out longer prefills (1M takes a minute)")
     options = parser.parse_args()
-    record = None
-    if options.record:
-        with open(options.record, encoding="utf-8") as file:
-            record = json.load(file)
-        if record.get("format") != "msa-bench":
-            sys.exit(f"{options.record}: is no record of msa-bench")
+    record = read(options.record) if options.record else None
     try:
         import torch
     except ImportError as error:
         sys.exit(f"baselines need PyTorch: {error}")
     if not torch.cuda.is_available():
         sys.exit("baselines need a GPU that PyTorch can use")
-    if record and torch.cuda.get_device_name() not in record["device"]:
-        sys.exit(f"{options.record} is of {record['device']}, "
+    if record and torch.cuda.get_device_name() not in device_of(record):
+        sys.exit(f"{options.record} is of {device_of(record)}, "
                  f"PyTorch uses {torch.cuda.get_device_name()}")
     shapes = shapes_of(record) if record else SHAPES
     shapes["square"] = [shape for shape in shapes["square"] if shape[2] <= options.most_tokens]
-    sizes = {name: record["sizes"][name] for name in PAPER} if record else PAPER
-    baselines = measure(sizes, shapes, options.samples)
-    if options.out:
-        write(options.out, baselines)
+    sizes = {name: record["tables"]["benchmark"]["rows"][0][name] for name in PAPER} if record else PAPER
+    found = measure(sizes, shapes, options.samples)
     if record:
-        merge(record, baselines)
+        merge(record, found)
         write(options.record, record)
-        print_tables(record)
     else:
-        print_tables({"baselines": baselines, "measurements": []})
+        record = {"tables": {"baselines": {"rows": found}}}
+    print_tables(record)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ are over the fastest dense attention of the same record, or torch.topk. Where a 
 case, another record's of the same device counts.
 """
 
-import json
 import pathlib
 import re
 import sys
@@ -33,27 +32,24 @@ def time_text(microseconds: float) -> str:
 
 
 def rate_text(measured: dict) -> str:
-    return f"{measured['flops_per_second'] / 1e12:.0f} TFLOP/s"
+    return f"{measured['stage_flops_per_second'] / 1e12:.0f} TFLOP/s"
 
 
 class Records:
     """All measurements of the GPU records, each with its baseline and its record's ceilings."""
 
     def __init__(self, paths):
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        records = [record for record in records
-                   if record.get("format") == "msa-bench" and record.get("backend") == "cuda"]
+        records = list(map(baselines.read, paths))
+        devices = list(map(baselines.device_of, records))
         fastest = list(map(baselines.fastest_baselines, records))
-        ceilings = [{b["name"]: b
-                     for b in record.get("baselines", {"measurements": []})["measurements"]
-                     if b["kind"] == "ceiling" and "median_us" in b} for record in records]
+        ceilings = [{b["baseline"]: b for b in baselines.rows(record, "baselines")
+                     if "case_kind" not in b and "median_us" in b} for record in records]
         self.measured = []
-        for record, own_fastest, own_ceilings in zip(records, fastest, ceilings):
-            beside = ChainMap(own_fastest, *(of for other, of in zip(records, fastest)
-                                             if other["device"] == record["device"]))
+        for record, device, own_fastest, own_ceilings in zip(records, devices, fastest, ceilings):
+            beside = ChainMap(own_fastest, *(of for other, of in zip(devices, fastest) if other == device))
             self.measured += [{**m, "beside": beside.get(baselines.key_of_measurement(m)),
                                "ceilings": ChainMap(own_ceilings, *ceilings)}
-                              for m in record["measurements"] if "median_us" in m]
+                              for m in baselines.measurements(record) if "median_us" in m]
 
     def find(self, stage: str, case: str, **more) -> dict | None:
         for m in self.measured:
@@ -65,13 +61,14 @@ class Records:
     def layer_cases(self) -> list[str]:
         """By kind, keys, sequences and queries of each."""
         def place(m: dict) -> tuple:
-            return (KINDS.index(m["kind"]), m["keys"] / m["sequences"], m["sequences"], m["queries"])
-        found = [m for m in self.measured if m["stage"] == "layer" and m["kind"] in KINDS]
+            n = m["case_sequences"]
+            return (KINDS.index(m["case_kind"]), m["case_keys"] / n, n, m["case_queries"])
+        found = [m for m in self.measured if m["stage"] == "layer" and m["case_kind"] in KINDS]
         return list(dict.fromkeys(m["case"] for m in sorted(found, key=place)))
 
     def layers(self, case: str) -> list:
         """As LAYERS has them."""
-        return [self.find("layer", case, selection=selection, index_element=element)
+        return [self.find("layer", case, selection=selection, index_form=element)
                 for _, selection, element in LAYERS]
 
 
@@ -89,18 +86,18 @@ def overview(records: Records) -> list[list[str]]:
     def stage(label, tokens, measured, beside=None):
         if measured is None:
             return
-        rate = f", {rate_text(measured)}" if measured["flops"] and measured["kind"] != "decode" \
+        rate = f", {rate_text(measured)}" if measured["stage_flops"] and measured["case_kind"] != "decode" \
             and measured["stage"] != "layer" else ""
         rows.append([label, tokens, time_text(measured["median_us"]) + rate,
                      beside_text(measured) if beside is None else beside])
 
     square = "square 128K"
-    index = records.find("index_select", square, selection="structured", index_element="bf16")
+    index = records.find("index_select", square, selection="structured", index_form="bf16")
     gemm = index and index["ceilings"].get("gemm bf16")
     stage("`index_select`, scores and top-k in one", "128K", index,
-          f"matrix product {gemm['flops_per_second'] / 1e12:.0f} TFLOP/s" if gemm else "")
+          f"matrix product {gemm['stage_flops_per_second'] / 1e12:.0f} TFLOP/s" if gemm else "")
     stage("the same with fp8 operands", "128K",
-          records.find("index_select", square, selection="structured", index_element="e4m3"), "")
+          records.find("index_select", square, selection="structured", index_form="e4m3"), "")
     for selection in ("structured", "fitted", "random"):
         stage(f"`sparse_attention`, {selection}", "128K",
               records.find("sparse_attention", square, selection=selection, order="automatic"), "")
@@ -112,7 +109,7 @@ def overview(records: Records) -> list[list[str]]:
         for label, element in (("", "bf16"), (", fp8 index", "e4m3")):
             stage(f"a layer, one token of {sequences} sequence{'s' * (sequences > 1)}{label}", "1M",
                   records.find("layer", f"decode {sequences} x 1 over 1M", selection="random",
-                               index_element=element))
+                               index_form=element))
     stage("`block_mass`, exact probabilities of all blocks", "128K",
           records.find("block_mass", square), "")
     stage("`select_blocks`, 128K rows of 1024 scores", "",
@@ -144,10 +141,10 @@ def top_k(records: Records) -> list[list[str]]:
     rows = [["rows", "scores", "k", "`select_blocks`", "`torch.topk`", "of the copy rate"]]
     shapes = set()
     for m in records.measured:
-        shape = (m["queries"], m["blocks"], m["top_k"])
-        if m["stage"] == "select_blocks" and m["queries"] >= 1 << 17 and shape not in shapes:
+        shape = (m["case_queries"], m["case_blocks"], m["top_k"])
+        if m["stage"] == "select_blocks" and m["case_queries"] >= 1 << 17 and shape not in shapes:
             shapes.add(shape)
-            rows.append([f"{m['queries'] // 1024}K", str(m["blocks"]), str(m["top_k"]),
+            rows.append([f"{m['case_queries'] // 1024}K", str(m["case_blocks"]), str(m["top_k"]),
                          time_text(m["median_us"]),
                          time_text(m["beside"][0]) if m["beside"] else "",
                          f"{100 * m['share_of_copy']:.0f} %"])

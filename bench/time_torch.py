@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import time
 
+import baselines
 import torch
 import torch_rivals
 from timer import device_ms, host_us
@@ -159,7 +160,7 @@ def bench_times(program, tokens):
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
     found = {each["stage"]: each["median_us"] / 1e3
-             for each in json.loads(done.stdout)["measurements"] if "median_us" in each}
+             for each in baselines.rows(json.loads(done.stdout), "measurements") if "median_us" in each}
     parts = [found.get(stage, 0) for stage in ("index_select", "sparse_attention",
                                                "sparse_attention_grad")]
     return found | {"forward and backward": sum(parts)} if all(parts) else found

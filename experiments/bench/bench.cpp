@@ -27,19 +27,17 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_backend(options->backend);
     const std::vector<Case> cases = make_cases(*options);
     Meter meter(*backend);
-    Record record(*options, args, *backend, measure_ceilings(*backend));
+    Record record(*options, args, backend->device(), measure_ceilings(*backend));
     std::set<std::string> stages;
     for (const Case& c : cases)
         run_case(*backend, meter, *options, c, [&](const Measurement& measured) {
             record.add(c, measured);
-            record.save(false);
             stages.insert(measured.stage);
             err << record.last_line() << std::endl;
         });
     require(!stages.empty(), "--stages is ", join(options->stages), ": no case of ",
             join(options->cases), " measures it; msa-bench --help says which case has which stage");
-    record.save(true);
-    record.print(out);
+    record.finish(out);
     return 0;
 }
 

@@ -145,7 +145,8 @@ std::vector<Case> make_cases(const BenchOptions& o) {
             if (kind == "chunk") make.last_queries(kind, std::min(kChunk, n / 2), n);
             if (kind == "short")
                 for (int64_t queries : kShortQueries)
-                    make.last_queries(kind, std::min(queries, n), n);
+                    if (queries == kShortQueries[0] || n > kShortQueries[0])  // else the same again
+                        make.last_queries(kind, std::min(queries, n), n);
             if (kind == "pack")
                 for (int64_t sequences : kPackSequences) make.pack(sequences, n);
             if (kind == "decode")

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "core/registry.h"
-#include "experiments/driver/option_table.h"
 #include "experiments/driver/presets.h"
 #include "experiments/programs.h"
 
@@ -87,31 +86,36 @@ const std::vector<LoopOrder> kOrders{LoopOrder::automatic, LoopOrder::tile_union
                                      LoopOrder::kv_outer, LoopOrder::q_outer};
 constexpr size_t kDefaultOrders = 3;
 
-/// What the command line says where that is not yet what is measured; absent: not given.
-struct Words {
-    std::vector<std::string> stages, cases, selections, supports, orders, index_elements;
-    std::string input, indexer, preset = "paper";
-    std::vector<int64_t> layers;
-    std::optional<Element> element;
-    std::optional<int64_t> query_heads, kv_heads, head_dim, index_dim, block_size, top_k;
-};
-
 std::string any_name(const std::string& name) { return name; }
 
-OptionTable option_table(BenchOptions& o, Words& w) {
+void add_sizes(OptionTable& table, BenchWords& w) {
+    const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
+                          const char* help) { table.count(flag, form, to, help, at_least(1)); };
+    size("query-heads", "N", w.query_heads, "Hq; default: the model's");
+    size("kv-heads", "N", w.kv_heads, "Hkv, GQA groups; default: the model's");
+    size("head-dim", "N", w.head_dim, "dh; default: the model's");
+    size("index-dim", "N", w.index_dim, "didx; default: the model's, else 128");
+    size("block-size", "TOKENS", w.block_size,
+         "Bk; default: the model's or the indexer's, else 128");
+    size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
+}
+
+}  // namespace
+
+OptionTable option_table(BenchOptions& o) {
+    BenchWords& w = o.words;
     OptionTable table(kAbout);
     const auto names = [&](const char* flag, std::vector<std::string>& to,
                            const std::string& help) {
         table.names(flag, "NAME,...", to, any_name, help);
     };
-    const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
-                          const char* help) { table.count(flag, form, to, help, at_least(1)); };
-    table.text("out", "FILE", o.out, "record to write, updated after every measurement");
+    table.text("out", "FILE", o.out, "record to write, updated after every measurement")
+        .unrecorded();
     table.text("backend", "NAME", o.backend,
                "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
                "cuda if it can start, else cpu");
-    table.text("input", "FILE", w.input, "activations whose layers are the cases");
-    table.text("indexer", "FILE", w.indexer,
+    table.path("input", "FILE", w.input, "activations whose layers are the cases");
+    table.path("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
     table.numbers("layers", "L,...", w.layers, "of --input; default: all with an Index Branch");
     names("stages", w.stages, join(kStages) + "; default: all");
@@ -126,13 +130,7 @@ OptionTable option_table(BenchOptions& o, Words& w) {
     table.counts("batch", "N,...", o.batches, "sequences of a decode step", between(1, 4096));
     table.text("preset", "MODEL", w.preset,
                "sizes: a Hugging Face config.json, or " + join(list_models()));
-    size("query-heads", "N", w.query_heads, "Hq; default: the model's");
-    size("kv-heads", "N", w.kv_heads, "Hkv, GQA groups; default: the model's");
-    size("head-dim", "N", w.head_dim, "dh; default: the model's");
-    size("index-dim", "N", w.index_dim, "didx; default: the model's, else 128");
-    size("block-size", "TOKENS", w.block_size,
-         "Bk; default: the model's or the indexer's, else 128");
-    size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");
+    add_sizes(table, w);
     table.element("element", w.element, {Element::bf16, Element::f16, Element::f32, Element::e4m3},
                   "type of operands and outputs: bf16, f16, f32, or e4m3 with a scale per row of q "
                   "and per block of k and v (only for sparse_attention and layer; outputs are then "
@@ -154,10 +152,12 @@ OptionTable option_table(BenchOptions& o, Words& w) {
                 "timed samples per measurement; fewer if they take more than 10 s",
                 between(1, 1000));
     table.seed(o.seed, "seed of operands and sampled rows");
-    table.flag("overwrite", o.overwrite, "replace an existing record");
-    table.flag("json", o.json, "print the record instead of the table");
+    table.flag("overwrite", o.overwrite, "replace an existing record").unrecorded();
+    table.flag("json", o.json, "print the record instead of the table").unrecorded();
     return table;
 }
+
+namespace {
 
 /// Do both paths lead to one file that exists?
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
@@ -182,7 +182,8 @@ std::string only_with_input(const std::string& option, const std::vector<std::st
 }
 
 /// Opens --input, which excludes whatever else says what the cases are.
-void read_captured(std::span<const std::string> args, const Words& w, BenchOptions& o) {
+void read_captured(std::span<const std::string> args, BenchOptions& o) {
+    const BenchWords& w = o.words;
     if (w.input.empty()) {
         for (const char* option : {"indexer", "layers"})
             require(!given(args, option), "--", option, " needs --input, a file of activations");
@@ -203,7 +204,8 @@ IndexForm form_named(const std::string& name, Element wide) {
     return forms[choice("index-element", name, names)];
 }
 
-void read_sizes(const Words& w, BenchOptions& o) {
+void read_sizes(BenchOptions& o) {
+    const BenchWords& w = o.words;
     Model model = read_model(w.preset);
     o.model = model.name;
     o.sizes = layer_sizes(model);
@@ -233,6 +235,19 @@ void read_sizes(const Words& w, BenchOptions& o) {
         o.index_forms.push_back(form_named(name, wide));
 }
 
+/// Sets the words to what is measured.
+void resolve_words(BenchOptions& o) {
+    BenchWords& w = o.words;
+    w.stages = o.stages, w.cases = o.cases, w.selections = o.selections, w.supports = o.supports;
+    if (o.captured) w.layers = o.captured->layers();
+    const analysis::LayerSizes& s = o.sizes;
+    w.query_heads = s.query_heads, w.kv_heads = s.kv_heads, w.head_dim = s.head_dim;
+    w.index_dim = s.index_dim, w.block_size = s.block_size, w.top_k = s.top_k;
+    w.element = s.element;
+    w.index_elements.clear();
+    for (const IndexForm& form : o.index_forms) w.index_elements.push_back(form.name());
+}
+
 }  // namespace
 
 std::string IndexForm::name() const { return coarse ? "int8-exact" : to_string(element); }
@@ -253,8 +268,8 @@ std::string default_backend() {
 std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,
                                                 std::ostream& out) {
     BenchOptions o;
-    Words w;
-    if (!option_table(o, w).parse(args, out)) return std::nullopt;
+    BenchWords& w = o.words;
+    if (!option_table(o).parse(args, out)) return std::nullopt;
     if (o.backend.empty()) o.backend = default_backend();
     o.stages = known_list("stages", w.stages, kStages);
     if (!o.devices.empty()) {
@@ -277,8 +292,8 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     if (w.orders.empty()) w.orders.assign(orders.begin(), orders.begin() + kDefaultOrders);
     for (const std::string& name : w.orders)
         o.orders.push_back(kOrders[choice("order", name, orders)]);
-    read_captured(args, w, o);
-    read_sizes(w, o);
+    read_captured(args, o);
+    read_sizes(o);
     require(o.devices.empty() || o.sizes.element != Element::e4m3,
             "--element is 'e4m3', must be bf16, f16 or f32 with --devices");
     const auto in_int8 = [](const IndexForm& form) {
@@ -298,11 +313,12 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
             "--capacity is of lengths on a GPU and needs --pages and --backend cuda");
     // Two blocks, so that there is something to choose from.
     for (int64_t tokens : o.tokens) check_at_least("tokens", tokens, 2 * o.sizes.block_size);
-    for (const std::string& input : {w.input, w.indexer})
+    for (const std::filesystem::path& input : {w.input, w.indexer})
         require(o.out.empty() || input.empty() || !is_same_file(o.out, input), "--out is ", o.out,
-                ", the file that is read as ", input, "; choose another");
+                ", the file that is read as ", input.string(), "; choose another");
     require(o.out.empty() || o.overwrite || !std::filesystem::exists(o.out), o.out,
             " exists; --overwrite replaces it");
+    resolve_words(o);
     return o;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "analysis/stage_cost.h"
 #include "core/backend.h"
 #include "experiments/bench/captured.h"
+#include "experiments/driver/option_table.h"
 
 namespace msa::experiments::bench {
 
@@ -26,7 +28,19 @@ struct IndexForm {
     bool operator==(const IndexForm&) const = default;
 };
 
+/// What the command line says where that is not yet what is measured (absent: not given), then what
+/// is measured: a record has them.
+struct BenchWords {
+    std::vector<std::string> stages, cases, selections, supports, orders, index_elements;
+    std::filesystem::path input, indexer;
+    std::string preset = "paper";
+    std::vector<int64_t> layers;
+    std::optional<Element> element;
+    std::optional<int64_t> query_heads, kv_heads, head_dim, index_dim, block_size, top_k;
+};
+
 struct BenchOptions {
+    BenchWords words;
     std::string backend;
     std::vector<std::string> stages, cases, selections, supports;  // known, in the order given
     std::vector<LoopOrder> orders;                    // of sparse_attention and its gradient
@@ -48,6 +62,8 @@ struct BenchOptions {
     /// Whether the backend is one of the cuda backends.
     bool on_gpu() const;
 };
+
+OptionTable option_table(BenchOptions&);
 
 /// Nothing if help or version was requested. Throws InputError.
 std::optional<BenchOptions> parse_bench_options(std::span<const std::string> args,

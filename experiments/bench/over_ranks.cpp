@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <numeric>
 #include <ostream>
 
 #include "core/parallel/prefill.h"
@@ -12,16 +10,12 @@
 #include "experiments/bench/meter.h"
 #include "experiments/bench/rank_operands.h"
 #include "experiments/bench/record.h"
-#include "experiments/driver/completed.h"
-#include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
-#include "experiments/programs.h"
 #include "gpu/cuda_parallel.h"
 
 namespace msa::experiments::bench {
 namespace {
 
-using nlohmann::ordered_json;
 using parallel::PeerCopies, parallel::SharedKeys, parallel::SplitKeys, parallel::ZigZag,
     parallel::Group;
 
@@ -107,32 +101,21 @@ std::vector<double> slowest(const std::vector<std::vector<double>>& ranks) {
     return most;
 }
 
-ordered_json measured_json(const char* name, int64_t tokens, const Answer& one,
-                           const Measured& all) {
-    std::vector<double> medians;
-    for (const auto& rank : all.ranks) medians.push_back(median(rank));
-    const double sum = std::accumulate(medians.begin(), medians.end(), 0.0);
-    const double seconds = median(slowest(all.ranks)), alone = median(one.seconds);
-    ordered_json json{{"case", name},
-                      {"tokens", tokens},
-                      {"ranks", all.ranks.size()},
-                      {"one_seconds", alone},
-                      {"seconds", seconds},
-                      {"speed_up", alone / seconds},
-                      {"rank_seconds", medians},
-                      {"imbalance", *std::max_element(medians.begin(), medians.end()) *
-                                            static_cast<double>(medians.size()) / sum -
-                                        1},
-                      {"different_ids", all.difference.ids},
-                      {"different_out_values", all.difference.out_values},
-                      {"largest_out_difference", all.difference.out},
-                      {"one_samples", one.seconds},
-                      {"rank_samples", all.ranks}};
+RanksRow row_of(const char* kind, int64_t tokens, const Answer& one, const Measured& all) {
+    RanksRow row{.kind = kind,
+                 .tokens = tokens,
+                 .ranks = std::ssize(all.ranks),
+                 .seconds = median(slowest(all.ranks)),
+                 .different_ids = all.difference.ids,
+                 .different_out_values = all.difference.out_values,
+                 .largest_out_difference = all.difference.out,
+                 .one_samples = one.seconds,
+                 .rank_samples = all.ranks};
     if (all.gather_bytes > 0) {
-        json["gather_bytes"] = all.gather_bytes;
-        json["gather_seconds"] = median(slowest(all.gather));
+        row.gather_bytes = all.gather_bytes;
+        row.gather_seconds = median(slowest(all.gather));
     }
-    return json;
+    return row;
 }
 
 Answer prefill_alone(const RankOperands& c, int64_t tokens) {
@@ -291,41 +274,6 @@ Measured measure_ranks(const RankOperands& c, const OfRank& of_rank) {
     return all;
 }
 
-ordered_json start_json(const BenchOptions& o, std::span<const std::string> args,
-                        const std::string& device) {
-    const analysis::LayerSizes& s = o.sizes;
-    ordered_json json = begin_record("msa-bench-ranks", 1, start_record(kProgram.name, args, {}));
-    json.update(ordered_json{{"backend", o.backend},
-                             {"device", device},
-                             {"devices", o.devices},
-                             {"query_heads", s.query_heads},
-                             {"kv_heads", s.kv_heads},
-                             {"head_dim", s.head_dim},
-                             {"index_dim", s.index_dim},
-                             {"block_size", s.block_size},
-                             {"top_k", s.top_k},
-                             {"element", to_string(s.element)},
-                             {"seed", o.seed},
-                             {"measurements", ordered_json::array()}});
-    return json;
-}
-
-void print_record(const ordered_json& record, std::ostream& out) {
-    Table table({"case", "tokens", "ranks", "one\nus", "all\nus", "speed-up", "imbalance\n%",
-                 "gather\nus", "different\nids", "largest\ndifference"});
-    for (const ordered_json& m : record["measurements"])
-        table.add({m["case"], count_text(m["tokens"]), std::to_string(m["ranks"].get<int>()),
-                   fixed_text(1e6 * m["one_seconds"].get<double>(), 1),
-                   fixed_text(1e6 * m["seconds"].get<double>(), 1), fixed_text(m["speed_up"], 3),
-                   fixed_text(100 * m["imbalance"].get<double>(), 2),
-                   m.contains("gather_seconds")
-                       ? fixed_text(1e6 * m["gather_seconds"].get<double>(), 1)
-                       : "-",
-                   std::to_string(m["different_ids"].get<int64_t>()),
-                   number_text(m["largest_out_difference"], 3)});
-    table.print(out);
-}
-
 }  // namespace
 
 void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, std::ostream& out,
@@ -338,18 +286,14 @@ void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, 
         lengths = o.on_gpu() ? std::vector<int64_t>{1 << 17, 1 << 19, 1 << 20}
                              : std::vector<int64_t>{1 << 13};
     const RankOperands c(o, *std::max_element(lengths.begin(), lengths.end()));
-    ordered_json record = start_json(o, args, c.backend(0)->device());
-    const auto save = [&] {
-        if (!o.out.empty()) write_text(o.out, record.dump(1) + "\n");
-    };
-    const auto add = [&](const char* name, int64_t tokens, const Answer& one, const Measured& all) {
-        record["measurements"].push_back(measured_json(name, tokens, one, all));
-        save();
-        const ordered_json& m = record["measurements"].back();
-        err << name << ' ' << count_text(tokens) << ": " << number_text(m["one_seconds"]) << " s, "
-            << number_text(m["seconds"]) << " s on " << c.ranks() << " ranks" << std::endl;
+    Record record(o, args, c.backend(0)->device());
+    const auto add = [&](const char* kind, int64_t tokens, const Answer& one, const Measured& all) {
+        const RanksRow row = row_of(kind, tokens, one, all);
+        record.add(row);
+        err << kind << ' ' << count_text(tokens) << ": " << number_text(median(row.one_samples))
+            << " s, " << number_text(row.seconds) << " s on " << c.ranks() << " ranks" << std::endl;
         if (all.difference.ids > 0)
-            throw std::logic_error(concat(name, ' ', tokens, ": ", all.difference.ids,
+            throw std::logic_error(concat(kind, ' ', tokens, ": ", all.difference.ids,
                                           " ids differ from those of one rank"));
         stop_case_if_asked();
     };
@@ -372,12 +316,7 @@ void bench_over_ranks(const BenchOptions& o, std::span<const std::string> args, 
                 }));
         }
     }
-    record["complete"] = true;
-    save();
-    if (o.json)
-        out << record.dump(1) << '\n';
-    else
-        print_record(record, out);
+    record.finish(out);
 }
 
 }  // namespace msa::experiments::bench

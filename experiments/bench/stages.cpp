@@ -255,7 +255,7 @@ void CaseRun::with_index(Measurement index, size_t element) {
         scores.bytes = analysis::index_scores_bytes(p_, form.element);
         guarded(scores, [&](Measurement& m) { index_scores(m, element); });
     }
-    if (o_.wants("index_kl") && trained()) all_index_kl(index.selection, element);
+    if (o_.wants("index_kl") && trains(element)) all_index_kl(index.selection, element);
     if (o_.wants("index_kl_grad") && trains(element))
         all_index_kl_grad(index.selection, element, ids);
     with_ids(index, element, ids);

@@ -49,7 +49,6 @@ void CaseRun::index_kl(Measurement& m, const IndexOperands& index, bool selected
 
 void CaseRun::all_index_kl(const std::string& selection, size_t element) {
     const IndexOperands& operands = first().index[element];
-    if (operands.q.element() != o_.sizes.element) return;
     for (const std::string& support : o_.supports)
         for (bool given : {false, true}) {
             Measurement kl{.stage = "index_kl", .selection = selection};

@@ -176,12 +176,7 @@ const report::TableOf<OrderRow> kOrders{
     {{report::kLayer, [](const OrderRow& row) { return row.arm->layer; }},
      {report::kSelector, [](const OrderRow& row) { return row.arm->selector; }},
      {kAccounting, &OrderRow::accounting},
-     {{"order", "",
-       "q_outer: one query at a time walks its blocks. union: the neighbouring queries of a tile "
-       "walk the union of their blocks. kv_outer: each block gathers its queries. automatic: "
-       "union for the blocks that a tile shares, kv_outer for the rest",
-       "order"},
-      [](const OrderRow& row) { return row.order->name; }},
+     {report::kOrder, [](const OrderRow& row) { return row.order->name; }},
      {{"executed_flops", "FLOP", "operations with padded rows and masked keys", "executed\nGFLOP",
        kGflop},
       [](const OrderRow& row) { return row.order->executed_flops; }},

@@ -17,6 +17,12 @@ inline const Column kSelector{"selector", "",
                               "selector"};
 
 // Sizes.
+inline const Column kModel{"model", "", "name of the model"};
+inline const Column kQueryHeads{"query_heads", "", "Hq: query heads"};
+inline const Column kKvHeads{"kv_heads", "", "Hkv: key-value heads, the groups"};
+inline const Column kHeadDim{"head_dim", "", "dh: channels of a head"};
+inline const Column kIndexDim{"index_dim", "", "didx: channels of an index head"};
+inline const Column kElement{"element", "", "type of the operands"};
 inline const Column kTokens{.key = "tokens",
                             .unit = "tokens",
                             .definition = "tokens of the sequence: the context",
@@ -41,6 +47,25 @@ inline const Column kQueryBlocks{"blocks_of_queries", "",
                                  "blocks of neighbouring queries, 128 positions each, that the "
                                  "bootstrap draws from"};
 inline const Column kSequences{"sequences", "", "sequences of the queries measured"};
+
+// Stages of a layer, as the roofline or a clock times them.
+inline const Column kStage{"stage", "", "name of the stage", "stage"};
+inline const Column kStageFlops{"stage_flops", "FLOP", "floating-point operations of the stage"};
+inline const Column kStageBytes{"stage_bytes", "B", "bytes to and from memory"};
+inline const Column kOrder{
+    "order", "",
+    "q_outer: one query at a time walks its blocks. union: the neighbouring queries of a tile "
+    "walk the union of their blocks. kv_outer: each block gathers its queries. automatic: union "
+    "for the blocks that a tile shares, kv_outer for the rest",
+    "order"};
+// A layer that GPUs share.
+inline const Column kRank{"rank", "", "number of the GPU"};
+inline const Column kGatherBytes{.key = "gather_bytes",
+                                 .unit = "B",
+                                 .definition = "keys and values that a GPU gathers from the others",
+                                 .heading = "gather\nMB",
+                                 .form = {.decimals = -4, .per = 1e6}};
+inline const Column kGatherSeconds{"gather_seconds", "s", "time of that gathering", "gather"};
 
 // Costs of the roofline (experiments/driver/price.h).
 inline const Column kSeconds{"seconds", "s",

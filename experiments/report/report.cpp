@@ -40,6 +40,18 @@ ordered_json run_json(const io::RunRecord& record) {
     return run;
 }
 
+/// JSON text with what holds nothing nested, as a row, on one line.
+std::string lines_of(const ordered_json& json, const std::string& indent) {
+    const auto is_nested = [](const ordered_json& part) { return part.is_structured(); };
+    if (std::ranges::none_of(json, is_nested)) return json.dump();
+    std::string lines, more = indent + ' ';
+    for (const auto& [key, part] : json.items())
+        lines +=
+            concat(lines.empty() ? "" : ",", '\n', more,
+                   json.is_object() ? ordered_json(key).dump() + ": " : "", lines_of(part, more));
+    return concat(json.is_object() ? '{' : '[', lines, '\n', indent, json.is_object() ? '}' : ']');
+}
+
 bool same(const Column& a, const Column& b) {
     return a.type == b.type && a.unit == b.unit && a.definition == b.definition;
 }
@@ -99,7 +111,7 @@ std::string json_text(const Report& report, const io::RunRecord& record) {
         {"notes", notes},
         {"columns", columns},
         {"tables", tables}};
-    return json.dump(2) + "\n";
+    return lines_of(json, "") + "\n";
 }
 
 void print(const Report& report, std::ostream& out) {

@@ -74,8 +74,30 @@ def orders(layer: int = 3) -> dict:
 
 
 def measurement(kind: str, stage: str, tokens: int, seconds: float, **more) -> dict:
-    return {"kind": kind, "stage": stage, "keys": tokens, "sequences": 1,
-            "queries": 1 if kind == "decode" else tokens, "median_us": seconds * 1e6, **more}
+    """`seconds` None: skipped."""
+    return {"case": f"{kind} {tokens}", "case_kind": kind, "case_queries": 1 if kind == "decode" else tokens,
+            "case_keys": tokens, "case_sequences": 1, "stage": stage, "selection": more.get("selection"),
+            "order": more.get("order"), "index_form": more.get("index_form"),
+            "answered_by": more.get("answered_by", ""), "median_us": None if seconds is None else seconds * 1e6,
+            "skipped": "no room" if seconds is None else None}
+
+
+def record(measured: list[dict], device: str = "chip", started: str = "", baselines=()) -> dict:
+    """A record of msa-bench. `baselines`: (library, tokens, seconds) of squares."""
+    of_case = ("case_kind", "case_queries", "case_keys", "case_sequences")
+    cases = {m["case"]: {"case": m["case"], **{key: m[key] for key in of_case}} for m in measured}
+    tables = {"benchmark": (0, [{"device": device, "started": started}]), "cases": (1, list(cases.values())),
+              "measurements": (5, [{key: value for key, value in m.items() if key not in of_case}
+                                   for m in measured])}
+    if baselines:
+        tables["baselines"] = (1, [{"baseline": f"{by} {tokens}", "library": by, "skipped": None,
+                                    "median_us": 1e6 * seconds,
+                                    **{key: measurement("square", "", tokens, 0)[key] for key in of_case}}
+                                   for by, tokens, seconds in baselines])
+    made = report("msa-bench", tables)
+    for key in made["columns"].keys() & {"selection", "order", "index_form", "skipped"}:  # without any value in some
+        made["columns"][key]["type"] = "text"
+    return made
 
 
 def bench() -> dict:
@@ -89,14 +111,13 @@ def bench() -> dict:
         for stage, seconds, more in (
                 ("dense_attention", dense, {}),
                 ("index_select", kv_outer / 4, {"selection": "structured"}),
-                ("index_select", 9.0, {"selection": "structured", "index_element": "e4m3"}),
+                ("index_select", 9.0, {"selection": "structured", "index_form": "e4m3"}),
                 ("sparse_attention", 3 * kv_outer / 4,
                  {"selection": "structured", "order": "kv_outer"}),
                 ("sparse_attention", 9.0, {"selection": "random", "order": "kv_outer"}),
                 ("layer", dense / 5, {"selection": "structured"})):
             measured.append(measurement("square", stage, tokens, seconds, **more))
-    measured.append({"kind": "square", "stage": "layer", "keys": 1, "skipped": "no room"})
-    return {"format": "msa-bench", "format_version": 2, "measurements": measured}
+    return record([*measured, measurement("square", "layer", 1, None)])
 
 
 def comparison(layer: int = 3, over: str = "") -> dict:

@@ -57,11 +57,8 @@ def test_measured_speedups_stand_beside_the_roofline(files):
 def test_a_speed_up_is_over_the_fastest_baseline_of_its_card_and_record(files, tmp_path):
     """Another record's baseline counts where the own one has none, and never that of another card."""
     def record(name, device, started, measured, baselines=()):
-        (tmp_path / name).write_text(json.dumps({
-            "format": "msa-bench", "format_version": 2, "device": device, "started": started,
-            "measurements": measured, "baselines": {"measurements": [
-                {"kind": "square", "backend": by, "queries": tokens, "keys": tokens, "median_us": 1e6 * seconds}
-                for by, tokens, seconds in baselines]}}), encoding="utf-8")
+        (tmp_path / name).write_text(json.dumps(make_cost.record(measured, device, started, baselines)),
+                                     encoding="utf-8")
         return tmp_path / name
 
     def layer(tokens, seconds, selection="structured"):
@@ -100,31 +97,29 @@ def test_the_report_and_the_page_say_one_speed_up():
 
 def test_what_records_hold(tmp_path):
     record = tmp_path / "bench.json"
-    structured, tuned = {"selection": "structured"}, {"answered_by": "sparse_attention_sm90"}
-    record.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
+    structured = {"selection": "structured"}
+    record.write_text(json.dumps(make_cost.record([
         make_cost.measurement("square", "index_select", 64, 1, **structured),
         make_cost.measurement("square", "sparse_attention", 64, 2, order="q_outer", **structured),
         make_cost.measurement("square", "sparse_attention", 64, 3, order="union", **structured),
         make_cost.measurement("square", "sparse_attention", 64, 9, order="automatic", **structured),
         make_cost.measurement("square", "index_select", 128, 9, **structured),  # without the other
         make_cost.measurement("square", "index_select", 256, 1, **structured),
-        make_cost.measurement("square", "sparse_attention", 256, 4, order="q_outer", **structured,
-                              **tuned),
-        make_cost.measurement("decode", "layer", 64, 3, index_element="bf16", selection="random"),
-        make_cost.measurement("decode", "layer", 64, 9, index_element="e4m3", selection="random"),
-        make_cost.measurement("decode", "dense_attention", 64, 4)]}), encoding="utf-8")
+        make_cost.measurement("square", "sparse_attention", 256, None, order="q_outer", **structured),
+        make_cost.measurement("decode", "layer", 64, 3, index_form="bf16", selection="random"),
+        make_cost.measurement("decode", "layer", 64, 9, index_form="e4m3", selection="random"),
+        make_cost.measurement("decode", "dense_attention", 64, 4)])), encoding="utf-8")
     assert read_bench(record) == pytest.approx(
         {"prefill/q_outer/64/structured": 3, "prefill/union/64/structured": 4,
-         "prefill/union/256/structured": 5, "decode/automatic/64/random": 3,
-         "decode/dense/64": 4})
+         "decode/automatic/64/random": 3, "decode/dense/64": 4})
     record.write_text(json.dumps({"format": "msalab-bench", "cases": {}}), encoding="utf-8")
-    with pytest.raises(ResultsError, match='format is "msalab-bench", must be "msa-bench"'):
+    with pytest.raises(ResultsError, match='format is "msalab-bench", must be "msa-report"'):
         read_bench(record)
 
 
 @pytest.mark.parametrize("older, newer", [
     ("2026-11-21T21:12:35Z", "2026-11-27T03:23:30.483Z"),
-    ("2026-11-27T03:23:30Z", "2026-11-27T03:23:30.483Z"), (None, "2026-11-21T21:12:35Z")])
+    ("2026-11-27T03:23:30Z", "2026-11-27T03:23:30.483Z")])
 def test_of_several_records_the_last_one_started_counts(tmp_path, older, newer):
     paths = []
     for name, started, seconds in (("old", older, 2), ("new", newer, 1)):
@@ -132,9 +127,7 @@ def test_of_several_records_the_last_one_started_counts(tmp_path, older, newer):
         if name == "old":  # alone
             measured.append(make_cost.measurement("square", "dense_attention", 128, seconds))
         paths.append(tmp_path / f"{name}.json")
-        paths[-1].write_text(json.dumps({"format": "msa-bench", "format_version": 2,
-                                         "measurements": measured,
-                                         **({"started": started} if started else {})}))
+        paths[-1].write_text(json.dumps(make_cost.record(measured, started=started)))
     for order in (paths, paths[::-1]):
         assert read_bench(*order) == {"prefill/dense/64": 1, "prefill/dense/128": 2}
 
@@ -149,8 +142,8 @@ def test_every_measured_context_has_a_tick(files):
 
 def test_records_that_would_show_nothing_are_refused(files, results_path, tmp_path, capsys):
     chunks = tmp_path / "chunks.json"
-    chunks.write_text(json.dumps({"format": "msa-bench", "format_version": 2, "measurements": [
-        make_cost.measurement("chunk", "layer", 32768, 1)]}), encoding="utf-8")
+    chunks.write_text(json.dumps(make_cost.record([make_cost.measurement("chunk", "layer", 32768, 1)])),
+                      encoding="utf-8")
     assert read_bench(chunks, files["bench"]) == read_bench(files["bench"])
     report = [str(results_path), "--out", str(tmp_path / "out")]
     for arguments, words in (

@@ -249,7 +249,7 @@ def test_heat_maps_may_come_from_more_of_the_queries(sampled, tmp_path, full_rep
 def test_a_file_of_another_kind_is_an_error(results_path, tmp_path, capsys):
     files = make_cost.write_all(tmp_path)
     assert main([str(results_path), "--out", str(tmp_path), "--cost", files["bench"]]) == 2
-    assert 'format is "msa-bench", must be "msa-report"' \
+    assert 'program is msa-bench, must be msa-cost' \
         in capsys.readouterr().err
 
 

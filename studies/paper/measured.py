@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msalab
 import numpy as np
-from msalab.plots.cost import efficiency_triple, read_bench, read_cost, read_json, read_speedups
+from msalab.plots.cost import efficiency_triple, read_bench, read_cost, read_record, read_speedups, timed, timed_beside
 from msalab.results import Report, ResultsError, blamed
 
 from ..pilot import answers, registered
@@ -88,26 +88,27 @@ def speed_numbers(tree: Tree) -> dict[str, str]:
 
 def eight_sequences(tree: Tree) -> float:
     """Of a layer, one token of each over 1M, beside the fastest dense attention of the same record."""
-    record = read_json(tree.data / "bench/cuda-h100-decode-1m-batch8.json", "msa-bench")
+    record = read_record(tree.data / "bench/cuda-h100-decode-1m-batch8.json")
+    measured = timed(record)
 
-    def fastest(measured):
-        return min(m["median_us"] for m in measured if m["kind"] == "decode" and m["sequences"] == 8 and
-                   m["queries"] == 8 and "median_us" in m and m.get("index_element", "bf16") == "bf16")
+    def fastest(of):
+        return min(m["median_us"] for m in of if m["case_kind"] == "decode" and
+                   m["case_sequences"] == m["case_queries"] == 8)
 
-    layers = [m for m in record["measurements"] if m["stage"] == "layer" and m["selection"] == "random"]
-    dense = [m for m in record["measurements"] if m["stage"] == "dense_attention"]
-    return fastest([*dense, *record.get("baselines", {}).get("measurements", ())]) / fastest(layers)
+    layers = [m for m in measured if m["stage"] == "layer" and m["selection"] == "random" and m["index_form"] == "bf16"]
+    dense = [m for m in measured if m["stage"] == "dense_attention"]
+    return fastest([*dense, *timed_beside(record)]) / fastest(layers)
 
 
 def top_k_times(tree: Tree) -> dict[tuple[int, int, int], tuple[float, float]]:
     """(rows, blocks, k) -> microseconds of select_blocks and of torch.topk on the same GPU."""
-    record = read_json(tree.data / "bench/cuda-h100-top-k.json", "msa-bench")
+    record = read_record(tree.data / "bench/cuda-h100-top-k.json")
 
-    def times(measured, stage=None):
-        return {(m["queries"], m["blocks"], m["top_k"]): m["median_us"] for m in measured
-                if m["kind"] == "top-k" and m.get("stage") == stage and "median_us" in m}
+    def times(measured):
+        return {(m["case_queries"], m["case_blocks"], m["top_k"]): m["median_us"] for m in measured
+                if m["case_kind"] == "top-k"}
 
-    ours, torch = times(record["measurements"], "select_blocks"), times(record["baselines"]["measurements"])
+    ours, torch = times(timed(record)), times(timed_beside(record))
     return {shape: (us, torch[shape]) for shape, us in ours.items() if shape in torch}
 
 

@@ -25,6 +25,10 @@ inline const nlohmann::json& selector_rows(const nlohmann::json& all) {
 inline const nlohmann::json& options_of_run(const nlohmann::json& all) {
     return all.contains("run") ? all.at("run").at("options") : all.at("options");
 }
+/// A text of a row, empty where it is null.
+inline std::string text_in(const nlohmann::json& row, const char* column) {
+    return row.at(column).is_null() ? "" : row.at(column).get<std::string>();
+}
 /// The first row with these values, by column; null if there is none.
 inline nlohmann::json row_of(const nlohmann::json& report, const char* table,
                              const nlohmann::json& values = nlohmann::json::object()) {

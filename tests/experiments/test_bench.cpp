@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
-#include "experiments/bench/meter.h"
-#include "experiments/driver/presets.h"
 #include "gpu/cuda_backend.h"
 #include "tests/experiments/broken_backend.h"
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -46,17 +42,26 @@ TEST_F(Bench, RanksAnswerALayerTogether) {
     const Outcome outcome = kBench(args);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json record = json::parse(outcome.out);
-    EXPECT_EQ(record["format"], "msa-bench-ranks");
-    EXPECT_EQ(record["complete"], true);
-    ASSERT_EQ(record["measurements"].size(), 4U);
-    for (const json& m : record["measurements"]) {
-        const bool square = m["case"] == "square";
+    EXPECT_EQ(record["program"], "msa-bench");
+    EXPECT_EQ(row_of(record, "benchmark")["is_complete"], true);
+    EXPECT_EQ(record["run"]["options"]["devices"], json({0, 1, 2}));
+    ASSERT_EQ(rows_of_table(record, "over_ranks").size(), 4U);
+    for (const json& m : rows_of_table(record, "over_ranks")) {
+        const bool square = m["case_kind"] == "square";
         EXPECT_EQ(m["different_ids"], 0);
-        EXPECT_EQ(m["rank_samples"].size(), 3U);
-        EXPECT_EQ(m["rank_samples"][2].size(), 2U);
-        EXPECT_GT(m["speed_up"], 0);
-        EXPECT_GE(m["imbalance"], 0);
-        EXPECT_EQ(m.contains("gather_seconds"), square);
+        std::vector<double> medians;
+        for (int rank = 0; rank < m["ranks"]; ++rank)
+            medians.push_back(row_of(record, "rank_times",
+                                     {{"case_kind", m["case_kind"]},
+                                      {"tokens", m["tokens"]},
+                                      {"rank", rank}})["rank_seconds"]);
+        EXPECT_EQ(medians.size(), 3U);
+        const double most = std::ranges::max(medians);
+        EXPECT_NEAR(m["rank_imbalance"], 3 * most / (medians[0] + medians[1] + medians[2]) - 1,
+                    1e-12);
+        EXPECT_DOUBLE_EQ(m["over_one_rank"], m["one_rank_seconds"].get<double>() /
+                                                 m["all_ranks_seconds"].get<double>());
+        EXPECT_EQ(m["gather_seconds"].is_null(), !square);
         EXPECT_LT(m["largest_out_difference"], square ? 1e-30 : 1e-5);
     }
     args = sizes;
@@ -71,25 +76,32 @@ TEST_F(Bench, RanksAnswerALayerTogether) {
 TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     const Outcome outcome = run({"--out", path("record.json")});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_NE(outcome.out.find("sparse_attention structured kv_outer"), std::string::npos);
+    EXPECT_NE(outcome.err.find("sparse_attention structured kv_outer"), std::string::npos);
     const json record = json::parse(file_text(path("record.json")));
-    EXPECT_EQ(record["format"], "msa-bench");
-    EXPECT_EQ(record["complete"], true);
-    EXPECT_EQ(record["backend"], "cpu");
-    EXPECT_EQ(record["sizes"]["block_size"], 8);
-    EXPECT_EQ(record["sizes"]["element"], "f32");
-    EXPECT_GT(record["copy_bytes_per_second"], 0);
+    EXPECT_EQ(record["program"], "msa-bench");
+    const json benchmark = row_of(record, "benchmark");
+    EXPECT_EQ(benchmark["is_complete"], true);
+    EXPECT_EQ(benchmark["backend"], "cpu");
+    EXPECT_EQ(benchmark["block_size"], 8);
+    EXPECT_TRUE(benchmark["model"].is_null());
+    EXPECT_EQ(record["run"]["element"], "f32");
+    EXPECT_EQ(record["run"]["options"]["tokens"], json({32}));
+    EXPECT_GT(benchmark["copy_bytes_per_second"], 0);
     std::map<std::string, int> of_kind;
-    for (const json& m : record["measurements"]) {
-        ++of_kind[m["kind"]];
-        EXPECT_FALSE(m.contains("skipped")) << m;
-        EXPECT_EQ(m["samples_us"].size(), 2U);
+    for (const json& m : rows_of_table(record, "measurements")) {
+        const std::string kind = row_of(record, "cases", {{"case", m["case"]}})["case_kind"];
+        ++of_kind[kind];
+        EXPECT_TRUE(m["skipped"].is_null()) << m;
+        std::istringstream samples(m["samples_us"].get<std::string>());
+        double first = 0, second = 0;
+        samples >> first >> second;
+        EXPECT_DOUBLE_EQ(m["median_us"], (first + second) / 2);
+        EXPECT_EQ(samples.peek(), EOF);
         EXPECT_GT(m["median_us"], 0);
-        EXPECT_GT(m["bytes"], 0);
+        EXPECT_GT(m["stage_bytes"], 0);
         EXPECT_GT(m["checked_rows"], 0);
-        if (m["kind"] == "square" && m.value("selection", "") == "random" &&
-            m["stage"] == "index_select") {
-            EXPECT_EQ(m["flops"], 2.0 * 2 * 16 * 32 * 33 / 2);
+        if (kind == "square" && m["selection"] == "random" && m["stage"] == "index_select") {
+            EXPECT_EQ(m["stage_flops"], 2.0 * 2 * 16 * 32 * 33 / 2);
             EXPECT_EQ(m["checked_rows"], 32);
         }
     }
@@ -101,7 +113,7 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
     EXPECT_EQ(of_kind,
               (std::map<std::string, int>{{"square", 1 + 2 + selected + 3 * (1 + 4 + 2 + 3 + 1)},
                                           {"chunk", 1 + selected},
-                                          {"short", 2 * (1 + selected)},
+                                          {"short", 1 + selected},  // 32 queries at most
                                           {"pack", 3 * (1 + selected)},
                                           {"decode", 2 * (1 + selected)},
                                           {"mixed", 2 * (1 + selected)},
@@ -111,53 +123,54 @@ TEST_F(Bench, RecordHoldsEveryCaseAndStage) {
 TEST_F(Bench, OnlyWhatIsAskedFor) {
     const json record = record_of({"--cases", "square", "--stages", "layer,dense_attention",
                                    "--selection", "random", "--seed", "3"});
-    ASSERT_EQ(record["measurements"].size(), 2U);
-    EXPECT_EQ(record["measurements"][0]["stage"], "dense_attention");
-    EXPECT_EQ(record["measurements"][0]["flops"], 4.0 * 4 * 16 * 32 * 33 / 2);
-    const json& layer = record["measurements"][1];
+    ASSERT_EQ(rows_of_table(record, "measurements").size(), 2U);
+    EXPECT_EQ(rows_of_table(record, "measurements")[0]["stage"], "dense_attention");
+    EXPECT_EQ(rows_of_table(record, "measurements")[0]["stage_flops"], 4.0 * 4 * 16 * 32 * 33 / 2);
+    const json& layer = rows_of_table(record, "measurements")[1];
     EXPECT_EQ(layer["stage"], "layer");
-    EXPECT_EQ(layer["index_element"], "f32");
+    EXPECT_EQ(layer["index_form"], "f32");
     EXPECT_EQ(layer["answered_by"], "cpu");
-    const double dense = record["measurements"][0]["median_us"];
-    EXPECT_DOUBLE_EQ(layer["speed_up"], dense / layer["median_us"].get<double>());
-    EXPECT_EQ(record["seed"], 3);
+    const double dense = rows_of_table(record, "measurements")[0]["median_us"];
+    EXPECT_DOUBLE_EQ(layer["over_dense"], dense / layer["median_us"].get<double>());
+    EXPECT_EQ(record["run"]["seed"], 3);
 }
 
 TEST_F(Bench, ALayersStepOfTrainingIsComparedWithBothDensePasses) {
     const json record =
         record_of({"--cases", "square", "--stages",
                    "dense_attention,dense_attention_grad,layer_grad", "--selection", "structured"});
-    const json& all = record["measurements"];
+    const json& all = rows_of_table(record, "measurements");
     ASSERT_EQ(all.size(), 3U);
     EXPECT_EQ(all[2]["stage"], "layer_grad");
     EXPECT_EQ(all[2]["answered_by"], "cpu, cpu, cpu, cpu");
     const auto time = [&](int n) { return all[static_cast<size_t>(n)]["median_us"].get<double>(); };
-    EXPECT_DOUBLE_EQ(all[2]["speed_up"], (time(0) + time(1)) / time(2));
+    EXPECT_DOUBLE_EQ(all[2]["over_dense"], (time(0) + time(1)) / time(2));
     // One pass of dense attention says nothing of a step of training.
     const json alone = record_of({"--cases", "square", "--stages", "dense_attention,layer_grad",
                                   "--selection", "structured"});
-    EXPECT_FALSE(alone["measurements"][1].contains("speed_up"));
+    EXPECT_TRUE(rows_of_table(alone, "measurements")[1]["over_dense"].is_null());
 }
 
 TEST_F(Bench, SupportsOfIndexKl) {
     const json record = record_of({"--cases", "square", "--stages", "index_kl,index_kl_grad",
                                    "--selection", "random", "--support", "full"});
     std::vector<std::string> supports;
-    for (const json& m : record["measurements"])
-        supports.push_back(m["stage"].get<std::string>() + " " + m["support"].get<std::string>());
+    for (const json& m : rows_of_table(record, "measurements"))
+        supports.push_back(m["stage"].get<std::string>() + " " +
+                           m["loss_support"].get<std::string>());
     EXPECT_EQ(supports, (std::vector<std::string>{"index_kl full", "index_kl full, lse",
                                                   "index_kl_grad full"}));
     // (query, key, group) triples times both branches' scores and the two gradients.
     const double pairs = 2 * 32 * 33 / 2, each = 2 * (2 * 16 + 3 * 16);
-    EXPECT_EQ(record["measurements"][2]["flops"], pairs * each);
-    EXPECT_FALSE(record["measurements"][2].contains("rows"));  // all queries
+    EXPECT_EQ(rows_of_table(record, "measurements")[2]["stage_flops"], pairs * each);
+    EXPECT_TRUE(rows_of_table(record, "measurements")[2]["call_queries"].is_null());  // all queries
 }
 
 TEST_F(Bench, PacksFollowFromTheSeed) {
     const auto flops = [](const char* seed) {
         const json record = record_of({"--cases", "pack", "--stages", "index_select", "--selection",
                                        "random", "--seed", seed});
-        return record["measurements"][0]["flops"].get<double>();
+        return rows_of_table(record, "measurements")[0]["stage_flops"].get<double>();
     };
     EXPECT_EQ(flops("1"), flops("1"));
     EXPECT_NE(flops("1"), flops("2"));
@@ -168,8 +181,8 @@ TEST_F(Bench, StructuredNeighboursShareTheirBlocks) {
                                     "--stages", "index_select", "--query-heads", "2", "--kv-heads",
                                     "2", "--samples", "1", "--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    const json measurements = json::parse(outcome.out)["measurements"];
-    for (const json& m : measurements) {
+    const json record = json::parse(outcome.out);
+    for (const json& m : rows_of_table(record, "measurements")) {
         EXPECT_TRUE(m["selection"] != "structured" || m["union_of_8"] < 24) << m;
         EXPECT_TRUE(m["selection"] != "random" || m["union_of_8"] > 50) << m;
     }
@@ -187,7 +200,7 @@ TEST_F(Bench, WrongResultsAreCaughtBeforeTiming) {
         EXPECT_NE(outcome.err.find("broken: " + name + " of "), std::string::npos) << outcome.err;
         EXPECT_NE(outcome.err.find("is wrong, so nothing of it is timed"), std::string::npos);
         EXPECT_FALSE(std::filesystem::exists(path(wrong)) &&
-                     file_text(path(wrong)).find("samples_us\": [") != std::string::npos)
+                     file_text(path(wrong)).find(R"("samples_us":")") != std::string::npos)
             << wrong;
     };
     caught("index_select", "index_select", "index_select");
@@ -219,9 +232,9 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
                                    "f32,bf16,e4m3", "--selection", "random"},
                                   "broken");
     std::map<std::string, int> stages;
-    for (const json& m : record["measurements"]) {
-        EXPECT_FALSE(m.contains("skipped")) << m;
-        ++stages[m["stage"].get<std::string>() + " " + m.value("index_element", "")];
+    for (const json& m : rows_of_table(record, "measurements")) {
+        EXPECT_TRUE(m["skipped"].is_null()) << m;
+        ++stages[m["stage"].get<std::string>() + " " + text_in(m, "index_form")];
     }
     EXPECT_EQ(stages, (std::map<std::string, int>{{"block_mass ", 1},
                                                   {"dense_attention ", 1},
@@ -245,11 +258,11 @@ TEST_F(Bench, EveryIndexElementIsMeasured) {
 TEST_F(Bench, OperandsInE4m3HaveScales) {  // of the blocks of all sequences, which the check knows
     const json record = record_of({"--cases", "square,pack", "--element", "e4m3", "--selection",
                                    "random", "--stages", "dense_attention,layer"});
-    for (const json& m : record["measurements"]) {
-        EXPECT_EQ(m.contains("skipped"), m["stage"] == "dense_attention") << m;
-        EXPECT_NE(m.contains("skipped"), m.contains("checked_rows")) << m;
+    for (const json& m : rows_of_table(record, "measurements")) {
+        EXPECT_NE(m["skipped"].is_null(), m["stage"] == "dense_attention") << m;
+        EXPECT_EQ(m["skipped"].is_null(), !m["checked_rows"].is_null()) << m;
     }
-    EXPECT_EQ(record["measurements"].size(), 8U);
+    EXPECT_EQ(rows_of_table(record, "measurements").size(), 8U);
 }
 
 TEST_F(Bench, OperandsOfAFileInEveryElement) {
@@ -261,10 +274,9 @@ TEST_F(Bench, OperandsOfAFileInEveryElement) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     std::vector<std::string> layers;
     const json record = json::parse(outcome.out);
-    for (const json& m : record["measurements"]) {
-        EXPECT_FALSE(m.contains("skipped")) << m;
-        layers.push_back(m["case"].get<std::string>() + ", " +
-                         m["index_element"].get<std::string>());
+    for (const json& m : rows_of_table(record, "measurements")) {
+        EXPECT_TRUE(m["skipped"].is_null()) << m;
+        layers.push_back(m["case"].get<std::string>() + ", " + text_in(m, "index_form"));
     }
     EXPECT_EQ(layers, (std::vector<std::string>{"layer 0, 150, bf16", "layer 0, 150, e4m3",
                                                 "layer 3, 150, bf16", "layer 3, 150, e4m3"}));
@@ -280,18 +292,20 @@ TEST_F(Bench, ResultsOfTheStageBeforeDoNotCount) {
 TEST_F(Bench, WhatCannotRunIsSkippedWithTheReason) {
     register_broken_backend("memory");
     const json none = record_of({"--cases", "square"}, "broken");
-    ASSERT_EQ(none["measurements"].size(), 1U);
-    EXPECT_EQ(none["measurements"][0]["skipped"], "there is no room");
+    ASSERT_EQ(rows_of_table(none, "measurements").size(), 1U);
+    EXPECT_EQ(rows_of_table(none, "measurements")[0]["skipped"], "there is no room");
     const json orders = record_of({"--cases", "square", "--stages", "sparse_attention",
                                    "--selection", "random", "--order", "q_outer,kv_outer"},
                                   "reference");
-    ASSERT_EQ(orders["measurements"].size(), 2U);
-    EXPECT_FALSE(orders["measurements"][0].contains("skipped"));
-    const std::string reason = orders["measurements"][1]["skipped"];
+    const json& of_orders = rows_of_table(orders, "measurements");
+    ASSERT_EQ(of_orders.size(), 2U);
+    EXPECT_TRUE(of_orders[0]["skipped"].is_null());
+    const std::string reason = of_orders[1]["skipped"];
     EXPECT_NE(reason.find("it has the q_outer order only"), std::string::npos) << reason;
     const Outcome huge = kBench({"--backend", "cpu", "--cases", "square", "--tokens", "1024M"});
     EXPECT_EQ(huge.code, 0);
-    EXPECT_NE(huge.out.find("skipped: square 1024M"), std::string::npos) << huge.out;
+    EXPECT_NE(huge.err.find("square 1024M: all stages: skipped: "), std::string::npos) << huge.err;
+    EXPECT_NE(huge.out.find("skipped\nsquare 1024M"), std::string::npos) << huge.out;
 }
 
 TEST_F(Bench, Refusals) {
@@ -332,7 +346,7 @@ TEST_F(Bench, WithoutAGpuItSaysSo) {
     const Outcome outcome = kBench({"--cases", "top-k", "--tokens", "256", "--samples", "1",
                                     "--query-heads", "2", "--kv-heads", "1", "--json"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_EQ(json::parse(outcome.out)["backend"], "cpu");
+    EXPECT_EQ(row_of(json::parse(outcome.out), "benchmark")["backend"], "cpu");
 }
 
 TEST_F(Bench, SizesOfZeroAndEmptyListsAreRefused) {
@@ -359,39 +373,11 @@ TEST_F(Bench, ARecordNeverReplacesItsInput) {
 
 TEST_F(Bench, SharesAreOfTheMeasuredCeilings) {
     const json record = record_of({"--cases", "square", "--stages", "dense_attention"});
-    const json& m = record["measurements"][0];
-    const double gemm = record["gemm_flops_per_second"]["f32"];
-    EXPECT_NE(record["gemm_source"].get<std::string>().find("sgemm"), std::string::npos);
-    EXPECT_DOUBLE_EQ(m["share_of_gemm"], m["flops_per_second"].get<double>() / gemm);
-}
-
-TEST(Ceilings, TheChipIsAWordOfTheDevicesName) {
-    using experiments::chip_of;
-    EXPECT_EQ(chip_of("NVIDIA H100 80GB HBM3, 132 multiprocessors"), "h100");
-    EXPECT_EQ(chip_of("NVIDIA H200, 132 multiprocessors"), "h200");
-    EXPECT_EQ(chip_of("NVIDIA H20"), "h20");
-    EXPECT_EQ(chip_of("NVIDIA A100-SXM4-80GB"), "a100");
-    EXPECT_EQ(chip_of("NVIDIA GeForce RTX 4090, 128 SMs"), "rtx-4090");
-    EXPECT_EQ(chip_of("NVIDIA GH200 480GB"), "");
-    EXPECT_TRUE(experiments::is_measured("h100"));
-    EXPECT_FALSE(experiments::is_measured("h20"));  // its peak stands in
-}
-
-TEST(ColdSeconds, AreThoseOfTheWork) {
-    using std::chrono::steady_clock, std::chrono::milliseconds, std::chrono::duration;
-    const std::unique_ptr<Backend> backend = make_backend("cpu");
-    int runs = 0;
-    for (const int pause : {200, 50}) {
-        const steady_clock::time_point begin = steady_clock::now();
-        const double seconds = experiments::bench::cold_seconds(*backend, [&] {
-            ++runs;
-            std::this_thread::sleep_for(milliseconds(pause));
-        });
-        // Half of it: a device in use by others takes long to fill its caches meanwhile.
-        EXPECT_GT(seconds, 0.5e-3 * pause);
-        EXPECT_LT(seconds, duration<double>(steady_clock::now() - begin).count());
-    }
-    EXPECT_EQ(runs, 2);
+    const json& m = rows_of_table(record, "measurements")[0];
+    const double gemm = row_of(record, "gemm", {{"element", "f32"}})["gemm_flops_per_second"];
+    EXPECT_NE(row_of(record, "benchmark")["gemm_source"].get<std::string>().find("sgemm"),
+              std::string::npos);
+    EXPECT_DOUBLE_EQ(m["share_of_gemm"], m["stage_flops_per_second"].get<double>() / gemm);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "analysis/selection_cost.h"
 #include "core/io/results.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -44,33 +45,39 @@ protected:
 
 TEST_F(BenchCaptured, FileAndIndexerBringOperandsAndSizes) {
     const json record = record_of({"--input", file_, "--indexer", fit(file_)});
-    EXPECT_EQ(record["model"], "test");
-    EXPECT_EQ(record["sizes"], (json{{"query_heads", 4},
-                                     {"kv_heads", 2},
-                                     {"head_dim", 16},
-                                     {"index_dim", 16},
-                                     {"block_size", 8},
-                                     {"top_k", 4},
-                                     {"element", "f32"}}));
-    EXPECT_EQ(record["inputs"].size(), 2U);
-    EXPECT_TRUE(record["inputs"].contains("a.h5"));
-    EXPECT_TRUE(record["inputs"].contains("results.h5"));
+    EXPECT_FALSE(row_of(record, "benchmark",
+                        {{"model", "test"},
+                         {"query_heads", 4},
+                         {"kv_heads", 2},
+                         {"head_dim", 16},
+                         {"index_dim", 16},
+                         {"block_size", 8},
+                         {"top_k", 4}})
+                     .is_null());
+    const json& ran = record["run"];
+    EXPECT_EQ(ran["element"], "f32");
+    EXPECT_EQ(ran["options"]["layers"], json({3, 5}));
+    EXPECT_EQ(ran["inputs"].size(), 2U);
+    EXPECT_TRUE(ran["inputs"].contains("a.h5"));
+    EXPECT_TRUE(ran["inputs"].contains("results.h5"));
+    for (const json& of : rows_of_table(record, "cases")) {
+        EXPECT_EQ(of["case_kind"], "captured");
+        EXPECT_EQ(of["case_sequences"], 2);
+    }
     std::map<std::string, int> stages;
-    for (const json& m : record["measurements"]) {
-        EXPECT_FALSE(m.contains("skipped")) << m;
-        EXPECT_EQ(m["kind"], "captured");
-        EXPECT_EQ(m["sequences"], 2);
+    for (const json& m : rows_of_table(record, "measurements")) {
+        EXPECT_TRUE(m["skipped"].is_null()) << m;
         EXPECT_GT(m["checked_rows"], 0);
         const std::string name = m["stage"];
         ++stages[m["case"].get<std::string>() + " " + name];
         const bool dense = name.starts_with("dense_attention") || name == "block_mass";
-        EXPECT_EQ(m.value("selection", ""), dense ? "" : "fitted");
+        EXPECT_EQ(text_in(m, "selection"), dense ? "" : "fitted");
         const double pairs = 80.0 * 81 / 2 + 112.0 * 113 / 2;
         if (name == "dense_attention") {
-            EXPECT_EQ(m["flops"], 4 * 4 * 16 * pairs);
+            EXPECT_EQ(m["stage_flops"], 4 * 4 * 16 * pairs);
         }
         if (name == "index_select") {
-            EXPECT_EQ(m["flops"], 2 * 2 * 16 * pairs);
+            EXPECT_EQ(m["stage_flops"], 2 * 2 * 16 * pairs);
         }
     }
     EXPECT_EQ(stages, (std::map<std::string, int>{{"layer 3, 192 block_mass", 1},
@@ -105,8 +112,9 @@ TEST_F(BenchCaptured, SelectsWhatMsaAnalyzeSelects) {
                    "5",        "--block-size",     "8",       "--top-k",   "3"};
         args.insert(args.end(), more.begin(), more.end());
         const json record = record_of(args);
-        EXPECT_EQ(record["measurements"].size(), 1U);
-        return record["measurements"][0];
+        EXPECT_EQ(rows_of_table(record, "cases")[0]["top_k"], 3);
+        EXPECT_EQ(rows_of_table(record, "measurements").size(), 1U);
+        return rows_of_table(record, "measurements")[0];
     };
     const Outcome analyzed = kAnalyze({indexer, "--out", path("analyzed"), "--selectors", "index",
                                        "--layers", "5", "--block-size", "8", "--top-k", "3"});
@@ -119,9 +127,8 @@ TEST_F(BenchCaptured, SelectsWhatMsaAnalyzeSelects) {
     for (const Words& operands :
          {Words{"--input", file_, "--indexer", results}, Words{"--input", indexer}}) {
         const json measured = sparse(operands);
-        EXPECT_EQ(measured["top_k"], 3);
         EXPECT_EQ(measured["union_of_8"], united);
-        EXPECT_EQ(measured["flops"], analysis::sparse_attention_flops(p, ids));
+        EXPECT_EQ(measured["stage_flops"], analysis::sparse_attention_flops(p, ids));
     }
     const std::string random = make("random.h5", {.cu_seqlens = {0, 80, 192}, .layers = {5}});
     EXPECT_NE(sparse({"--input", random})["union_of_8"], united);
@@ -143,9 +150,9 @@ TEST_F(BenchCaptured, SampleOfTheRepository) {
                      "1", "--queries-per-step", "1", "--threads", "2"});
     const json record = record_of({"--input", sample, "--indexer", results, "--stages",
                                    "index_select,layer,dense_attention"});
-    ASSERT_EQ(record["measurements"].size(), 6U);
-    EXPECT_EQ(record["measurements"][2]["case"], "layer 10, 1792");
-    EXPECT_TRUE(record["measurements"][2].contains("speed_up"));
+    ASSERT_EQ(rows_of_table(record, "measurements").size(), 6U);
+    EXPECT_EQ(rows_of_table(record, "measurements")[2]["case"], "layer 10, 1792");
+    EXPECT_FALSE(rows_of_table(record, "measurements")[2]["over_dense"].is_null());
 }
 
 TEST_F(BenchCaptured, Refusals) {
@@ -199,9 +206,9 @@ TEST_F(BenchCaptured, IndexOperandsInInt8HaveScales) {
         args->insert(args->end(), stages.begin(), stages.end());
         std::map<std::string, int> checked;
         const json record = record_of(*args);
-        for (const json& m : record["measurements"]) {
-            if (m.value("checked_rows", 0) > 0)
-                ++checked[m["stage"].get<std::string>() + m["index_element"].get<std::string>()];
+        for (const json& m : rows_of_table(record, "measurements")) {
+            if (m["checked_rows"] > 0)
+                ++checked[m["stage"].get<std::string>() + text_in(m, "index_form")];
         }
         EXPECT_EQ(checked.size(), 6U);
     }

@@ -20,7 +20,7 @@ ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
 # The versions of each format that are understood; a format without versions has none.
-VERSIONS = {"msa-bench": (1, 2), "msa-torch-times": (1,), "msalab-evaluation": (2,)}
+VERSIONS = {"msa-torch-times": (1,), "msalab-evaluation": (2,)}
 
 
 def read_json(path, *formats: str) -> dict:
@@ -52,19 +52,39 @@ def is_of_results(cost: results.Report) -> bool:
     return "selections" in cost.tables
 
 
+def read_record(path) -> results.Report:
+    """A record of msa-bench with measurements of stages."""
+    record = results.open(path, "msa-bench")
+    record["measurements"]
+    return record
+
+
+def timed(record: results.Report) -> list[dict]:
+    """What a record of msa-bench measured: the columns of measurements, and those of the case."""
+    cases = {case["case"]: case for case in record["cases"].records()}
+    return [{**cases[measured["case"]], **measured} for measured in record["measurements"].records()
+            if not measured["skipped"]]
+
+
+def timed_beside(record: results.Report) -> list[dict]:
+    """What others took beside it (bench/baselines.py)."""
+    if "baselines" not in record.tables:
+        return []
+    return [baseline for baseline in record["baselines"].records() if not baseline["skipped"]]
+
+
 def _phase(measured: dict) -> str:
-    """Of a measurement of msa-bench; empty where it is of neither."""
-    if measured["kind"] == "square":
+    """Of a measurement of msa-bench, or of a baseline; empty where it is of neither."""
+    if measured["case_kind"] == "square":
         return "prefill"
-    if measured["kind"] == "decode" and measured["sequences"] == measured["queries"] == 1:
+    if measured["case_kind"] == "decode" and measured["case_sequences"] == measured["case_queries"] == 1:
         return "decode"
     return ""
 
 
-def _in_order(records) -> list[dict]:
-    """Records by their start. The Z goes, since 10:01Z would come after 10:01.5Z. A record without
-    a time is the oldest."""
-    return sorted(records, key=lambda record: record.get("started", "").rstrip("Z"))
+def _in_order(paths) -> list[results.Report]:
+    """Records by their start. The Z goes, since 10:01Z would come after 10:01.5Z."""
+    return sorted(map(read_record, paths), key=lambda record: record["benchmark"].row()["started"].rstrip("Z"))
 
 
 def _measured_names(measured: dict) -> list[str]:
@@ -72,7 +92,7 @@ def _measured_names(measured: dict) -> list[str]:
     phase = _phase(measured)
     if not phase:
         return []
-    stage, tokens = measured["stage"], measured["keys"]
+    stage, tokens = measured["stage"], measured["case_keys"]
     if stage == "dense_attention":
         return [f"{phase}/dense/{tokens}"]
     if stage == "index_select":
@@ -80,12 +100,10 @@ def _measured_names(measured: dict) -> list[str]:
     elif stage == "layer":
         pipelines = ["automatic"]
     elif stage == "sparse_attention" and measured["order"] != "automatic":
-        # The tuned kernel called its walk over unions q_outer before that had a name of its own.
-        tuned = measured.get("answered_by") == "sparse_attention_sm90"
-        pipelines = ["union" if tuned and measured["order"] == "q_outer" else measured["order"]]
+        pipelines = [measured["order"]]
     else:
         return []
-    return [f"{phase}/{pipeline}/{tokens}/{measured.get('selection')}" for pipeline in pipelines]
+    return [f"{phase}/{pipeline}/{tokens}/{measured['selection']}" for pipeline in pipelines]
 
 
 def read_bench(*paths) -> dict[str, float]:
@@ -95,11 +113,9 @@ def read_bench(*paths) -> dict[str, float]:
     several records, the one that was started last; of several index elements, the one that was
     measured first. ResultsError when no record holds any of these."""
     seconds: dict[str, float] = {}
-    for record in _in_order(read_json(path, "msa-bench") for path in paths):
+    for record in _in_order(paths):
         of_record: dict[str, dict[str, float]] = {}
-        for measured in record["measurements"]:
-            if "skipped" in measured:
-                continue
+        for measured in timed(record):
             for name in _measured_names(measured):
                 stages = of_record.setdefault(name, {})
                 stages.setdefault(measured["stage"], measured["median_us"] * 1e-6)
@@ -136,20 +152,17 @@ def predicted_over_measured(cost: results.Report, bench: dict[str, float]) -> Ta
                             "predicted_over_measured"), rows)
 
 
-def _fastest_dense(record: dict) -> dict[tuple[str, int], tuple[float, str]]:
+def _fastest_dense(record: results.Report) -> dict[tuple[str, int], tuple[float, str]]:
     """(microseconds, name) of the fastest dense attention of a record by (phase, tokens), as
     bench/baselines.py has it: its own by cuDNN, and what others' kernels took beside it."""
-    found = [(m, m.get("answered_by", "")) for m in record["measurements"]
-             if m["stage"] == "dense_attention" and "median_us" in m]
-    found = [(m, "cuDNN" if by.startswith("cuDNN") else "msalab") for m, by in found]
-    found += [({"sequences": 1, **m}, m["backend"])
-              for m in record.get("baselines", {}).get("measurements", ())
-              if m["kind"] in ("square", "decode") and "median_us" in m]
+    found = [(m, "cuDNN" if m["answered_by"].startswith("cuDNN") else "msalab") for m in timed(record)
+             if m["stage"] == "dense_attention"]
+    found += [(m, m["library"]) for m in timed_beside(record)]
     fastest: dict[tuple[str, int], tuple[float, str]] = {}
     for measured, name in found:
         phase = _phase(measured)
         if phase:
-            case = phase, measured["keys"]
+            case = phase, int(measured["case_keys"])
             fastest[case] = min(fastest.get(case, (np.inf, "")), (measured["median_us"], name))
     return fastest
 
@@ -159,20 +172,19 @@ def read_speedups(*paths) -> Table:
     record; where that has none of a case, of another record of the same device. Of several
     records, the one that was started last; of several index elements, the one that was measured
     first."""
-    records = _in_order(read_json(path, "msa-bench") for path in paths)
+    records = _in_order(paths)
+    devices = [record["benchmark"].row()["device"] for record in records]
     fastest = [_fastest_dense(record) for record in records]
     found = {}
-    for record, own in zip(records, fastest):
-        same_card = [of for other, of in zip(records, fastest)
-                     if other.get("device") == record.get("device")]
+    for record, device, own in zip(records, devices, fastest):
+        same_card = [of for other, of in zip(devices, fastest) if other == device]
         beside = ChainMap(own, *reversed(same_card))
         of_record: dict[tuple, tuple] = {}
-        for measured in record["measurements"]:
-            phase = _phase(measured)
-            case = phase, measured.get("keys")
-            if measured["stage"] == "layer" and "median_us" in measured and case in beside:
+        for measured in timed(record):
+            case = _phase(measured), measured["case_keys"]
+            if measured["stage"] == "layer" and case in beside:
                 baseline, name = beside[case]
-                of_record.setdefault((*case, str(measured.get("selection"))), (
+                of_record.setdefault((*case, measured["selection"]), (
                     measured["median_us"] / 1e3, name, baseline / 1e3,
                     baseline / measured["median_us"]))
         found |= of_record
