@@ -64,12 +64,12 @@ def make_microscope(results: Results, whole: Results | None = None, activations:
     pieces, by_layer = {}, []
     for layer in layers:
         piece, about = _piece(whole, layer, selectors, sequence, step, activations)
-        pieces[layer] = base64.b64encode(zlib.compress(piece, 9)).decode()
+        pieces[layer] = packed(piece)
         by_layer.append({**about, **overview(results, layer, selectors)})
         note(f"layer {layer}: {about['queries']} queries")
     sizes, text = whole.sizes(layers[0]), activations and activations.text(sequence)
     captures = results.run_json("captures")
-    ends = np.diff(text.ends, prepend=0).astype(np.uint16).tobytes() if text else b""
+    lengths = np.diff(text.ends, prepend=0).astype(np.uint16).tobytes() if text else b""
     about = {
         "model": ", ".join(dict.fromkeys(of["model"] for of in captures if of.get("model"))),
         "blockSize": sizes.block_size, "topK": whole.top_k(selectors[0], layers[0]),
@@ -77,8 +77,12 @@ def make_microscope(results: Results, whole: Results | None = None, activations:
         "tokens": tokens_of(whole, layers[0], sequence, activations), "selectors": selectors,
         "step": step, "analysed": len(whole.queries(layers[0]).token), "layers": by_layer,
         "first": most_telling(results, [layer for layer in layers if layer in results.full_layers] or layers),
-        "text": text.text if text else "", "lengths": base64.b64encode(zlib.compress(ends, 9)).decode()}
+        "text": text.text if text else "", "lengths": packed(lengths)}
     return Microscope(about, pieces)
+
+
+def packed(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def tokens_of(results: Results, layer: int, sequence: int, activations: Activations | None) -> int:

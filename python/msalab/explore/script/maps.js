@@ -95,60 +95,82 @@ function rampPixels(look) {
   return ramps.get(look);
 }
 
-// How many of the queries [first, last) chose a block; of a byte all eight at once.
+// Of a block, for each row y of cells from `from` on, whose queries are edges[y] to edges[y + 1]: how many of them
+// chose it, of a byte all eight at once, or how much probability they give it; `most` has the most of several blocks.
 const BITS = Uint8Array.from({ length: 256 }, (_, value) => value.toString(2).replaceAll("0", "").length);
-function choosers(bytes, at, first, last) {
-  let chosen = 0;
-  for (let row = first; row < last;) {
-    const end = Math.min((row & ~7) + 8, last), mask = (1 << end - (row & ~7)) - (1 << (row & 7));
-    chosen += BITS[bytes(at + (row >> 3)) & mask];
-    row = end;
+function countBits(bytes, at, edges, from, most) {
+  for (let y = from; y < most.length; ++y) {
+    const last = edges[y + 1];
+    let all = 0;
+    for (let row = edges[y]; row < last;) {
+      const end = Math.min((row & ~7) + 8, last);
+      all += BITS[bytes[at + (row >> 3)] & (1 << end - (row & ~7)) - (1 << (row & 7))];
+      row = end;
+    }
+    if (all > most[y]) most[y] = all;
   }
-  return chosen;
 }
 
-// What the cells of a map of this kind show: a function of a block and its queries [first, last) -> numbers.
-function counter(kind) {
-  const { blocks, width, queries, mass, chosen } = layer, group = state.group;
-  if (kind === "probability") return (block, first, last) => {
-    const at = (group * blocks + block) * queries;
+function addSquares(bytes, at, edges, from, most) {
+  for (let y = from; y < most.length; ++y) {
+    const last = at + edges[y + 1];
     let all = 0;
-    for (let row = first; row < last; ++row) all += SQUARES[mass[at + row]];
-    return all;
-  };
-  const own = chosen[kind === "difference" ? state.selector : kind], best = chosen[oracle];
-  const of = bytes => (block, first, last) => choosers(bytes, (group * blocks + block) * width, first, last);
-  if (kind !== "difference") return of(at => own[at]);
-  return [of(at => own[at] & ~best[at]), of(at => best[at] & ~own[at]), of(at => own[at] & best[at])];
+    for (let place = at + edges[y]; place < last; ++place) all += SQUARES[bytes[place]];
+    if (all > most[y]) most[y] = all;
+  }
+}
+
+// The bytes of a map of this kind, of the group alone: of the difference those chosen by the selector alone, by the
+// oracle alone, and by both, kept until others are asked for.
+const apart = { key: "", parts: [] };
+function bytesOf(kind) {
+  const of = (bytes, length) => bytes.subarray(state.group * layer.blocks * length, (state.group + 1) * layer.blocks *
+    length);
+  if (kind === "probability") return [of(layer.mass, layer.queries)];
+  if (kind !== "difference") return [of(layer.chosen[kind], layer.width)];
+  const key = `${state.layer} ${state.group} ${state.selector}`;
+  if (apart.key === key) return apart.parts;
+  const own = of(layer.chosen[state.selector], layer.width), best = of(layer.chosen[oracle], layer.width);
+  const parts = [0, 1, 2].map(() => new Uint8Array(own.length));
+  for (let i = 0; i < own.length; ++i) {
+    parts[0][i] = own[i] & ~best[i];
+    parts[1][i] = best[i] & ~own[i];
+    parts[2][i] = own[i] & best[i];
+  }
+  Object.assign(apart, { key, parts });
+  return parts;
+}
+
+function mixed(look, shares) { // of the difference
+  const rest = 1 - shares[0] - shares[1] - shares[2];
+  return pixel(look.none.map((value, i) => value * rest + look.only[i] * shares[0] + look.missed[i] * shares[1] + look
+    .both[i] * shares[2]));
 }
 
 // A cell of the image covers whole queries and blocks: the mean over its queries, the most over its blocks.
 function render(kind, columns, rows) {
-  const [q0, q1, b0, b1] = view(), look = colours(), ramp = rampPixels(look), counts = counter(kind);
+  const [q0, q1, b0, b1] = view(), look = colours(), ramp = rampPixels(look), parts = bytesOf(kind);
   const nx = Math.min(columns, b1 - b0), ny = Math.min(rows, q1 - q0);
   const image = new ImageData(nx, ny), pixels = new Uint32Array(image.data.buffer);
-  const none = pixel(look.none), future = pixel(look.future);
-  const most = (count, begin, end, first, last) => {
-    let found = 0;
-    for (let block = begin; block < end; ++block) found = Math.max(found, count(block, first, last));
-    return found;
-  };
-  for (let y = 0; y < ny; ++y) {
-    const first = q0 + Math.floor(y * (q1 - q0) / ny), last = q0 + Math.floor((y + 1) * (q1 - q0) / ny);
-    const n = last - first;
-    const seen = Math.floor(layer.positions[last - 1] / size);
-    for (let x = 0; x < nx; ++x) {
-      const begin = b0 + Math.floor(x * (b1 - b0) / nx), end = b0 + Math.floor((x + 1) * (b1 - b0) / nx);
-      const at = y * nx + x;
-      if (begin > seen) pixels[at] = future;
-      else if (kind === "difference") {
-        const [only, missed, both] = counts.map(count => most(count, begin, end, first, last));
-        const all = Math.max(only + missed + both, n), rest = all - only - missed - both;
-        pixels[at] = rest === all ? none : pixel(look.none.map((value, i) =>
-          (value * rest + look.only[i] * only + look.missed[i] * missed + look.both[i] * both) / all));
-      } else {
-        const share = most(counts, begin, end, first, last) / n;
-        pixels[at] = ramp[Math.round(255 * Math.min(1, kind === "probability" ? Math.sqrt(share) : share))];
+  const none = pixel(look.none), isMass = kind === "probability", width = isMass ? layer.queries : layer.width;
+  const edges = Int32Array.from({ length: ny + 1 }, (_, y) => q0 + Math.floor(y * (q1 - q0) / ny));
+  const most = parts.map(() => new Float32Array(ny)), add = isMass ? addSquares : countBits;
+  pixels.fill(pixel(look.future));
+  for (let x = 0, from = 0; x < nx; ++x) {
+    const begin = b0 + Math.floor(x * (b1 - b0) / nx), end = b0 + Math.floor((x + 1) * (b1 - b0) / nx);
+    while (from < ny && ownBlock(edges[from + 1] - 1) < begin) ++from; // who sees none of them
+    for (const [i, bytes] of parts.entries()) {
+      most[i].fill(0);
+      for (let block = begin; block < end; ++block) add(bytes, block * width, edges, from, most[i]);
+    }
+    for (let y = from; y < ny; ++y) {
+      const n = edges[y + 1] - edges[y], share = most[0][y] / n;
+      if (kind !== "difference") pixels[y * nx + x] = ramp[Math.round(255 * Math.min(1, isMass ? Math.sqrt(share) :
+        share))];
+      else if (!(most[0][y] || most[1][y] || most[2][y])) pixels[y * nx + x] = none;
+      else {
+        const all = Math.max(n, most[0][y] + most[1][y] + most[2][y]);
+        pixels[y * nx + x] = mixed(look, most.map(counts => counts[y] / all));
       }
     }
   }

@@ -39,6 +39,8 @@ function readAddress() {
   return next;
 }
 
+let saving = 0;
+
 async function set(change, keepAddress = false) {
   const began = performance.now(),
     old = { ...state };
@@ -62,7 +64,10 @@ async function set(change, keepAddress = false) {
   }
   for (const [name, input] of Object.entries(inputs))
     if (document.activeElement !== input) input.value = state[name] ?? "";
-  if (!keepAddress) history.replaceState(null, "", address());
+  if (!keepAddress) { // later, as it takes milliseconds of its own
+    clearTimeout(saving);
+    saving = setTimeout(() => history.replaceState(null, "", address()));
+  }
   root.dataset.took = (performance.now() - began).toFixed(1);
   root.dataset.layer = state.layer;
 }
