@@ -12,6 +12,23 @@ double mass_of(View<const float, 1> mass, std::span<const int32_t> ids) {
     return sum;
 }
 
+RowRecall recall_of(View<const float, 1> mass, std::span<const int32_t> ids,
+                    std::span<const int32_t> oracle_ids, int64_t without) {
+    int64_t wanted = 0, hits = 0;
+    double wanted_mass = 0, hit_mass = 0;
+    for (int32_t b : oracle_ids) {
+        if (b == without) continue;
+        ++wanted;
+        wanted_mass += double{mass(b)};
+        if (!std::binary_search(ids.begin(), ids.end(), b)) continue;
+        ++hits;
+        hit_mass += double{mass(b)};
+    }
+    if (std::isnan(wanted_mass)) return {wanted_mass, wanted_mass};  // I* is undefined
+    return {wanted == 0 ? 1 : static_cast<double>(hits) / static_cast<double>(wanted),
+            wanted_mass == 0 ? 1 : hit_mass / wanted_mass};
+}
+
 Recall::Recall(int64_t groups, RecallOptions options)
     : groups_(static_cast<size_t>(groups)), options_(options), means_(kCount * groups_) {}
 
@@ -33,23 +50,13 @@ std::function<void(int64_t, RowValues)> Recall::measure(const Problem& p,
             const View<const float, 1> row_mass = mass[i][r];
             const std::span<const int32_t> kept = selected(ids, i, r);
             const std::span<const int32_t> oracle = selected(oracle_ids, i, r);
-            int64_t wanted = 0, hits = 0;
-            double wanted_mass = 0, hit_mass = 0;
-            for (int32_t b : oracle) {
-                if (options_.exclude_local && b == local) continue;
-                ++wanted;
-                wanted_mass += double{row_mass(b)};
-                if (!std::binary_search(kept.begin(), kept.end(), b)) continue;
-                ++hits;
-                hit_mass += double{row_mass(b)};
-            }
+            const RowRecall found =
+                recall_of(row_mass, kept, oracle, options_.exclude_local ? local : -1);
             const auto value = [&](Metric metric) -> std::optional<double>& {
                 return values[metric * groups_ + static_cast<size_t>(r)];
             };
-            value(kBlockRecall) =
-                wanted == 0 ? 1 : static_cast<double>(hits) / static_cast<double>(wanted);
-            if (std::isnan(wanted_mass)) value(kBlockRecall) = wanted_mass;  // I* is undefined
-            value(kScoreRecall) = wanted_mass == 0 ? 1 : hit_mass / wanted_mass;
+            value(kBlockRecall) = found.block_recall;
+            value(kScoreRecall) = found.score_recall;
             value(kMassKept) = mass_of(row_mass, kept);
             value(kOracleMass) = mass_of(row_mass, oracle);
         }

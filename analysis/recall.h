@@ -77,4 +77,12 @@ private:
 /// Sum of mass over the blocks `ids` of one (query, group).
 double mass_of(View<const float, 1> mass, std::span<const int32_t> ids);
 
+/// Of one (query, group), as Recall::add counts it.
+struct RowRecall {
+    double block_recall, score_recall;
+};
+/// `without`: a block that is left out of I*, or none where it is negative.
+RowRecall recall_of(View<const float, 1> mass, std::span<const int32_t> ids,
+                    std::span<const int32_t> oracle_ids, int64_t without);
+
 }  // namespace msa::analysis

@@ -56,7 +56,6 @@ public:
             if (other.label == label) return std::nullopt;
         about_.selectors.push_back(
             {label, label == "oracle", rule.top_k, Curve::points(whole, rule)});
-        rules_.push_back(rule);
         popularity_.emplace_back(about_.kv_heads, about_.first_block);
         create<int32_t, 3>("/select" + at + "/ids", {rows(), whole.kv_heads, rule.top_k},
                            {"query,group,slot", "block of the sequence", selector->rule_in_full()});
@@ -70,8 +69,10 @@ public:
     void dense(const MeasuredChunk& chunk) override {
         const Attention mean_key =
             attend(chunk.queries.backend(), chunk.problem, chunk.queries.mean_key_input(), {});
-        const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, o_.rule,
-                                            about_.oracle_ks, chunk.masses.floats());
+        measure::Choice oracle;
+        oracle.rule = oracle.used = o_.rule;
+        const Curve::Picked picked = Curve::pick_all(
+            chunk, oracle, about_.oracle_ks, chunk.masses.floats(), task_.oracle_without_local);
         tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
             RowCounts rows;
             Curve curve(about_.oracle_ks);
@@ -90,8 +91,8 @@ public:
 
     void scored(const MeasuredChunk& chunk, size_t n, const Mirror<3>& scores) override {
         const LayerAbout::OfSelector& selector = about_.selectors[n];
-        const auto picked = Curve::pick_all(chunk.queries.backend(), chunk.problem, rules_[n],
-                                            selector.ks, scores.floats());
+        const Curve::Picked picked = Curve::pick_all(chunk, task_.choices[n], selector.ks,
+                                                     scores.floats(), task_.oracle_without_local);
         tally_.sums.add(chunk.blocks, [&](const BlockRows& of) {
             Curve curve(selector.ks);
             curve.add(of, of.of(chunk.kinds), picked, of.of(chunk.mass));
@@ -163,7 +164,6 @@ private:
     QueryRange part_;
     io::UnitWriter& to_;
     measure::Tally& tally_;
-    std::vector<SelectionRule> rules_ = {};  // of each selector
     std::vector<analysis::Popularity> popularity_ = {};
 };
 

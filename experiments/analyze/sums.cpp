@@ -112,38 +112,53 @@ std::vector<int64_t> Curve::points(const Problem& p, const SelectionRule& rule) 
     return ks;
 }
 
-std::vector<Tensor<int32_t, 3>> Curve::pick_all(Backend& backend, const Problem& p,
-                                                SelectionRule rule, const std::vector<int64_t>& ks,
-                                                In<3> scores) {
-    std::vector<Tensor<int32_t, 3>> all;
+Curve::Picked Curve::pick_all(const measure::MeasuredChunk& chunk, const measure::Choice& choice,
+                              const std::vector<int64_t>& ks, In<3> scores, bool without_local) {
+    SelectionRule used = choice.used, of_oracle = choice.rule;
+    Picked all{{}, {}, without_local};
     for (int64_t k : ks) {
-        rule.top_k = k;
-        all.push_back(pick(backend, p, rule, scores));
+        used.top_k = of_oracle.top_k = k;
+        all.own.push_back(pick(chunk.queries.backend(), chunk.problem, used, scores));
+        all.best.push_back(&chunk.oracle(of_oracle));
     }
     return all;
 }
 
-void Curve::add(const measure::BlockRows& of, std::span<const RowKind> kinds,
-                const std::vector<Tensor<int32_t, 3>>& picked, View<const float, 3> mass) {
+void Curve::add(const measure::BlockRows& of, std::span<const RowKind> kinds, const Picked& picked,
+                View<const float, 3> mass) {
     const Problem& p = of.problem;
+    const auto visible = visible_keys(p);
     for (size_t n = 0; n < ks_.size(); ++n) {
-        const View<const int32_t, 3> ids = of.of(picked[n]);
-        analysis::add_rows({&means_[n], 1}, p.queries() * p.kv_heads,
-                           [&](int64_t row, analysis::RowValues values) {
-                               const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
-                               if (kinds[static_cast<size_t>(i)] == RowKind::counted)
-                                   values[0] = analysis::mass_of(mass[i][r], selected(ids, i, r));
-                           });
+        const View<const int32_t, 3> own = of.of(picked.own[n]), best = of.of(*picked.best[n]);
+        const auto measure = [&](int64_t row, analysis::RowValues values) {
+            const int64_t i = row / p.kv_heads, r = row % p.kv_heads;
+            if (kinds[static_cast<size_t>(i)] != RowKind::counted) return;
+            const int64_t local = (visible[static_cast<size_t>(i)].count - 1) / p.block_size;
+            const std::span<const int32_t> ids = selected(own, i, r);
+            const analysis::RowRecall found = analysis::recall_of(
+                mass[i][r], ids, selected(best, i, r), picked.without_local ? local : -1);
+            values[kMassKept] = analysis::mass_of(mass[i][r], ids);
+            values[kBlockRecall] = found.block_recall;
+            values[kScoreRecall] = found.score_recall;
+        };
+        analysis::add_rows({&means_[kCount * n], kCount}, p.queries() * p.kv_heads, measure);
     }
 }
 
 void Curve::write(io::UnitWriter& to, const std::string& group) const {
     const auto n = static_cast<int64_t>(ks_.size());
-    const std::vector<double> kept = analysis::values(means_);
     to.write<int64_t, 1>(group + "/k", {ks_.data(), {n}},
                          {"point", "blocks", "selected blocks per query and group"});
-    to.write<double, 1>(group + "/mass_kept", {kept.data(), {n}},
-                        {"point", "probability", "mass kept, mean over counted rows and groups"});
+    const std::vector<double> all = analysis::values(means_);
+    const auto write = [&](Metric metric, const char* name, const char* unit, const char* what) {
+        std::vector<double> of;
+        for (size_t at = metric; at < all.size(); at += kCount) of.push_back(all[at]);
+        to.write<double, 1>(concat(group, "/", name), {of.data(), {n}}, {"point", unit, what});
+    };
+    write(kMassKept, "mass_kept", "probability", "mass kept, mean over counted rows and groups");
+    write(kBlockRecall, "block_recall", "1",
+          "block recall, likewise; the oracle has k blocks, too");
+    write(kScoreRecall, "score_recall", "1", "score recall, likewise");
 }
 
 void write_metrics(const Tally& tally, const std::string& layer, io::UnitWriter& to) {

@@ -11,7 +11,7 @@
 #include "analysis/recall.h"
 #include "core/io/results.h"
 #include "experiments/driver/attend.h"
-#include "experiments/measure/measured_chunk.h"
+#include "experiments/measure/measure.h"
 #include "experiments/measure/tally.h"
 
 namespace msa::experiments::analyze {
@@ -34,28 +34,35 @@ struct FirstBlockMass {
     void join(const analysis::State& state) { analysis::join_means(means, state); }
 };
 
-/// Mean mass kept against the number of selected blocks.
+/// Mean mass kept and recalls against the number of selected blocks.
 class Curve {
 public:
     /// The numbers of blocks, ascending.
-    explicit Curve(std::vector<int64_t> ks) : ks_(std::move(ks)), means_(ks_.size()) {}
+    explicit Curve(std::vector<int64_t> ks) : ks_(std::move(ks)), means_(kCount * ks_.size()) {}
 
     /// Powers of two, all blocks, and the rule's own k.
     static std::vector<int64_t> points(const Problem&, const SelectionRule&);
-    /// The selected blocks for each number, [Nq, Hkv, k] on the host.
-    static std::vector<Tensor<int32_t, 3>> pick_all(Backend&, const Problem&, SelectionRule,
-                                                    const std::vector<int64_t>& ks, In<3> scores);
+    /// For each number the selected blocks, and the oracle's of the same number, [Nq, Hkv, k] on
+    /// the host; the oracle's are the chunk's.
+    struct Picked {
+        std::vector<Tensor<int32_t, 3>> own;
+        std::vector<const Tensor<int32_t, 3>*> best;
+        bool without_local;  // the query's own block is no part of I*
+    };
+    static Picked pick_all(const measure::MeasuredChunk&, const measure::Choice&,
+                           const std::vector<int64_t>& ks, In<3> scores, bool without_local);
 
     /// Adds the rows of a block of queries.
-    void add(const measure::BlockRows&, std::span<const analysis::RowKind> kinds,
-             const std::vector<Tensor<int32_t, 3>>& picked, View<const float, 3> mass);
+    void add(const measure::BlockRows&, std::span<const analysis::RowKind> kinds, const Picked&,
+             View<const float, 3> mass);
     analysis::State state() const { return analysis::state_of(means_); }
     void join(const analysis::State& state) { analysis::join_means(means_, state); }
     void write(io::UnitWriter& to, const std::string& group) const;
 
 private:
+    enum Metric : size_t { kMassKept, kBlockRecall, kScoreRecall, kCount };
     std::vector<int64_t> ks_;
-    std::vector<analysis::Mean> means_;
+    std::vector<analysis::Mean> means_;  // [ks, kCount]
 };
 
 /// Metadata of a layer for writing its datasets. A selector's sums are under its label.

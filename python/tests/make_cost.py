@@ -15,6 +15,12 @@ TOKENS = (32768, 131072)
 PHASES = ("prefill", "decode")
 
 
+# Bytes by stage at 32K.
+PAPER = {"q_outer": {"index scores": 5e9, "select blocks": 1e9, "sparse attention": 1.4e11},
+         "kv_outer": {"index scores": 5e9, "select blocks": 1e9, "reverse index": 1e9, "sparse attention": 1.9e10,
+                      "combine": 1e10}}
+
+
 def pipeline(name: str, *stages: tuple[str, float, float]) -> dict:
     """Stages of (name, FLOPs, bytes) on CHIP."""
     made = [{"stage": stage, "stage_flops": flops, "stage_bytes": moved,
@@ -43,7 +49,8 @@ def pipelines(tokens: int) -> dict[str, list[dict]]:
 def cost(union_blocks: float | None = 20) -> dict:
     """`union_blocks`: as given; None: blocks chosen by chance."""
     contexts = [{"tokens": tokens, "prefill_speedup": 2 * tokens / 32768, "decode_speedup": 5.0,
-                 "paper_flop_ratio": 6.4 * tokens / 32768} for tokens in TOKENS]
+                 "paper_flop_ratio": 6.4 * tokens / 32768, "paper_q_outer_intensity": 15.9,
+                 "paper_kv_outer_intensity": 83.4} for tokens in TOKENS]
     layer = [{"phase": phase, "tokens": tokens, "pipeline": of["pipeline"],
               "kernels_seconds": of["seconds"]}
              for phase in PHASES for tokens in TOKENS for of in pipelines(tokens)[phase]]
@@ -51,6 +58,9 @@ def cost(union_blocks: float | None = 20) -> dict:
                "pipeline": of["pipeline"], **stage}
               for tokens in TOKENS for phase in PHASES for of in pipelines(tokens)[phase]
               for stage in of["stages"]]
+    stages += [{"phase": "prefill", "tokens": tokens, "accounting": "paper", "pipeline": order, "stage": stage,
+                "stage_flops": 1e13, "stage_bytes": moved * tokens / 32768, "stage_seconds": 1.0}
+               for tokens in TOKENS for order, of in PAPER.items() for stage, moved in of.items()]
     return report("msa-cost", {"layer": (3, layer), "contexts": (1, contexts), "stages": (5, stages),
                                "model": (0, [{"model": "toy"}]), **CHIP},
                   {"element": "bf16", "union_blocks": union_blocks})

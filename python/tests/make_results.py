@@ -78,6 +78,12 @@ def block_scores(selector: str, mass: np.ndarray, local: int, rng) -> np.ndarray
     return newest_first  # window: the first block, then the newest ones
 
 
+def shares(mass: np.ndarray, kept: set, best: set) -> tuple[float, float, float]:
+    """Mass kept, block recall and score recall of one query and group."""
+    both = sorted(kept & best)
+    return mass[sorted(kept)].sum(), len(both) / len(best), mass[both].sum() / mass[sorted(best)].sum()
+
+
 def entropy(probability: np.ndarray) -> float:
     seen = probability[probability > 0]
     return float(-(seen * np.log(seen)).sum())
@@ -116,8 +122,8 @@ def analyse(case: Case, q, k, v, position, rng) -> dict:
                     error = sparse[: i + 1] @ v[: i + 1, g] - out[h]
                     heads.append((np.linalg.norm(error) / np.linalg.norm(out[h]), sparse[0],
                                   entropy(sparse)))
-            curve = [np.mean([mass[g][(top := top_blocks(score[g], local, m))[top >= 0]].sum()
-                              for g in range(len(mass))]) for m in budgets]
+            curve = [np.mean([shares(mass[g], *(set(top_blocks(of, local, m)) - {-1} for of in (score[g], mass[g])))
+                              for g in range(len(mass))], 0) for m in budgets]
             rows[selector].append((ids, groups, heads, curve, local + 1 > case.top_k))
     return {"dense": np.array(dense), "rows": rows, "budgets": budgets, "blocks": blocks}
 
@@ -181,8 +187,9 @@ def write_selector(file, case: Case, layer: int, selector: str, parts):
     metrics.attrs.update(rows_counted=len(counted), rows_trivial=len(all_rows) - len(counted))
     longest = max(parts, key=lambda part: part["blocks"])
     put(file, f"curves/{selector}/{layer}/k", longest["budgets"].astype(np.int64))
-    put(file, f"curves/{selector}/{layer}/mass_kept",
-        np.mean([row[3] for row in longest["rows"][selector] if row[4]], 0))
+    curves = np.mean([row[3] for row in longest["rows"][selector] if row[4]], 0)
+    for i, name in enumerate(("mass_kept", "block_recall", "score_recall")):
+        put(file, f"curves/{selector}/{layer}/{name}", curves[:, i])
     ends = np.cumsum([part["blocks"] for part in parts])
     firsts = np.repeat(ends - [part["blocks"] for part in parts],
                        [len(part["rows"][selector]) for part in parts])
@@ -222,7 +229,8 @@ def keep_everything(path):
                     if "entropy" not in metric:
                         values[:] = of[layer].attrs[metric] = np.nan
                 if name != "dense":
-                    file[f"curves/{name}/{layer}/mass_kept"][:] = np.nan
+                    for curve in ("mass_kept", "block_recall", "score_recall"):
+                        file[f"curves/{name}/{layer}/{curve}"][:] = np.nan
                     ids = file[f"select/{name}/{layer}/ids"][:]
                     del file[f"select/{name}/{layer}/ids"]
                     put(file, f"select/{name}/{layer}/ids",

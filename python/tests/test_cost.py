@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from msalab.plots import (ResultsError, Table, efficiency_triple, loop_orders, mass_kept_versus_budget,
+from msalab.plots import (ResultsError, Table, bytes_by_context, efficiency_triple, loop_orders, mass_kept_versus_budget,
                       mass_kept_versus_cost, predicted_over_measured, predicted_over_measured_bars,
                       read_bench, read_comparison, read_cost, read_speedups, roofline, union_blocks)
 from msalab.plots.__main__ import main
@@ -173,12 +173,24 @@ def test_roofline_stands_the_parts_under_the_roof(files):
 
 
 def test_loop_orders_show_every_selector_the_oracle_first(files):
-    figure, table = loop_orders(read_cost(files["orders"]), 3)
+    figure, table = loop_orders(read_cost(files["orders"]), 3, 1792)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(widths, [3, 9, 1, 3, 2, 6, 1, 3])  # microseconds; order, then selector
+    read = [bar.get_width() for bar in figure.axes[1].patches]
+    np.testing.assert_allclose(read, table["cache_bytes"] / 1e6)
+    assert figure.axes[0].get_title(loc="left") == "layer 3, context of 1\u202f792 tokens"
     assert list(table["selector"][:2]) == ["oracle", "random"]
     with pytest.raises(ResultsError, match="no costs of layer 4"):
         loop_orders(read_cost(files["orders"]), 4)
+
+
+def test_bytes_of_the_orders_leave_out_what_both_do_alike(files):
+    figure, table = bytes_by_context(read_cost(files["cost"]))
+    expected = [(tokens, order, moved * tokens / 32768) for order, moved in (("q_outer", 1.4e11), ("kv_outer", 3e10))
+                for tokens in (32768, 131072)]
+    assert list(table.rows()) == expected
+    np.testing.assert_allclose([bar.get_width() for bar in figure.axes[0].patches], table["bytes"] / 1e9)
+    assert {"140 GB", "30 GB", "560 GB", "120 GB"} <= {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_union_sizes(files):

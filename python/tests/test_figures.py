@@ -11,7 +11,7 @@ from make_report import report
 from make_results import Case, keep_everything, make_results
 
 from msalab.plots import (Results, ResultsError, Table, entropy_per_layer, mass_by_layer, mass_kept_curve,
-                      needle_depth_map, overlap_map, queries_per_block, save, selection_heat_map, sink_bars,
+                      needle_depth_map, overlap_map, queries_per_block, recall_by_k, save, selection_heat_map, sink_bars,
                       sink_by_layer, summary_table)
 from msalab.plots import style
 from msalab.plots.heat_map import selection_share
@@ -141,6 +141,20 @@ def test_mass_kept_curve_shows_the_curves_and_the_chosen_k(results):
     assert np.isnan(table["mass_kept_low"]).all(), "no summary.json lies beside"
 
 
+def test_recall_by_k_is_that_of_the_curves(results):
+    figure, table = recall_by_k(results, 6)
+    assert {line.get_label() for line in figure.axes[0].lines} >= {"random", "window"}
+    for axes, name in zip(figure.axes, ("block_recall", "score_recall")):
+        lines = {line.get_label(): line for line in axes.lines}
+        for selector in ("random", "window"):
+            k, recall = results.curve(selector, 6, name)
+            np.testing.assert_array_equal(lines[selector].get_xydata(), np.stack([k, recall], 1))
+            np.testing.assert_array_equal(table.where(selector=selector)[name], recall)
+            assert recall[k == 4] == pytest.approx(results.average(selector, 6, name)) and recall[-1] == 1
+    lowest = min(table["block_recall"].min(), table["score_recall"].min())
+    assert 0 <= lowest - figure.axes[0].get_ylim()[0] < 0.1, "the scale starts where the lowest line needs it"
+
+
 def test_mass_kept_curve_shows_the_intervals_of_the_summary_beside(results_path, tmp_path):
     rows = [{"layer": layer, "selector": selector, "mass_kept": {"value": 0.3, "low": low, "high": high}}
             for layer, selector, low, high in ((6, "window", 0.25, 0.375), (3, "window", 0.0, 1.0),
@@ -209,7 +223,7 @@ def test_table_refuses_columns_of_different_length():
 
 
 @pytest.mark.parametrize("draw", [
-    mass_by_layer, mass_kept_curve, lambda results: sink_by_layer(results, "window"),
+    mass_by_layer, mass_kept_curve, lambda results: recall_by_k(results, 3), lambda results: sink_by_layer(results, "window"),
     lambda results: sink_bars(results, "window"), lambda results: overlap_map(results, "window"),
     lambda results: needle_depth_map(results, "window", 3)])
 def test_pictures_say_that_no_query_had_a_choice(results, results_path, tmp_path, draw):

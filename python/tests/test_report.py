@@ -18,7 +18,7 @@ from msalab.plots.gallery import selections_section
 from msalab.plots.glossary import GLOSSARY, definitions
 from msalab.plots.report import best_practical, number
 
-PER_LAYER = ("mass_kept", "queries_per_block", "lorenz")
+PER_LAYER = ("mass_kept", "recall", "queries_per_block", "lorenz")
 PER_LAYER_AND_SELECTOR = ("selection", "sink", "needle")
 PER_SELECTOR = ("overlap", "sink_by_layer")
 
@@ -117,13 +117,14 @@ def test_headline_names_the_best_selector_besides_the_oracle(results):
 def test_costs_and_comparisons_come_as_sections(full_report):
     page = (full_report / "report.html").read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Elements(page).found if tag == "section"]
-    assert sections[:7] == ["summary", "blocks", "selection", "sink", "mass-kept", "loop-orders", "efficiency"]
+    assert sections[:9] == ["summary", "blocks", "selection", "sink", "mass-kept", "recall", "traffic", "loop-orders",
+                            "efficiency"]
     assert sections[-5:] == ["comparison", "advice", "cache", "reuse", "precision"]
     links = [attributes["href"] for tag, attributes in Elements(page).found if tag == "a" and "href" in attributes]
     assert [link[1:] for link in links if link[1:] in sections] == sections
     folded = re.findall(r'<section id="([\w-]+)">\s*<details class="folded">', page)
-    assert folded == sections[7:]
-    for name in ("efficiency", "roofline", "predicted_over_measured", "comparison",
+    assert folded == sections[9:]
+    for name in ("efficiency", "traffic", "roofline", "predicted_over_measured", "comparison",
                  "advice", "advice_layers", "cache", "cache_layers", "reuse_distance", "reuse_patterns",
                  "reuse_all_patterns", "precision", "precision_all", "budget_layer3", "pareto_flops_layer3",
                  "pareto_bytes_layer3", "loop_orders_layer3", "unions_layer3"):

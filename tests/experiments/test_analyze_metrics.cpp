@@ -115,6 +115,33 @@ TEST_F(AnalyzeMetrics, CurvesCountTheSameRows) {
     EXPECT_NEAR(kept(at - k.data()), at_k, 1e-12);  // sums of doubles in two orders
 }
 
+TEST_F(AnalyzeMetrics, CurvesOfRecallAreThoseOfRunsWithTheirK) {
+    const auto run = [&](const std::string& out, const std::string& k) {
+        const Outcome outcome =
+            kAnalyze({path("a.h5"), "--out", path(out), "--layers", "3", "--block-size", "8",
+                      "--top-k", k, "--all-rows", "--selectors", "index,window"});
+        EXPECT_EQ(outcome.code, 0) << outcome.err;
+    };
+    run("two", "2");
+    run("eight", "8");
+    const io::ResultsReader two(path("two/results.h5")), eight(path("eight/results.h5"));
+    for (const std::string selector : {"index", "window"}) {
+        const std::string curve = "/curves/" + selector + "/3/",
+                          metrics = "/metrics/" + selector + "/3";
+        const Tensor<int64_t, 1> k = two.read<int64_t, 1>(curve + "k");
+        for (const std::string name : {"mass_kept", "block_recall", "score_recall"}) {
+            const Tensor<double, 1> found = two.read<double, 1>(curve + name);
+            ASSERT_EQ(found.size(), k.size());
+            for (int64_t n = 0; n < k.size(); ++n) {
+                if (k(n) != 2 && k(n) != 8) continue;
+                const io::ResultsReader& run = k(n) == 2 ? two : eight;
+                EXPECT_NEAR(found(n), run.number(metrics, name), 1e-12) << name;
+            }
+            EXPECT_NEAR(found(k.size() - 1), 1, 1e-6) << name;  // all blocks
+        }
+    }
+}
+
 TEST_F(AnalyzeMetrics, WindowIsTheFirstBlockAndTheNewest) {
     const auto ids = results_->read<int32_t, 3>("/select/window/3/ids");
     EXPECT_EQ(std::vector<int32_t>(&ids(89, 1, 0), &ids(89, 1, 0) + 4),

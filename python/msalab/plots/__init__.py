@@ -14,7 +14,7 @@ from .evaluation import read_evaluation
 from .fit import FitResults
 from .heat_map import selection_heat_map
 from .lorenz import lorenz_curve
-from .mass_kept import mass_kept_curve
+from .mass_kept import mass_kept_curve, recall_by_k
 from .needle import needle_depth_map
 from .overlap import overlap_map
 from .popularity import queries_per_block
@@ -26,10 +26,11 @@ from .style import save
 from .summary import summary_table
 from .torch_times import (absent_table, host_table, layer_table, read_torch_times, rival_bars,
                           rival_table, rival_title)
+from .traffic import bytes_by_context
 from .training import training_curves
 
 __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
-           "cache_curves", "cost_front", "efficiency_triple",
+           "bytes_by_context", "cache_curves", "cost_front", "efficiency_triple",
            "entropy_per_layer", "host_table", "layer_table", "loop_orders", "lorenz_curve",
            "loss_by_bits", "loss_by_distance",
            "mass_by_layer", "mass_kept_curve", "mass_kept_versus_budget", "mass_kept_versus_cost",
@@ -39,5 +40,5 @@ __all__ = ["FitResults", "Results", "ResultsError", "Table", "absent_table",
            "read_cache", "read_comparison", "read_cost", "read_evaluation", "read_precision",
            "read_sharing", "read_speedups", "read_torch_times", "rival_bars",
            "rival_table", "rival_title", "roofline", "save", "selection_heat_map",
-           "sharing_patterns", "sink_bars",
+           "recall_by_k", "sharing_patterns", "sink_bars",
            "sink_by_layer", "summary_table", "training_curves", "union_blocks"]

@@ -19,7 +19,7 @@ from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
                       evaluation_section, orders_section, precision_section,
-                      selections_section, sharing_section, training_section)
+                      selections_section, sharing_section, traffic_section, training_section)
 from .precision import loss_by_bits, read_precision
 from .report import in_order, write_pictures, write_report
 from .results import Results, ResultsError, blamed
@@ -95,8 +95,8 @@ def more_sections(options, results: Results, files: ExitStack):
         raise ResultsError(f"{records}: --bench needs --cost from sizes, beside which it shows "
                            "what was measured")
     for path, cost in costs:
-        after.append(of_file(path, orders_section, cost) if is_of_results(cost)
-                     else of_file(path, efficiency_section, cost, bench, options.bench))
+        after += ([of_file(path, orders_section, cost)] if is_of_results(cost) else
+                  [of_file(path, traffic_section, cost), of_file(path, efficiency_section, cost, bench, options.bench)])
     return before, after
 
 

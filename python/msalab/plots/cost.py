@@ -192,7 +192,7 @@ def read_speedups(*paths) -> Table:
                             "ratio"), [(*case, *found[case]) for case in sorted(found)])
 
 
-def _tokens_text(tokens: float, _=None) -> str:
+def tokens_text(tokens: float, _=None) -> str:
     for unit, suffix in ((1 << 20, "M"), (1 << 10, "K")):
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens / unit:g}{suffix}"
@@ -214,7 +214,7 @@ def predicted_over_measured_bars(cost: results.Report, bench: dict[str, float]):
         axes.annotate(f"{ratio:.2f}", (ratio, place), (4 * side, 0), textcoords="offset points",
                       va="center", ha="left" if side > 0 else "right", fontsize=9)
     axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
-    axes.set_yticks(places, [f"{phase}, {pipeline}, {_tokens_text(tokens)}"
+    axes.set_yticks(places, [f"{phase}, {pipeline}, {tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
     axes.set_xlim(0.6 * min([1, *ratios]), 1.7 * max([1, *ratios]))
     style.plain_log_ticks(axes.xaxis)
@@ -261,7 +261,7 @@ def efficiency_triple(cost: results.Report, speedups: Table | None = None):
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     panels[-1].set_xscale("log", base=2)
     ticks = sorted({*tokens, *(n for _, source, n, _ in rows if source == "measured")})
-    panels[-1].set_xticks(ticks, [_tokens_text(n) for n in ticks])
+    panels[-1].set_xticks(ticks, [tokens_text(n) for n in ticks])
     panels[-1].minorticks_off()
     panels[-1].set_xlabel(f"context, tokens ({cost['model'].row()['model']}; {chip_of(cost)})")
     return figure, Table.from_rows(("quantity", "source", "tokens", "ratio"), rows)
@@ -316,7 +316,7 @@ def roofline(cost: results.Report):
         rows.append((name, flops, moved, seconds, intensity, rate))
     axes.set(xscale="log", yscale="log", xlim=(reach[0], reach[-1]),
              xlabel="FLOP per byte of memory traffic", ylabel="TFLOP/s")
-    axes.set_title(f"{chip_of(cost)}, {element}; {_tokens_text(tokens)} tokens", loc="left")
+    axes.set_title(f"{chip_of(cost)}, {element}; {tokens_text(tokens)} tokens", loc="left")
     axes.legend(loc="lower right", fontsize=8)
     return figure, Table.from_rows(("part", "flops", "bytes", "seconds", "flop_per_byte",
                                     "flop_per_second"), rows)
@@ -331,28 +331,32 @@ def _selectors(cost: results.Report, layer: int) -> list[str]:
 
 
 @style.styled
-def loop_orders(cost: results.Report, layer: int):
-    """Predicted time of sparse attention in each loop order, on the blocks that each selector
-    really chose."""
+def loop_orders(cost: results.Report, layer: int, tokens: int | None = None):
+    """Predicted time of sparse attention in each loop order, and the bytes that it reads, on the blocks that each
+    selector really chose. tokens: of the context."""
     found = _selectors(cost, layer)
     useful = [cost["selections"].row(layer=layer, selector=selector)["useful_flops"]
               for selector in found]
-    figure = style.new_figure(1.2 + 0.62 * len(found))
-    axes = figure.subplots()
+    figure = style.new_figure(1.6 + 1.2 * len(found))
+    panels = figure.subplots(2, 1, sharey=True)
     rows = []
     for place, name in enumerate(ORDERS):
         orders = [cost["orders"].row(layer=layer, selector=selector, accounting="kernels", order=name)
                   for selector in found]
         where = np.arange(len(found)) + 0.2 * (place - 1.5)
-        axes.barh(where, [order["order_seconds"] * 1e6 for order in orders], 0.19,
-                  color=style.series_style(place)["color"], label=name)
+        for axes, values in zip(panels, ([order["order_seconds"] * 1e6 for order in orders],
+                                         [order["read_bytes"] / 1e6 for order in orders])):
+            axes.barh(where, values, 0.19, color=style.series_style(place)["color"], label=name)
         rows += [(layer, selector, name, flops, order["executed_flops"], order["memory_bytes"],
                   order["read_bytes"], order["order_seconds"])
                  for selector, flops, order in zip(found, useful, orders)]
-    axes.set_yticks(np.arange(len(found)), found)
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.set_xlabel(f"predicted µs, layer {layer}, {chip_of(cost)}")
+    panels[0].set_yticks(np.arange(len(found)), found)
+    panels[0].invert_yaxis()
+    for axes, label in zip(panels, (f"predicted µs, {chip_of(cost)}", "MB that are read, of memory or the cache")):
+        axes.grid(False, axis="y")
+        axes.set_xlabel(label)
+    context = f"{tokens:,}".replace(",", "\u202f") if tokens else ""
+    panels[0].set_title(f"layer {layer}" + (f", context of {context} tokens" if tokens else ""), loc="left")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure, Table.from_rows(("layer", "selector", "order", "useful_flops",
                                     "executed_flops", "memory_bytes", "cache_bytes", "seconds"),

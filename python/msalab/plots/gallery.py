@@ -24,7 +24,7 @@ from .entropy import entropy_per_layer
 from .fit import FitResults
 from .heat_map import selection_heat_map
 from .lorenz import lorenz_curve
-from .mass_kept import mass_kept_curve
+from .mass_kept import mass_kept_curve, recall_by_k
 from .needle import needle_depth_map
 from .overlap import overlap_map
 from .popularity import queries_per_block
@@ -33,6 +33,12 @@ from .results import Results
 from .reuse import Sharing, loss_by_distance, sharing_patterns
 from .sink import sink_bars
 from .training import training_curves
+from .traffic import bytes_by_context
+
+
+ORDERS_OF_PAPER = "Q-outer and KV-outer"
+# What a section may be of the paper, in the order of the page.
+PAPER = ("fig:vis-selection", "fig:attention-sink", "mass by k", "recall by k", ORDERS_OF_PAPER, "fig:efficiency")
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,19 @@ SECTIONS = (
          "where the lowest line needs it."),
         _per_layer("mass_kept", lambda results, layer: mass_kept_curve(results, [layer])),
         paper="mass by k",
+    ),
+    Section(
+        "recall",
+        "How many of the best blocks are found?",
+        ("Against the number of kept blocks k: above the share of the oracle's k blocks that the selector chose, too "
+         "(block recall), below the share of their probability that lies in those (score recall). The dotted line "
+         "marks the k of this run.",
+         "Score recall far above block recall is a selector that finds the heavy blocks and misses light ones. Both "
+         "count the query's own block, which is always kept, and both reach 1 where all blocks are kept. The scale "
+         "starts where the lowest line needs it."),
+        _per_layer("recall", recall_by_k),
+        suits=lambda results: results.has_recall_by_k and results.selectors != ["oracle"],
+        paper="recall by k",
     ),
     Section(
         "selection",
@@ -400,21 +419,37 @@ def efficiency_section(cost: Report, bench: dict[str, float], records: Sequence 
         pictures, measured if len(measured) else None, "predicted_over_measured", paper="fig:efficiency")
 
 
+def traffic_section(cost: Report) -> Section:
+    """Of a cost file from sizes."""
+    longest = cost["contexts"].row(tokens=max(cost["contexts"]["tokens"].tolist()))
+    return Section(
+        "traffic",
+        "How many bytes do Q-outer and KV-outer move?",
+        (f"Sparse attention in prefill, one layer of {cost['model'].row()['model']}, at each context, by the paper's "
+         "formulas: Q-outer, where each query reads its own blocks again, beside KV-outer, where each block gathers its "
+         "queries once and a second pass combines what they made. The scale is logarithmic.",
+         f"The paper's intensity is {longest['paper_q_outer_intensity']:.1f} FLOP/byte of Q-outer and "
+         f"{longest['paper_kv_outer_intensity']:.1f} of KV-outer. Our kernels move other numbers of bytes: tiles share what "
+         "neighbours chose, and caches serve a part (the section on loop orders, and fig:efficiency)."),
+        lambda *_: iter([Picture("traffic", *bytes_by_context(cost))]), paper=ORDERS_OF_PAPER)
+
+
 def orders_section(cost: Report) -> Section:
     """Of a cost file from measured selections."""
     costed = set(cost["selections"]["layer"].tolist())
     cache_is_known = not math.isnan(cost["chip"].row()["chip_cache_bytes_per_second"])
 
-    def pictures(_, layers):
+    def pictures(results, layers):
         for layer in sorted(costed & set(layers)):
-            yield Picture(f"loop_orders_layer{layer}", *loop_orders(cost, layer), layer)
+            yield Picture(f"loop_orders_layer{layer}", *loop_orders(cost, layer, results.sizes(layer).tokens), layer)
             yield Picture(f"unions_layer{layer}", *union_blocks(cost, layer), layer)
 
     return Section(
         "loop-orders",
         "In which order should a kernel walk?",
-        ("Predicted time of sparse attention on the blocks really chosen, for "
-         f"{chip_of(cost)}: q_outer, each query walks its blocks, one at a time; union, a "
+        ("Predicted time of sparse attention on the blocks really chosen, and the bytes that it reads, for "
+         f"{chip_of(cost)}, at the context that the title states, where most reads hit the cache if it is short: "
+         "q_outer, each query walks its blocks, one at a time; union, a "
          "tile of neighbouring queries walks all their blocks; kv_outer, each block gathers its "
          "queries; automatic, union for the blocks that enough of a tile's queries share, kv_outer "
          "for the rest, and never q_outer, even where that bar is shorter.",
@@ -423,7 +458,7 @@ def orders_section(cost: Report) -> Section:
          + ("" if cache_is_known else
             " The cache's bandwidth is not known for this chip; q_outer lives on it, so its bar "
             "is a lower bound.")),
-        pictures, paper="Q-outer and KV-outer")
+        pictures, paper=ORDERS_OF_PAPER)
 
 
 def training_section(fit: FitResults) -> Section:

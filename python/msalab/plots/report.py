@@ -19,13 +19,12 @@ import numpy as np
 from ..explore import Microscope, as_elements, most_telling
 from ..progress import Progress
 from ..table import Table
-from .gallery import SECTIONS, Section
+from .gallery import PAPER, SECTIONS, Section
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
 from .style import as_part_of_page, has_names, save
 from .summary import summary_table
 
-PAPER = ("fig:vis-selection", "fig:attention-sink", "mass by k", "Q-outer and KV-outer", "fig:efficiency")
 MOST_LAYERS = 6  # that a page shows by themselves unless it is told which
 SHARES = ("mass_kept", "oracle_mass", "block_recall", "score_recall")  # shown with a bar, 0 to 1
 

@@ -364,13 +364,18 @@ class Results(ResultsFile):
         """The 95 % interval of an average, from the summary.json beside the file; NaN where none is known."""
         return self._interval("selectors", name, layer=layer, selector=selector)
 
-    def curve(self, selector: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """(k int64 [m], mass kept float64 [m])"""
+    @cached_property
+    def has_recall_by_k(self) -> bool:
+        """Results of an earlier version have the mass by k alone."""
+        return any(f"curves/{name}/{layer}/block_recall" in self._file for name in self.selectors for layer in self.layers)
+
+    def curve(self, selector: str, layer: int, name: str = "mass_kept") -> tuple[np.ndarray, np.ndarray]:
+        """(k int64 [m], mass_kept, block_recall or score_recall float64 [m])"""
         k = self._values(f"curves/{selector}/{layer}/k", "i", None)
         if not len(k) or k.min() < 1:
             raise ResultsError(f"{self.path}: /curves/{selector}/{layer}/k must hold positive "
                                "integers")
-        return k, self._values(f"curves/{selector}/{layer}/mass_kept", "f", len(k))
+        return k, self._values(f"curves/{selector}/{layer}/{name}", "f", len(k))
 
     def popularity(self, selector: str, layer: int) -> Popularity:
         group = f"popularity/{selector}/{layer}"
