@@ -6,7 +6,7 @@ import pytest
 from make_fit import make_fit
 from make_results import Case, make_results
 
-from msalab.plots import Results
+from msalab.plots import Results, report
 from msalab.plots.__main__ import main
 
 
@@ -43,15 +43,30 @@ def sampled(sampled_path):
         yield opened
 
 
+FIGURES = {}  # of full_report, by name
+
+
 @pytest.fixture(scope="session")
 def full_report(results_path, tmp_path_factory):
     """The folder of a report of layer 3 with the files of all programs."""
     out = tmp_path_factory.mktemp("full")
     files = make_cost.write_all(out / "in")
+    saved = report.save
+
+    def save(figure, table, folder, name):
+        FIGURES[name] = figure
+        return saved(figure, table, folder, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "save", save)
+        _write_full(out, files, results_path)
+    return out
+
+
+def _write_full(out, files, results_path):
     assert main([str(results_path), "--out", str(out), "--layers", "3",
                  "--selections", str(results_path), "--fit", str(make_fit(out / "in/fit.h5")),
                  "--cost", files["cost"], "--cost", files["orders"], "--bench", files["bench"],
                  "--compare", files["compare"], "--advise", files["advise"],
                  "--cache", files["cache"], "--reuse", files["reuse"],
                  "--precision", files["precision"]]) == 0
-    return out

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The block microscope in headless Chromium: what a user clicks, and what then stands on the page."""
 
+import h5py
 import numpy as np
 import pytest
 from make_explore import made_up, make_explore, words_of
+from matplotlib import image
 from webdriver import ABSENT, Browser
 
 from msalab.explore import Activations, data, make_microscope, write_page
@@ -212,3 +214,34 @@ def test_128k_tokens_are_zoomed_in_50_milliseconds(browser, tmp_path):
             browser.type(key)
             took.append(browser.run(TOOK))
     assert max(map(min, times.values())) < 1000 * CLICK, times
+
+
+def test_a_second_run_stands_beside_the_first(browser, files, tmp_path):
+    other = tmp_path / "b.h5"
+    other.write_bytes(files[0].read_bytes())
+    with h5py.File(other, "r+") as file:
+        file["select/random/3/ids"][:] = file["select/window/3/ids"][:]
+    with Results(files[0]) as results, Results(other) as beside:
+        page = write_page(make_microscope(results, beside=beside), tmp_path / "page.html").as_uri()
+        chosen, new = ({int(block) for block in results.ids(name, 3)[300][1] if block >= 0} for name in ("random", "window"))
+    browser.resize(1280)
+    browser.open(page + "#layer=3&group=1&query=300&selector=random+(B)", READY)
+    assert f"Selectors with (B) are of {other}" in browser.text(".ms-part-sampled")
+    verdicts = {block: "both" if block in chosen & new else "random alone" if block in chosen else "random (B) alone"
+                for block in chosen | new}
+    assert {block: verdict for block, verdict, _ in browser.run(TABLE)} == verdicts
+    assert browser.text("[data-map=difference] b") == "random (B) minus random"
+    browser.run("const choice = document.querySelectorAll('.ms-part-bar select')[3];"
+                "choice.value = 'window'; choice.dispatchEvent(new Event('change'))")
+    assert browser.text("[data-map=difference] b") == "random (B) minus window"
+    assert browser.run(COLOUR, "difference", 300, sorted(new)[0]) == [148, 153, 166]  # both chose it
+
+
+def test_pictures_are_dark_in_dark_mode(browser, files, tmp_path):
+    assert plot([str(files[0]), "--only", "entropy,selection", "--layers", "3", "--out", str(tmp_path)]) == 0
+    for dark, colour in ((True, [29, 32, 40]), (False, [255, 255, 255])):
+        browser.resize(390, dark=dark)
+        for name in ("entropy", "selection_window_layer3"):
+            browser.open((tmp_path / f"{name}.svg").as_uri())
+            browser.picture(tmp_path / "seen.png")
+            assert [round(255 * part) for part in image.imread(tmp_path / "seen.png")[3, 3, :3]] == colour

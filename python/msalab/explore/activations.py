@@ -12,7 +12,7 @@ from ..capture.layer import Layer
 from ..capture.reader import ActivationsReader
 from ..plots.results import Results, ResultsError
 
-CHUNK_BYTES = 1 << 26  # of the probabilities that are held at a time
+CHUNK_BYTES = 1 << 22  # of the probabilities that are held at a time: they stay in the cache
 
 
 class Text(NamedTuple):
@@ -116,20 +116,25 @@ def attention(layer: Layer, begin: int, end: int, positions: np.ndarray, block_s
     chunk = max(1, CHUNK_BYTES // (4 * size * tokens))
     for first in range(0, len(positions), chunk):
         rows = positions[first:first + chunk]
-        seen, starts = int(rows[-1]) + 1, np.arange(0, int(rows[-1]) + 1, block_size)
-        distance = rows[:, None] - np.arange(seen)
-        hidden = (distance < 0) | (distance >= (layer.sliding_window or tokens))
+        begins, seen = int(rows[0]) + 1, int(rows[-1]) + 1  # what some rows do not see begins at `begins`
+        hidden = rows[:, None] < np.arange(begins, seen)
+        starts = np.arange(0, seen, block_size)
         for group in range(groups):
             heads = slice(group * size, (group + 1) * size)
-            logits = (q[rows, heads] @ k[group, :, :seen]) * np.float32(layer.softmax_scale)  # [rows, size, seen]
+            logits = q[rows, heads].reshape(len(rows) * size, -1) @ k[group, :, :seen]  # one product, not one per row
+            logits = logits.reshape(len(rows), size, seen)
+            logits *= np.float32(layer.softmax_scale)
             if layer.softcap:
                 logits = np.float32(layer.softcap) * np.tanh(logits / np.float32(layer.softcap))
-            logits[np.broadcast_to(hidden[:, None], logits.shape)] = -np.inf
+            np.copyto(logits[:, :, begins:], -np.inf, where=hidden[:, None])
+            if layer.sliding_window:
+                np.copyto(logits, -np.inf, where=(rows[:, None] - np.arange(seen) >= layer.sliding_window)[:, None])
             sinks = np.full(size, -np.inf) if layer.sinks is None else np.asarray(layer.sinks)[heads]
             highest = np.maximum(logits.max(-1), sinks)[..., None].astype(np.float32)
-            weights = np.exp(logits - highest)
-            weights /= weights.sum(-1, keepdims=True) + np.exp(sinks[:, None] - highest)
-            of_group = weights.mean(1, dtype=np.float32)
+            logits -= highest
+            weights = np.exp(logits, out=logits)
+            share = 1 / (size * (weights.sum(-1) + np.exp(sinks - highest[..., 0])))  # of a head, in the mean
+            of_group = (share[:, None].astype(np.float32) @ weights)[:, 0]
             mass[first:first + chunk, group, :len(starts)] = np.add.reduceat(of_group, starts, -1)
             drawn[group, :seen] += of_group.sum(0, dtype=float)
     return Attention(mass, (drawn / len(positions)).astype(np.float32))

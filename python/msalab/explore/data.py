@@ -14,11 +14,13 @@ import base64
 import math
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..plots.results import Results, ResultsError
 from .activations import Activations, attention
+from .two_runs import MARK, options_apart, require_comparable
 
 MOST_BYTES = 12_000_000  # of all layers together, before they are deflated
 SINK = 0.05  # mean probability on the first token from which a layer has a sink, as in the programs
@@ -50,13 +52,35 @@ def longest_sequence(results: Results, layer: int) -> int:
     return int(values[counts.argmax()])
 
 
+class Chosen(NamedTuple):
+    """A selector of a run, under the name that the page has for it."""
+
+    name: str
+    run: Results  # of its blocks
+    averages: Results
+    selector: str
+
+
+def chosen_of(results: Results, whole: Results, beside: Results | None, layers) -> list[Chosen]:
+    """The selectors of the run, then those of the run beside it; its oracle only where it chose other blocks."""
+    found = [Chosen(name, whole, results, name) for name in whole.selectors if name in results.selectors]
+    for name in beside.selectors if beside else ():
+        if name != "oracle" or name not in results.selectors or any(
+                not np.array_equal(whole.ids(name, layer)[:], beside.ids(name, layer)[:]) for layer in layers):
+            found.append(Chosen(name + MARK, beside, beside, name))
+    return found
+
+
 def make_microscope(results: Results, whole: Results | None = None, activations: Activations | None = None,
-                    layers=None, note=lambda line: None) -> Microscope:
-    """results: of the averages. whole: the same of more queries, to take the blocks from. layers: default: all."""
+                    layers=None, note=lambda line: None, beside: Results | None = None) -> Microscope:
+    """results: of the averages. whole: the same of more queries, to take the blocks from. layers: default: all.
+    beside: another run on the same queries, to show beside the first."""
     results.require_layers(layers or ())
     whole = whole or results
     layers = [layer for layer in layers or results.layers if layer in whole.layers]
-    selectors = [name for name in whole.selectors if name in results.selectors]
+    if beside:
+        layers = [layer for layer in require_comparable(whole, beside) if layer in layers]
+    selectors = chosen_of(results, whole, beside, layers)
     if not layers or not selectors:
         raise ResultsError(f"{whole.path}: has no layer or no selector of {results.path}")
     sequence = longest_sequence(whole, layers[0])
@@ -65,16 +89,17 @@ def make_microscope(results: Results, whole: Results | None = None, activations:
     for layer in layers:
         piece, about = _piece(whole, layer, selectors, sequence, step, activations)
         pieces[layer] = packed(piece)
-        by_layer.append({**about, **overview(results, layer, selectors)})
+        by_layer.append({**about, **overview(selectors, layer)})
         note(f"layer {layer}: {about['queries']} queries")
     sizes, text = whole.sizes(layers[0]), activations and activations.text(sequence)
     captures = results.run_json("captures")
     lengths = np.diff(text.ends, prepend=0).astype(np.uint16).tobytes() if text else b""
     about = {
         "model": ", ".join(dict.fromkeys(of["model"] for of in captures if of.get("model"))),
-        "blockSize": sizes.block_size, "topK": whole.top_k(selectors[0], layers[0]),
+        "blockSize": sizes.block_size, "topK": whole.top_k(selectors[0].selector, layers[0]),
         "groups": sizes.kv_heads, "heads": sizes.query_heads, "sequence": sequence, "sequences": whole.sequences,
-        "tokens": tokens_of(whole, layers[0], sequence, activations), "selectors": selectors,
+        "tokens": tokens_of(whole, layers[0], sequence, activations), "selectors": [of.name for of in selectors],
+        "beside": beside and {"a": str(whole.path), "b": str(beside.path), "apart": options_apart(results, beside)},
         "step": step, "analysed": len(whole.queries(layers[0]).token), "layers": by_layer,
         "first": most_telling(results, [layer for layer in layers if layer in results.full_layers] or layers),
         "text": text.text if text else "", "lengths": packed(lengths)}
@@ -114,7 +139,7 @@ def _piece(results: Results, layer: int, selectors, sequence: int, step: int, ac
     mass = seen.mass if found else results.mass(layer, taken)
     blocks = int(positions[-1]) // sizes.block_size + 1
     parts = [positions.astype("<u4").tobytes()]
-    parts += [_bits(results.ids(name, layer)[taken], blocks) for name in selectors]
+    parts += [_bits(of.run.ids(of.selector, layer)[taken], blocks) for of in selectors]
     most = []
     if mass is not None:
         parts.append(_bytes(mass[:, :, :blocks].transpose(1, 2, 0)))
@@ -143,10 +168,10 @@ def _known(values) -> list:
     return [None if math.isnan(value) else round(float(value), 4) for value in values]
 
 
-def overview(results: Results, layer: int, selectors) -> dict:
+def overview(selectors: list[Chosen], layer: int) -> dict:
     """What the cells of layers and groups are coloured by: means over the counted queries."""
-    groups = results.sizes(layer).kv_heads
-    sink = results.metric("dense", layer, "sink_mass").reshape(groups, -1).mean(1)
+    results = selectors[0].averages
+    sink = results.metric("dense", layer, "sink_mass").reshape(results.sizes(layer).kv_heads, -1).mean(1)
     return {"sink": _known(sink),
-            **{name: {selector: _known(results.metric(selector, layer, name)) for selector in selectors}
-               for name in ("mass_kept", "block_recall")}}
+            **{metric: {of.name: _known(of.averages.metric(of.selector, layer, metric)) for of in selectors}
+               for metric in ("mass_kept", "block_recall")}}

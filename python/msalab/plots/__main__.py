@@ -17,7 +17,7 @@ from .comparison import read_comparison
 from .cost import is_of_results, read_bench, read_cost, read_json
 from .evaluation import read_evaluation
 from .fit import FitResults
-from .gallery import (advice_section, cache_section, comparison_section, efficiency_section,
+from .gallery import (advice_section, cache_section, comparison_section, difference_section, efficiency_section,
                       evaluation_section, orders_section, precision_section,
                       selections_section, sharing_section, traffic_section, training_section)
 from .precision import loss_by_bits, read_precision
@@ -124,6 +124,9 @@ def main(arguments=None) -> int:
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
                                         "summary.json of msa-advise, msa-cache, "
                                         "msa-precision or msa-reuse")
+    parser.add_argument("beside", nargs="?", metavar="OTHER",
+                        help="results of another run on the same queries: the page begins with what differs, "
+                             "in a table, in pictures and in the block microscope")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--fit", metavar="FILE", help="results of msa-fit-indexer: how it learned")
     parser.add_argument("--selections", metavar="FILE",
@@ -162,18 +165,21 @@ def _plot(options):
     with ExitStack() as files:
         results = files.enter_context(Results(options.results))
         before, after = more_sections(options, results, files)
+        activations = files.enter_context(Activations(options.activations, results)) if options.activations else None
+        layers = results.layers if options.layers == ALL else options.layers
+        beside = files.enter_context(Results(options.beside)) if options.beside else None
+        if beside:
+            before.append(of_file(options.beside, difference_section, results, beside, activations, layers))
         instead, whole = [], results
         if options.selections:
             whole = files.enter_context(Results(options.selections))
             instead.append(of_file(options.selections, selections_section, whole, results))
-        layers = results.layers if options.layers == ALL else options.layers
         if options.only:
             sections = named(in_order(results, before, after, instead), options.only.split(","))
             print(*write_pictures(results, options.out, sections, layers), sep="\n")
             return
-        activations = files.enter_context(Activations(options.activations, results)) if options.activations else None
         with blamed(results.path, "the block microscope cannot be made"):
-            microscope = make_microscope(results, whole, activations, layers)
+            microscope = make_microscope(results, results if beside else whole, activations, layers, beside=beside)
         print(write_report(results, options.out, microscope, layers, before, after, instead,
                            lambda line: print(line, file=sys.stderr, flush=True)))
 

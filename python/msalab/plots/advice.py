@@ -115,7 +115,7 @@ def cost_front(advice: Advice):
         axes.annotate("", (time, mass), (share[row], kept[row]), arrowprops={
             "arrowstyle": "->", "color": style.REFERENCE, "linewidth": 0.8})
     stay = f",\n{len(dense)} of {len(set(advice.layers['layer'].tolist()))} layers dense" if dense else ""
-    axes.set_title(f"{advice.target}: {word} {setting_name(of, row)}{stay}", loc="left", fontsize=8)
+    style.sentence(axes, f"{advice.target}: {word} {setting_name(of, row)}{stay}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center",
                   ncols=3 if max(map(len, names)) < 16 else 2)
     return figure, Table(**{name: values for name, values in of.columns.items()},

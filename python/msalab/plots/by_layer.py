@@ -8,6 +8,7 @@ import numpy as np
 from ..table import Table
 from . import style
 from .results import Results
+from .sink import largest
 
 
 @style.styled
@@ -49,7 +50,7 @@ def sink_by_layer(results: Results, selector: str, layers=None):
     panels = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, values, title in zip(panels, (dense, sparse), ("dense", f"sparse, {selector}")):
         axes.grid(False)
-        image = axes.imshow(values, cmap=style.MAGNITUDE, vmin=0, vmax=1, aspect="auto",
+        image = axes.imshow(values, cmap=style.MAGNITUDE, vmin=0, vmax=largest(results), aspect="auto",
                             interpolation="nearest")
         for edge in range(results.sizes(layers[0]).group_size, heads,
                           results.sizes(layers[0]).group_size):

@@ -88,8 +88,7 @@ def _draw_hits(axes, report: CacheReport):
             lowest.append(100 * min(np.nanmin(of["hit_rate"]), *of["hit_rate_lfu"][tried]))
     axes.set_ylim(min(lowest) - 0.05 * (100 - min(lowest)) - 0.1, 101)
     axes.set_ylabel("hits %")
-    axes.set_title("line: LRU; shaded: up to Belady; dotted: LFU", loc="left", fontsize=9,
-                   color=style.GUIDE)
+    style.sentence(axes, "line: LRU; shaded: up to Belady; dotted: LFU", color=style.GUIDE)
 
 
 def _draw_link(axes, report: CacheReport):
@@ -106,9 +105,8 @@ def _draw_link(axes, report: CacheReport):
     axes.axhline(report.bytes_per_token / 1e6, color=style.GUIDE, linewidth=1, linestyle=":")
     axes.set(yscale="log", ylabel="MB per token",
              xlabel=f"blocks of the cache; context: {report.context_blocks}")
-    axes.set_title(f"dotted: {report.where}; ringed: recommended"
-                   + (", with prefetch" if report.prefetch else ""), loc="left", fontsize=9,
-                   color=style.GUIDE)
+    style.sentence(axes, f"dotted: {report.where}; ringed: recommended"
+                   + (", with prefetch" if report.prefetch else ""), color=style.GUIDE)
 
 
 def _draw_guesses(axes, report: CacheReport):
@@ -121,8 +119,7 @@ def _draw_guesses(axes, report: CacheReport):
                   **{**look, "linestyle": "", "markerfacecolor": "none", "alpha": 0.7})
     style.layer_axis(axes, report.layers["layer"].tolist())
     axes.set_ylabel("guessed %")
-    axes.set_title("filled: by the layer before; hollow: by the step before", loc="left",
-                   fontsize=9, color=style.GUIDE)
+    style.sentence(axes, "filled: by the layer before; hollow: by the step before", color=style.GUIDE)
 
 
 @style.styled

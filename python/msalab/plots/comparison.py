@@ -106,7 +106,7 @@ def _draw_lines(axes, cost: np.ndarray, here: Table, named: list[str]):
     if here["over_budget"].any():
         notes.append("hollow: reads more than its budget")
     if notes:
-        axes.set_title("; ".join(notes), loc="left", fontsize=9, color=style.GUIDE)
+        style.sentence(axes, "; ".join(notes), color=style.GUIDE)
 
 
 def _clip_baseline(axes, here: Table) -> list[str]:
@@ -132,7 +132,7 @@ def _clip_baseline(axes, here: Table) -> list[str]:
             line.set_zorder(1.6)  # under the words, the others over them
     least, most = min(map(np.min, cut.values())), max(map(np.max, cut.values()))
     axes.annotate(f"{', '.join(sorted(cut))}: {least:.2f} to {most:.2f}", (0.02, 0.0),
-                  (0.02, 0.06), xycoords="axes fraction", textcoords="axes fraction", fontsize=9,
+                  (0.02, 0.06), xycoords="axes fraction", textcoords="axes fraction",
                   color=style.GUIDE, arrowprops={"arrowstyle": "->", "color": style.GUIDE}, zorder=1.9,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     return [name for name, values in cut.items() if values.max() < bottom]

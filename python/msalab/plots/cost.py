@@ -212,7 +212,7 @@ def predicted_over_measured_bars(cost: results.Report, bench: dict[str, float]):
     for place, ratio in zip(places, ratios):
         side = 1 if ratio > 1 else -1
         axes.annotate(f"{ratio:.2f}", (ratio, place), (4 * side, 0), textcoords="offset points",
-                      va="center", ha="left" if side > 0 else "right", fontsize=9)
+                      va="center", ha="left" if side > 0 else "right")
     axes.axvline(1, color=style.REFERENCE, linewidth=1.2)
     axes.set_yticks(places, [f"{phase}, {pipeline}, {tokens_text(tokens)}"
                              for phase, pipeline, tokens, *_ in measured.rows()])
@@ -254,7 +254,7 @@ def efficiency_triple(cost: results.Report, speedups: Table | None = None):
             panel.plot(*zip(*points), color=colour, marker="s",
                        label=f"measured, {_selection(cost)} blocks")
         rows += [(phase, "measured", *point) for point in points]
-        panel.set_title(f"{phase} speed-up over {over}", loc="left")
+        style.sentence(panel, f"{phase} speed-up over {over}")
         panel.legend(loc="best")
     for panel in panels:
         panel.set_ylim(0, None)
@@ -306,8 +306,7 @@ def roofline(cost: results.Report):
     axes.plot(reach, np.minimum(peak, reach * bandwidth) / 1e12, color=style.REFERENCE)
     axes.axvline(peak / bandwidth, color=style.GUIDE, linestyle=":", linewidth=1.2)
     axes.annotate(f"ridge {peak / bandwidth:.0f}", (peak / bandwidth, 0.94), (-4, 0),
-                  textcoords="offset points", xycoords=("data", "axes fraction"), ha="right",
-                  fontsize=9, color=style.GUIDE)
+                  textcoords="offset points", xycoords=("data", "axes fraction"), ha="right", color=style.GUIDE)
     rows = []
     for place, (name, flops, moved, seconds) in enumerate(points):
         intensity, rate = flops / moved, flops / seconds
@@ -316,8 +315,8 @@ def roofline(cost: results.Report):
         rows.append((name, flops, moved, seconds, intensity, rate))
     axes.set(xscale="log", yscale="log", xlim=(reach[0], reach[-1]),
              xlabel="FLOP per byte of memory traffic", ylabel="TFLOP/s")
-    axes.set_title(f"{chip_of(cost)}, {element}; {tokens_text(tokens)} tokens", loc="left")
-    axes.legend(loc="lower right", fontsize=8)
+    style.sentence(axes, f"{chip_of(cost)}, {element}; {tokens_text(tokens)} tokens")
+    axes.legend(loc="lower right")
     return figure, Table.from_rows(("part", "flops", "bytes", "seconds", "flop_per_byte",
                                     "flop_per_second"), rows)
 

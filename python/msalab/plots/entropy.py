@@ -38,8 +38,9 @@ def entropy_per_layer(results: Results, layers=None):
         rows += [(layer, selector, head, value) for layer, values in zip(layers, heads)
                  for head, value in enumerate(values)]
     style.layer_axis(axes, layers, where=where)
-    top = axes.dataLim.y1  # not above 0 where there is nothing to draw
-    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.05 * top if top > 0 else None), ylabel="entropy, nats")
+    known = [value for *_, value in rows if np.isfinite(value)] or [0.0, 1.0]
+    room = 0.05 * max(max(known) - min(known), 1)  # the scale has the range of the values
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(max(0, min(known) - room), max(known) + room), ylabel="entropy, nats")
     keys = axes.secondary_yaxis("right", functions=(np.exp, _log))
     keys.set_ylabel("keys of an even spread")
     keys.set_yticks([1, 3, 10, 30, 100, 300, 1000, 3000])

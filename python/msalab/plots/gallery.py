@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..explore.two_runs import options_apart, require_comparable
 from ..results import Report
 from ..table import Table
 from .advice import Advice, cost_front
@@ -18,6 +19,8 @@ from .cache import CacheReport, cache_curves
 from .comparison import (Comparison, comparison_definitions, comparison_numbers,
                          mass_kept_versus_budget, mass_kept_versus_cost)
 from . import evaluation
+from .difference import DEFINITIONS as OF_DIFFERENCES
+from .difference import METRICS, difference_by_layer, differences, selection_difference
 from .cost import (chip_of, efficiency_triple, loop_orders, predicted_over_measured,
                    predicted_over_measured_bars, read_speedups, roofline, union_blocks)
 from .entropy import entropy_per_layer
@@ -63,6 +66,7 @@ class Section:
     suits: Callable[[Results], bool] = lambda results: True  # where not, it is left out
     note: str = ""  # what must be known before the pictures are looked at
     paper: str = ""  # the figure of the paper that it is; the page shows these first, and folds the rest
+    is_first: bool = False  # before these, unfolded
 
 
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -112,7 +116,7 @@ SECTIONS = (
         "Where is an attention sink?",
         ("Mean attention probability on token 0, by layer (across) and query head (down; white lines "
          "part the GQA groups): above of dense attention, below over the blocks that the selector "
-         "kept. The scale is 0 to 1 in every picture.",
+         "kept. All these pictures have one scale, from 0 to the largest value of all of them.",
          "Bright cells above and dark ones below are a sink that the selector drops: keep the first "
          "block (--forced-first 1)."),
         _per_selector("sink_by_layer", sink_by_layer),
@@ -148,8 +152,8 @@ SECTIONS = (
         "selection",
         "Which blocks are selected?",
         ("One panel per GQA group. Down: blocks of queries; across: blocks of keys. Yellow: every "
-         "query of the block selects that key block; dark: none does. Grey is the future; white "
-         "rows had no analysed query.",
+         "query of the block selects that key block; dark: none does. Grey is the future; rows "
+         "that are left empty had no analysed query.",
          "The diagonal is the local block, always kept. A bright left column is an attention "
          "sink, lines parallel to the diagonal are far stripes at a fixed distance. While a query "
          "sees at most k blocks it keeps them all: the bright triangle at the top."),
@@ -238,6 +242,33 @@ def selections_section(whole: Results, results: Results) -> Section:
         reading=(*section.reading, f"These maps show {drawn} queries; the numbers of this page "
                                    f"are of {counted} of them."),
         draw=lambda _, layers: section.draw(whole, [n for n in layers if n in whole.layers]))
+
+
+def difference_section(a: Results, b: Results, activations=None, layers=None) -> Section:
+    """Of two comparable runs. layers: of the table; default: all that both have."""
+    both = [layer for layer in require_comparable(a, b) if layer in (layers or a.layers)]
+    table = differences(a, b, both, activations)
+
+    def pictures(_, drawn):
+        for metric in METRICS:
+            if metric in table["metric"].tolist():
+                yield Picture(f"difference_{metric}", *difference_by_layer(table, metric))
+        for layer in drawn:
+            for selector in b.selectors if layer in both else ():
+                if selector in a.selectors:
+                    yield Picture(f"difference_{selector}_layer{layer}", *selection_difference(a, b, selector, layer),
+                                  layer, selector)
+
+    apart = options_apart(a, b)
+    return Section(
+        "differences",
+        "What does the second run keep that the first does not?",
+        (f"A is {a.path}, B is {b.path}; {f'what differs: {apart}' if apart else 'their options are the same'}. "
+         "Above 0, B keeps or finds more. The bars are 95 % intervals, of blocks of queries that are drawn with their "
+         "differences.",
+         "The maps show which blocks are chosen more in B (blue) or less (vermilion), by query block down and key block "
+         "across."),
+        pictures, table, "differences", OF_DIFFERENCES, is_first=True)
 
 
 def comparison_section(comparison: Comparison) -> Section:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.colors import ListedColormap
+from matplotlib.patches import Polygon
 
 from ..table import Table
 from . import style
@@ -67,6 +67,13 @@ def selection_share(results: Results, selector: str, layer: int, sequence: int |
     return SelectionShare(share, tokens, step)
 
 
+def future(extent: int, step: int) -> Polygon:
+    """What no query of the blocks sees: a stair above the diagonal, in cells of so many blocks."""
+    ends = np.repeat(np.arange(step, extent + 1, step) - 0.5, 2)
+    corners = np.stack([ends, np.concatenate([[-0.5], ends[:-1]])], 1)
+    return Polygon([*corners, (extent - 0.5, -0.5)], facecolor=style.MASKED, edgecolor="none")
+
+
 @style.styled
 def selection_heat_map(results: Results, selector: str, layer: int, sequence: int | None = None,
                        max_blocks: int = 512):
@@ -79,7 +86,6 @@ def selection_heat_map(results: Results, selector: str, layer: int, sequence: in
     rows = math.ceil(groups / columns)
     figure = style.new_figure(1.0 + rows * 0.98 * style.WIDTH / columns)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    future = np.where(np.triu(np.ones((cells, cells)), 1), 1.0, np.nan)
     place = {"extent": (-0.5, extent - 0.5, extent - 0.5, -0.5), "interpolation": "antialiased"}
     for group, panel in enumerate(axes.flat):
         panel.grid(False)
@@ -88,14 +94,14 @@ def selection_heat_map(results: Results, selector: str, layer: int, sequence: in
             continue
         panel.set_facecolor(style.NO_DATA)
         image = panel.imshow(data.share[group], cmap=style.MAGNITUDE, vmin=0, vmax=1, **place)
-        panel.imshow(future, cmap=ListedColormap([style.MASKED]), **place)
+        panel.add_patch(future(extent, data.step))
         panel.set_title(f"group {group}")
         panel.locator_params(nbins=9 - 2 * columns, integer=True, min_n_ticks=2)
         panel.tick_params(labelbottom=group + columns >= groups)
     tokens = f"{results.sizes(layer).block_size} tokens each"
     reduced = f"; a cell: max of {data.step} × {data.step}" if data.step > 1 else ""
-    figure.supxlabel(f"key block ({tokens}{reduced})", fontsize=10)
-    figure.supylabel("query block", fontsize=10)
+    figure.supxlabel(f"key block ({tokens}{reduced})")
+    figure.supylabel("query block")
     bar = figure.colorbar(image, ax=axes, location="top", aspect=40, pad=0.02,
                           ticks=[0, 0.25, 0.5, 0.75, 1])
     bar.set_label(f"{selector}, layer {layer}: share of queries that select the block")

@@ -17,7 +17,7 @@ UNKNOWN = (math.nan, math.nan)
 def _axis_of_k(panel, chosen: int):
     panel.axvline(chosen, color=style.GUIDE, linestyle=":", linewidth=1.2)
     panel.annotate(f"k = {chosen}", (chosen, 0.03), (4, 0), textcoords="offset points",
-                   xycoords=("data", "axes fraction"), fontsize=9, color=style.GUIDE)
+                   xycoords=("data", "axes fraction"), color=style.GUIDE)
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -56,7 +56,7 @@ def mass_kept_curve(results: Results, layers=None):
         _axis_of_k(panel, chosen)
         panel.set_title(f"layer {layer}")
     _axis_of_shares(axes, [mass for *_, mass, _, _ in rows])
-    figure.supylabel("mass kept", fontsize=10)
+    figure.supylabel("mass kept")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure, Table.from_rows(("layer", "selector", "k", "mass_kept", "mass_kept_low",
                                     "mass_kept_high"), rows)

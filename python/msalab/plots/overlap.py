@@ -69,8 +69,8 @@ def overlap_map(results: Results, selector: str, layers=None):
         style.say_instead(axes)
     elif len(matrix) <= 8:
         for (row, column), value in np.ndenumerate(matrix):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9,
-                      color="white" if value < 0.6 else "black")
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center",
+                      color=style.on_image(value))
     bar = figure.colorbar(image, ax=axes, location="top", aspect=40, pad=0.02)
     bar.set_label(f"{selector}: blocks in both over blocks in either (IoU)")
     places = [(layer, group) for layer in layers for group in range(groups)]

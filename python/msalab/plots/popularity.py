@@ -46,6 +46,6 @@ def queries_per_block(results: Results, layer: int, selectors=None):
     axes[-1].set(ylim=(0.7, None), xlim=(first - 0.6, bins - 0.4))
     axes[-1].set_xticks(np.arange(first, bins), [f"{low}" for low in lower[first:]])
     axes[-1].set_xlabel(f"layer {layer}: queries that select the block (bin starts at)")
-    figure.supylabel("blocks, all groups", fontsize=10)
+    figure.supylabel("blocks, all groups")
     names = ("layer", "selector", "queries_from", "queries_to", "blocks", "gini")
     return figure, Table.from_rows(names, rows)

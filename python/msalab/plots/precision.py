@@ -118,8 +118,7 @@ def loss_by_bits(precisions: Precisions):
     for axes, part in zip(panels, parts):
         _draw_part(axes, drawn.where(part=PARTS[part]), formats, precisions.targets[part])
         axes.set(ylabel="output error" if part == "cache" else "loss of mass or of recall")
-        axes.set_title(f"{PARTS[part]}: {precisions.recommended.get(part, 'no format')}",
-                       loc="left", fontsize=8)
+        style.sentence(axes, f"{PARTS[part]}: {precisions.recommended.get(part, 'no format')}")
     panels[-1].set(xlabel=f"bits per value, scales included\n{_FLOOR_TEXT}: next to nothing, 0 or less")
     for place, name in enumerate(formats):
         panels[-1].plot([], [], linestyle="", label=name, **style.series_style(place))

@@ -22,6 +22,7 @@ from ..table import Table
 from .gallery import PAPER, SECTIONS, Section
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
+from .seen import seen
 from .style import as_part_of_page, has_names, save
 from .summary import summary_table
 
@@ -36,6 +37,7 @@ class Shown:
     name: str
     layer: int | None
     selector: str | None
+    seen: str  # in words
     svg: str  # base64; of a picture with names on hover the element itself
     is_element: bool
 
@@ -78,7 +80,8 @@ def in_order(results: Results, before=(), after=(), instead=()) -> list[Section]
     """The sections that suit the results and those of other files, the paper's figures first."""
     replaced = {section.key: section for section in instead}
     found = [*before, *(replaced.get(section.key, section) for section in SECTIONS if section.suits(results)), *after]
-    return sorted(found, key=lambda section: PAPER.index(section.paper) if section.paper else len(PAPER))
+    return sorted(found, key=lambda section: -1 if section.is_first else PAPER.index(section.paper) if section.paper
+                  else len(PAPER))
 
 
 def write_pictures(results: Results, out_dir, sections, layers) -> list[Path]:
@@ -131,9 +134,9 @@ def _save(picture, out_dir: Path) -> Shown:
     _, svg, _ = save(picture.figure, picture.table, out_dir, picture.name)
     drawn = svg.read_text(encoding="utf-8")
     if has_names(drawn):
-        return Shown(picture.name, picture.layer, picture.selector,
+        return Shown(picture.name, picture.layer, picture.selector, seen(picture.table),
                      as_part_of_page(drawn, picture.name), True)
-    return Shown(picture.name, picture.layer, picture.selector,
+    return Shown(picture.name, picture.layer, picture.selector, seen(picture.table),
                  base64.b64encode(drawn.encode()).decode(), False)
 
 

@@ -101,7 +101,7 @@ def loss_by_distance(sharing: Sharing):
     below.xaxis.get_major_locator().set_params(integer=True)
     below.set(xlabel="distance in layers", ylabel="recall, output error")
     above.set(ylabel="mass lost")
-    above.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left", fontsize=8)
+    above.set_title(f"ids of {sharing.selector} from an earlier layer", loc="left")
     handles, labels = (sum(both, []) for both in zip(above.get_legend_handles_labels(),
                                                      below.get_legend_handles_labels()))
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
@@ -135,6 +135,6 @@ def sharing_patterns(sharing: Sharing):
              for words, row in sharing.chosen.items()]
     _target_line(axes, sharing)
     axes.set(xlabel=f"time / own ids in every layer\n{sharing.where}", ylabel="mass lost, mean")
-    axes.set_title(f"{sharing.target}: {', '.join(found) or 'no pattern'}", loc="left", fontsize=8)
+    style.sentence(axes, f"{sharing.target}: {', '.join(found) or 'no pattern'}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure, of

@@ -51,6 +51,6 @@ def sink_bars(results: Results, selector: str, layers=None):
         panel.locator_params(axis="x", integer=True)
         rows += [(layer, h, h // group_size, dense[h], sparse[h]) for h in heads]
     axes[-1].set_xlabel("query head (dotted lines part the GQA groups)")
-    figure.supylabel("mean probability on token 0", fontsize=10)
+    figure.supylabel("mean probability on token 0")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure, Table.from_rows(("layer", "head", "group", "dense", "sparse"), rows)

@@ -3,13 +3,15 @@
 
 Magnitudes: viridis, fixed 0-1. Masked: grey. Selectors: a colour and a marker each, by their name
 alone, and fill and line by their options; the oracle, the reference, is black and dashed. Pictures are
-drawn narrow with 10 pt letters, so that they stay readable at the width of a phone.
+drawn narrow with letters of one size, so that they stay readable at the width of a phone. In a browser's
+dark mode the SVG is dark.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -19,9 +21,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 MAGNITUDE = "viridis"
+# Less, none, more: vermilion, white, blue.
+DIFFERENCE = matplotlib.colors.LinearSegmentedColormap.from_list("difference", ("#d55e00", "#ffffff", "#0072b2"))
 MASKED, NO_DATA, REFERENCE = "0.82", "white", "black"
 DENSE, OTHERS, GUIDE = "0.55", "0.72", "0.35"
+ON_IMAGE = ("#fefefe", "#010101")  # of letters on images
 WIDTH = 5.2  # inches
+SMALLEST = 10.6  # points: 11 px where a picture of this width is 390 px wide, and the page shows none narrower
+FAINT = 0.6  # greys lighter than that are of grids, fills and what is left aside
+PAPER_DARK, INK_DARK = "#1d2028", "#e8eaf0"  # of the page in dark mode
 MOST_LAYERS = 12  # that an axis of this width names
 
 OPAQUE = {"frameon": True, "framealpha": 1, "edgecolor": "none"}  # legends that lines run into
@@ -51,12 +59,8 @@ _OF_ITS_OWN = {"mean-key": {"linestyle": (0, (3, 1.5)), "marker": "s", "markersi
 
 _RC = {
     "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.labelsize": 10,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize",
+                     "legend.fontsize", "figure.labelsize", "figure.titlesize"), SMALLEST),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -136,23 +140,50 @@ def plain_log_ticks(axis):
     axis.set_minor_formatter(NullFormatter())
 
 
+def sentence(axes, text: str, **look):
+    """A title as long as it needs to be, above the axes from the left."""
+    axes.set_title("\n".join(textwrap.wrap(text, 56)), loc="left", **look)
+
+
 def say_instead(axes, words: str = "no query sees more than k blocks"):
     """Why nothing is drawn; by default: averages are over the queries that had a choice."""
     axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes,
               bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 
-def contrast_with_white(colour) -> float:
-    """By WCAG: from 1 to 21."""
+def _luminance(colour) -> float:
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
               for part in matplotlib.colors.to_rgb(colour)]
-    return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other="white") -> float:
+    """By WCAG: from 1 to 21."""
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def on_image(share: float) -> str:
+    """Of letters on MAGNITUDE at this share; the same in dark mode, as images are."""
+    under = matplotlib.colormaps[MAGNITUDE](share)
+    return max(ON_IMAGE, key=lambda colour: contrast(colour, under))
+
+
+def on_dark(colour: str) -> str:
+    """What a colour is in dark mode: greys from paper to ink, and all but the faintest as light as letters need."""
+    found, paper, ink = map(matplotlib.colors.to_rgb, (colour, PAPER_DARK, INK_DARK))
+    is_light = min(found) > FAINT
+    if max(found) - min(found) < 0.02:
+        found = [dark + (1 - found[0]) * (light - dark) for dark, light in zip(paper, ink)]
+    while not is_light and contrast(found, paper) < LABEL_CONTRAST + 0.05:  # as hexadecimals round it
+        found = [part + 0.04 * (1 - part) for part in found]
+    return matplotlib.colors.to_hex(found)
 
 
 def legible(colour):
     """The colour, darker where letters in it could hardly be read on white."""
     parts = matplotlib.colors.to_rgb(colour)
-    while contrast_with_white(parts) < LABEL_CONTRAST:
+    while contrast(parts) < LABEL_CONTRAST:
         parts = tuple(0.96 * part for part in parts)
     return parts
 
@@ -172,7 +203,7 @@ def label_ends(axes, ends: dict[str, tuple[float, float]], colours: dict[str, ob
         ceiling = heights[place] - gap
     for name, height in zip(names, heights):
         axes.annotate(name, ends[name], (1.04, (height - low) / (high - low)),
-                      textcoords="axes fraction", va="center", color=legible(colours[name]), fontsize=9,
+                      textcoords="axes fraction", va="center", color=legible(colours[name]),
                       annotation_clip=False,
                       arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6,
                                   "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3})
@@ -192,6 +223,16 @@ def _with_titles(svg: str) -> str:
     svg = re.sub(f'(<g id="{_HOVER}[^"]*">\\s*)((<path d="[^"]*"[^>]* style=")fill: none;[^"]*"/>)',
                  r'\1\3fill: none; stroke: transparent; stroke-width: 8"/>\2', svg)
     return re.sub(f'<g id="{_HOVER}([^"]*)">', r"<g><title>\1</title>", svg)
+
+
+def _with_dark(svg: str) -> str:
+    """A browser in dark mode shows the SVG in the colours of on_dark()."""
+    rules = [f"svg {{ fill: {INK_DARK} }}"]  # black is not written
+    for use, colour in sorted(set(re.findall(r"(fill|stroke): (#[0-9a-f]{6})", svg))):
+        if colour not in ON_IMAGE:
+            rules.append(f'[style*="{use}: {colour}"] {{ {use}: {on_dark(colour)} !important }}')
+    style = "<style>@media (prefers-color-scheme: dark) { " + " ".join(rules) + " }</style>"
+    return re.sub(r"(<svg[^>]*>)", lambda match: match[1] + style, svg, count=1)
 
 
 def has_names(svg: str) -> bool:
@@ -239,5 +280,5 @@ def _write(figure: Figure, table, png: Path, svg: Path, numbers: Path):
         figure.savefig(png)
         figure.set_layout_engine("none")  # as it stands; laying out again costs as much as drawing
         figure.savefig(svg, metadata={"Date": None})
-    svg.write_text(_with_titles(svg.read_text(encoding="utf-8")), encoding="utf-8")
+    svg.write_text(_with_dark(_with_titles(svg.read_text(encoding="utf-8"))), encoding="utf-8")
     table.to_csv(numbers)

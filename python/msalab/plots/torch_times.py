@@ -78,10 +78,10 @@ def rival_bars(rows, where: str):
         axes.barh(places + shift, np.nan_to_num(table[name]), 0.36, color=colours, alpha=alpha)
         for place, ms in zip(places, table[name]):
             if not math.isnan(ms):
-                axes.text(ms * 1.05, place + shift, f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", va="center", fontsize=8)
+                axes.text(ms * 1.05, place + shift, f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", va="center")
     axes.set(xscale="log", xlabel="ms, forward; forward and backward",
              yticks=places, yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     axes.set_xlim(np.nanmin(timed) / 3, np.nanmax(timed) * 3)
     axes.grid(axis="y", visible=False)
-    figure.suptitle("\n".join(where.split(": ", 1)), x=0.01, ha="left", fontsize=8)
+    figure.suptitle("\n".join(where.split(": ", 1)), x=0.01, ha="left")
     return figure, table

@@ -59,16 +59,28 @@ async function openLayer(of) {
 const state = {
   layer: data.first,
   group: 0,
-  selector: data.selectors.find(name => name === "index") ??
+  selector: data.selectors.find(name => name.endsWith(" (B)") && !name.startsWith("oracle")) ?? data.selectors.find(name => name === "index") ??
     data.selectors.find(name => name !== "oracle") ?? data.selectors[0],
   query: null,
   block: null,
   find: "",
   colour: null,
   view: null,
-  maps: null
+  maps: null,
+  beside: null
 };
 let layer = null;
+
+// What the selector stands beside: what was asked for; of a second run the same selector of the first; else the oracle.
+const MARK = " (B)";
+function other() {
+  if (data.selectors.includes(state.beside)) return state.beside;
+  const own = state.selector.endsWith(MARK) ? state.selector.slice(0, -MARK.length) : null;
+  return data.selectors.includes(own) ? own : oracle;
+}
+const isApart = () => other() !== null && other() !== state.selector;
+// Words for what one of the two alone chose, as only an oracle says what is right.
+const alone = () => other() === oracle ? ["wasted", "missed"] : [`${state.selector} alone`, `${other()} alone`];
 
 const isChosen = (selector, group, block, row) =>
   layer.chosen[selector][(group * layer.blocks + block) * layer.width + (row >> 3)] >> (row & 7) & 1;

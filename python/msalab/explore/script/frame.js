@@ -19,6 +19,9 @@ function buildBar() {
   inputs.group = element("select", { onchange: event => set({ group: +event.target.value }) }, groups);
   inputs.selector = element("select", { onchange: event => set({ selector: event.target.value }) },
     data.selectors.map(name => option(name)));
+  inputs.beside = element("select", { onchange: event => set({ beside: event.target.value || null }) },
+    element("option", { value: "" }, data.beside ? "the other run" : oracle ?? "nothing"),
+    data.selectors.map(name => option(name)));
   inputs.query = element("input", {
     type: "number",
     min: 0,
@@ -39,6 +42,7 @@ function buildBar() {
 const MEASURES = [
   ["mass_kept", "Mass kept"],
   ["block_recall", "Block recall"],
+  ["difference", "Mass kept"],
   ["sink", "Sink"]
 ];
 
@@ -78,17 +82,27 @@ function moveInGrid(event) {
 
 function paintGrids() {
   for (const span of part.grids.querySelectorAll("span[data-of]"))
-    span.textContent = span.dataset.of === "sink" ? ", dense attention" : `, ${state.selector}`;
+    span.textContent = span.dataset.of === "sink" ? ", dense attention" : span.dataset.of === "difference" ?
+      `, ${state.selector} minus ${other() ?? "nothing"}` : `, ${state.selector}`;
+  const apart = (of, group) => {
+    const [own, best] = [state.selector, other()].map(name => of.mass_kept[name]?.[group] ?? null);
+    return own === null || best === null ? null : own - best;
+  };
+  const far = Math.max(0.01, ...data.layers.flatMap(of => of.sink.map((_, group) => Math.abs(apart(of, group)))));
   const largest = Math.max(0.05, ...data.layers.flatMap(of => of.sink));
   for (const button of part.grids.querySelectorAll("button")) {
     const { measure } = button.dataset, of = byLayer.get(+button.dataset.layer), group = +button.dataset.group;
-    const value = measure === "sink" ? of.sink[group] : of[measure][state.selector][group];
-    const [r, g, b] = mix(colours().ramp, value === null ? 0 : measure === "sink" ? value / largest : value);
+    const value = measure === "sink" ? of.sink[group] : measure === "difference" ? apart(of, group) : of[measure][state
+      .selector][group];
+    const look = colours();
+    const [r, g, b] = measure === "difference" ? mix([look.missed, look.none, look.only], 0.5 + (value ?? 0) / far / 2) :
+      mix(look.ramp, value === null ? 0 : measure === "sink" ? value / largest : value);
     button.style.background = `rgb(${r},${g},${b})`;
     button.style.color = luminance(r, g, b) > 0.18 ? "#000" : "#fff";
     button.textContent = data.layers.length > 16 ? "" : value === null ? "–" : value.toFixed(2);
     const text =
-      `layer ${of.layer}, group ${group}: ${measure.replace("_", " ")} ${value === null ? "unknown" : value}`;
+      `layer ${of.layer}, group ${group}: ${measure === "difference" ? "difference in mass kept" : measure.replace("_",
+        " ")} ${value === null ? "unknown" : +value.toFixed(4)}`;
     button.title = text;
     button.setAttribute("aria-label", text);
     const here = of.layer === state.layer && group === state.group;

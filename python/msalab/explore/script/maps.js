@@ -5,21 +5,19 @@
 
 const MARGIN = { left: 60, top: 14, right: 6, bottom: 34 };
 const maps = []; // { kind, canvas, image }
-const kinds = () => [...data.selectors, ...(oracle ? ["difference"] : []), ...(data.layers[0].hasMass ? [
-  "probability"
-] : [])];
+const kinds = () => [...data.selectors, ...(data.selectors.length > 1 ? ["difference"] : []), ...(data.layers[0]
+  .hasMass ? ["probability"] : [])];
 
 function title(kind) {
-  if (kind === "difference") return `${state.selector} minus oracle`;
+  if (kind === "difference") return `${state.selector} minus ${other()}`;
   if (kind === "probability") return "probability of dense attention";
   return `blocks that ${kind} chose`;
 }
 
 function shownMaps() {
-  const usual = [state.selector, ...(oracle && state.selector !== oracle ? [oracle, "difference"] : []),
-    ...(layer.mass ? ["probability"] : [])
-  ];
-  return state.maps ? kinds().filter(kind => state.maps.has(kind)) : [...new Set(usual)];
+  const usual = [state.selector, ...(isApart() ? [other(), "difference"] : []), ...(layer.mass ? ["probability"] :
+    [])];
+  return state.maps ? kinds().filter(kind => state.maps.has(kind) && (kind !== "difference" || isApart())) : usual;
 }
 
 function buildTools() {
@@ -64,10 +62,11 @@ function legend(kind) {
   const key = (colour, text) => [" ", element("span", { className: "ms-key",
     style: `background: rgb(${colour})` }), text];
   const look = colours();
-  if (kind === "difference") return [":", key(look.both, "both"), key(look.only,
-      `${state.selector} alone: wasted`),
-    key(look.missed, "oracle alone: missed")
-  ].flat();
+  if (kind === "difference") {
+    const isOracle = other() === oracle, [own, best] = alone();
+    return [":", key(look.both, "both"), key(look.only, isOracle ? `${state.selector} alone: ${own}` : own), key(look
+      .missed, isOracle ? `oracle alone: ${best}` : best)].flat();
+  }
   const of = kind === "probability" ? ["0", "¼", "1"] : ["no query", "", "every query"];
   return [":", key(mix(look.ramp, 0), of [0]), of [1] ? key(mix(look.ramp, 0.5), of [1]) : [],
     key(mix(look.ramp, 1), of [2])
@@ -120,17 +119,17 @@ function addSquares(bytes, at, edges, from, most) {
   }
 }
 
-// The bytes of a map of this kind, of the group alone: of the difference those chosen by the selector alone, by the
-// oracle alone, and by both, kept until others are asked for.
+// The bytes of a map of this kind, of the group alone: of the difference those chosen by the selector alone, by
+// what it stands beside alone, and by both, kept until others are asked for.
 const apart = { key: "", parts: [] };
 function bytesOf(kind) {
   const of = (bytes, length) => bytes.subarray(state.group * layer.blocks * length, (state.group + 1) * layer.blocks *
     length);
   if (kind === "probability") return [of(layer.mass, layer.queries)];
   if (kind !== "difference") return [of(layer.chosen[kind], layer.width)];
-  const key = `${state.layer} ${state.group} ${state.selector}`;
+  const key = `${state.layer} ${state.group} ${state.selector} ${other()}`;
   if (apart.key === key) return apart.parts;
-  const own = of(layer.chosen[state.selector], layer.width), best = of(layer.chosen[oracle], layer.width);
+  const own = of(layer.chosen[state.selector], layer.width), best = of(layer.chosen[other()], layer.width);
   const parts = [0, 1, 2].map(() => new Uint8Array(own.length));
   for (let i = 0; i < own.length; ++i) {
     parts[0][i] = own[i] & ~best[i];

@@ -7,13 +7,15 @@ function sampledText() {
   const many = data.step > 1 ?
     `One of ${data.step} analysed queries is here: ${count(layer.queries)} of ${count(data.analysed)}` :
     `All ${count(layer.queries)} analysed queries are here`;
-  return many + (data.sequences > 1 ? `, of sequence ${data.sequence} alone, of ${data.sequences}` : "") + "." +
+  const two = data.beside ? `Selectors with${MARK} are of ${data.beside.b}, the others of ${data.beside.a}` + (data.beside
+    .apart ? `; what differs: ${data.beside.apart}. ` : ". ") : "";
+  return two + many + (data.sequences > 1 ? `, of sequence ${data.sequence} alone, of ${data.sequences}` : "") + "." +
     (layer.mass ? " Probabilities are exact to 0.4 percentage points." : "");
 }
 
 function address() {
   const fields = new URLSearchParams();
-  for (const name of ["layer", "group", "query", "selector", "block", "find", "colour"])
+  for (const name of ["layer", "group", "query", "selector", "beside", "block", "find", "colour"])
     if (state[name] !== null && state[name] !== "") fields.set(name, state[name]);
   if (state.view) fields.set("view", view().join("-"));
   if (state.maps) fields.set("maps", [...state.maps].join("+"));
@@ -31,6 +33,7 @@ function readAddress() {
   if (byLayer.has(whole("layer"))) next.layer = whole("layer");
   if (whole("group") < data.groups && whole("group") !== null) next.group = whole("group");
   if (data.selectors.includes(fields.get("selector"))) next.selector = fields.get("selector");
+  next.beside = data.selectors.includes(fields.get("beside")) ? fields.get("beside") : null;
   if (fields.get("colour") in COLOURS) next.colour = fields.get("colour");
   const edges = fields.get("view")?.split("-").map(Number);
   next.view = edges?.length === 4 && edges.every(Number.isFinite) && edges[0] < edges[1] && edges[2] < edges[
@@ -49,7 +52,7 @@ async function set(change, keepAddress = false) {
   if (state.query !== null) state.query = Math.min(Math.max(state.query, 0), data.tokens - 1);
   if (state.find !== old.find || !layer) search();
   const changed = names => names.some(name => name in change);
-  const everything = changed(["layer", "group", "selector", "start"]);
+  const everything = changed(["layer", "group", "selector", "beside", "start"]);
   if (everything) { part.sampled.textContent = sampledText();
     paintGrids(); }
   if (everything || changed(["maps"])) buildMaps();

@@ -46,33 +46,33 @@ function paintQuery() {
     `; layer ${state.layer}, group ${group}.`));
   if (hasText()) box.append(context(position));
   const own = chosenBlocks(state.selector, group, row),
-    best = oracle ? chosenBlocks(oracle, group, row) : [];
+    best = isApart() ? chosenBlocks(other(), group, row) : [];
+  const [ofOwn, ofOther] = alone(), name = other() === oracle ? "the oracle" : other();
   const missed = best.filter(block => !own.includes(block)),
-    wasted = own.filter(block => oracle && !best.includes(block));
+    wasted = own.filter(block => isApart() && !best.includes(block));
   const holds = list => layer.mass ?
     ` with ${percent(sum(list, block => massOf(group, block, row)))} of its probability` : "";
   const sentence = [`${state.selector} chose ${own.length} blocks${holds(own)}`];
-  if (oracle && state.selector !== oracle) sentence.push(`the oracle ${best.length}${holds(best)}`,
-    `${missed.length} missed${holds(missed)}`, `${wasted.length} wasted${holds(wasted)}`);
+  if (isApart()) sentence.push(`${name} ${best.length}${holds(best)}`,
+    `${missed.length} ${ofOther}${holds(missed)}`, `${wasted.length} ${ofOwn}${holds(wasted)}`);
   box.append(element("p", { className: "ms-sentence" }, `${sentence.join("; ")}.` +
     (layer.mass ? "" :
       " Probabilities are not known: results with --dump mass, or --activations, have them.")));
-  const others = data.selectors.filter(name => name !== state.selector && name !== oracle);
+  const others = data.selectors.filter(name => name !== state.selector && (name !== other() || !isApart()));
   const list = [...new Set([...own, ...best])].sort((a, b) => layer.mass ?
     massOf(group, b, row) - massOf(group, a, row) || a - b : a - b);
   const rows = list.map(block => {
     const mine = own.includes(block),
       ideal = best.includes(block),
       also = others.filter(name => isChosen(name, group, block, row));
-    const verdict = !oracle || state.selector === oracle ? "" : mine && ideal ? "both" : mine ? "wasted" :
-      "missed";
+    const verdict = !isApart() ? "" : mine && ideal ? "both" : mine ? ofOwn : ofOther;
     return element("tr", { "data-block": block, "data-verdict": verdict }, element("td", {}, blockButton(
         block)),
       layer.mass ? element("td", {}, percent(massOf(group, block, row)), " ", element("span", {
         className: "ms-amount",
         style: `width: ${Math.max(2, 60 * rootOf(group, block, row))}px`
       })) : null,
-      element("td", { className: verdict === "missed" ? "ms-missed" : "" }, verdict || (mine ? "chosen" :
+      element("td", { className: verdict === ofOther ? "ms-missed" : "" }, verdict || (mine ? "chosen" :
         "")),
       element("td", {}, words(oneLine(blockText(block)) || `tokens ${blockRange(block)}`),
         also.length ? element("div", { className: "ms-soft" }, `also of ${also.join(", ")}`) : null));
