@@ -64,13 +64,13 @@ Findings make_findings(const io::ResultsReader& results) {
 }
 
 std::string metrics_csv(const io::ResultsReader& results) {
-    Rows lines({{"layer"}, {"selector"}, {"metric"}, {"axis"}, {"index"}, {"value"}});
+    MetricsCsv lines({"layer", "selector"});
     for (const std::string& layer : results.list("/layers"))
         for (const std::string& selector : results.list("/metrics")) {
             const std::string group = "/metrics/" + selector + "/" + layer;
-            if (results.has(group)) add_metric_values(results, group, {layer, selector}, lines);
+            if (results.has(group)) lines.add(results, group, {layer, selector});
         }
-    return lines.csv();
+    return lines.text();
 }
 
 void check_mass_bounds(const io::ResultsReader& results, const Findings& findings) {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
-#include <sstream>
 
 #include "core/cu_seqlens.h"
 #include "core/select/token_selector.h"
@@ -14,7 +13,6 @@
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/run_record.h"
 #include "experiments/programs.h"
 #include "gpu/cuda_backend.h"
 
@@ -122,8 +120,8 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     const std::unique_ptr<Backend> backend = make_own_backend(o);
 
     UnitRun job(kProgram.name, args, o, inputs_of(o, o),
-                {"summary.json", "metrics.csv", "tables.txt", "timing.json"}, err);
-    job.describe(option_table(o), compare_definitions(), *backend, file, o.element);
+                {"summary.json", "metrics.csv", "timing.json", "compare.txt", "tables"}, err);
+    job.describe(option_table(o), report::definitions(tables()), *backend, file, o.element);
     const auto queries = [&](const io::LayerInfo& layer) {
         return compared_queries(o, file, layer, selectors_for(o, file, layer));
     };
@@ -142,14 +140,9 @@ std::string complete(const Completed& run) {
     const io::ResultsReader& results = run.results;
     const std::vector<LayerRows> rows = read_rows(results);
     check_compare_order(results, rows);
-    std::ostringstream tables;
-    print_compare_tables(results, rows, tables);
-    tables << '\n' << elements_text(results.run()) << '\n';
-    print_captures(results.run(), tables);
     write_text(run.out / "metrics.csv", compare_csv(results, rows));
     write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    write_page(run, "tables.txt", tables.str(), compare_summary(results, rows));
-    return "";
+    return write_report(run, "compare.txt", make_report(results, rows));
 }
 
 }  // namespace msa::experiments::compare

@@ -23,8 +23,9 @@ const About kAbout{
     .writes =
         "DIR/results.h5 (groups /layers, /metrics, /overlap, /distance, /select, /queries, "
         "/checks;\n"
-        "see data/FORMAT.md), DIR/summary.json, DIR/metrics.csv, DIR/tables.txt (what is\n"
-        "printed) and DIR/timing.json.\n"
+        "see data/FORMAT.md), DIR/summary.json (tables, see there),\n"
+        "DIR/tables/NAME.csv, DIR/metrics.csv, DIR/compare.txt (what is printed) and\n"
+        "DIR/timing.json.\n"
         "Every run checks itself: no selector may keep more mass than the best choice of equally "
         "many\n"
         "blocks, and a budget that covers everything must equal dense attention.",

@@ -2,16 +2,14 @@
 #include "experiments/compare/rows.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
 #include "core/error.h"
 #include "core/select/token_selector.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/driver/options.h"
 #include "experiments/driver/run.h"
-#include "experiments/driver/sink_note.h"
-#include "experiments/driver/table.h"
 #include "experiments/measure/drawn.h"
 
 namespace msa::experiments::compare {
@@ -30,30 +28,24 @@ Row read_row(const io::ResultsReader& results, const std::string& layer, const s
     return row;
 }
 
-/// The estimates of a layer's rows.
+/// The numbers with intervals of a layer's rows.
 void estimate(const io::ResultsReader& results, std::vector<Row>& rows) {
     const measure::LayerNumbers of(results, rows.front().layer);
-    std::vector<std::vector<double>> masses;  // of each row, the draws
-    std::map<std::string, size_t> best;       // by setting, the candidate of the highest mass kept
+    std::map<std::string, size_t> best;  // by setting, the candidate of the highest mass kept
     for (size_t n = 0; n < rows.size(); ++n) {
         Row& row = rows[n];
-        masses.push_back((row.kind == "tokens" ? of.mean(row.key + "/mass")
-                                               : of.recall(row.key + "/recall", "mass_kept"))
-                             .draws);
-        row.mass = analysis::with_interval(row.mass_kept(), masses[n]);
-        row.error = analysis::with_interval(row.measures["group_output_error"],
-                                            of.error(row.key + "/group_output_error").draws);
+        row.kept = measure::Kept(of, row.key);
         if (!row.is_candidate()) continue;
         const auto [at, is_new] = best.try_emplace(row.compared_setting(), n);
         if (!is_new && row.mass_kept() > rows[at->second].mass_kept()) at->second = n;
     }
+    const auto draws = [&](size_t n) { return rows[n].kept.numbers("mass_kept").draws; };
     for (size_t n = 0; n < rows.size(); ++n) {
         const auto at = best.find(rows[n].compared_setting());
         if (at == best.end()) continue;
         rows[n].best = rows[at->second].selector;
-        rows[n].behind =
-            analysis::with_interval(rows[at->second].mass_kept() - rows[n].mass_kept(),
-                                    measure::differences(masses[at->second], masses[n]));
+        rows[n].behind = analysis::with_interval(rows[at->second].mass_kept() - rows[n].mass_kept(),
+                                                 measure::differences(draws(at->second), draws(n)));
     }
 }
 
@@ -105,8 +97,7 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
         last = row.selector;
         notes.push_back(
             concat(row.selector,
-                   ": * reads more tokens than its budget, compare it at the tokens that "
-                   "it reads"));
+                   ": reads more tokens than its budget, compare it at the tokens that it reads"));
     }
     last.clear();
     for (const Row& row : rows) {
@@ -114,6 +105,27 @@ std::vector<std::string> read_notes(const io::ResultsReader& results,
         last = row.selector;
     }
     return notes;
+}
+
+/// What is of the layer itself.
+void read_layer(const io::ResultsReader& results, LayerRows& of) {
+    const std::string layer = "/layers/" + of.layer, checks = "/checks/" + of.layer;
+    const auto count = [&](const std::string& group, const char* name) {
+        return static_cast<int64_t>(results.number(group, name));
+    };
+    const measure::DrawnBlocks from(results, "/query_blocks/" + of.layer);
+    of.notes = read_notes(results, of.rows);
+    of.window = recorded_window(results, layer);
+    of.tokens = count(layer, "tokens");
+    of.queries = count(layer, "queries");
+    of.largest_budget = count(layer, "largest_budget");
+    of.blocks = from.blocks();
+    of.sequences = from.sequences();
+    of.rows_checked = count(checks, "rows");
+    of.rows_with_all_blocks = count(checks, "rows_with_all_blocks");
+    of.rows_undefined = count(checks, "rows_undefined");
+    of.difference = results.number(checks, "largest_difference_from_dense");
+    of.mass_bound = results.number(checks, "largest_mass_bound");
 }
 
 }  // namespace
@@ -131,19 +143,19 @@ bool Row::over_budget() const {
     return measures.at("tokens_read") > static_cast<double>(sizes.at("tokens_allowed"));
 }
 
-std::string Row::tokens_text() const {
-    return fixed_text(measures.at("tokens_read"), 1) + (over_budget() ? "*" : "");
-}
-
 bool Row::is_candidate() const {
     return family != "oracle" && !over_budget() && variant() != "equal=FLOPs" &&
            !std::isnan(mass_kept());
 }
 
-std::string Row::beside_the_best() const {
-    if (!is_candidate()) return "";
+std::optional<std::string> Row::beside_the_best() const {
+    if (!is_candidate()) return std::nullopt;
     if (selector == best) return "best";
-    return behind.low <= 0 && behind.high >= 0 ? "=" : "";
+    return behind.low <= 0 && behind.high >= 0 ? std::optional("=") : std::nullopt;
+}
+
+std::optional<std::string> Row::best_selector() const {
+    return best.empty() ? std::nullopt : std::optional(best);
 }
 
 std::vector<LayerRows> read_rows(const io::ResultsReader& results) {
@@ -160,24 +172,11 @@ std::vector<LayerRows> read_rows(const io::ResultsReader& results) {
                               row.selector, row.budget());
         });
         estimate(results, rows);
-        std::vector<std::string> notes = read_notes(results, rows);
-        all.push_back({layer, std::move(rows), std::move(notes)});
+        all.push_back({layer, std::move(rows)});
+        read_layer(results, all.back());
     }
     std::ranges::stable_sort(all, {}, [](const LayerRows& of) { return std::stoll(of.layer); });
     return all;
-}
-
-nlohmann::ordered_json rows_without_sinks(const std::vector<LayerRows>& layers) {
-    nlohmann::ordered_json all = nlohmann::ordered_json::array();
-    for (const LayerRows& of : layers)
-        for (const Row& row : of.rows) {
-            all.push_back({{"layer", std::stoll(row.layer)},
-                           {"selector", row.selector},
-                           {"setting", row.setting}});
-            for (const char* name : {"sink_mass_dense", "sink_mass_sparse"})
-                all.back()[name] = json_number(row.measures.at(name));
-        }
-    return dropped_sinks(all);
 }
 
 }  // namespace msa::experiments::compare

@@ -6,16 +6,20 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <iosfwd>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
+#include "experiments/measure/kept.h"
+#include "experiments/report/report.h"
 
 namespace msa::experiments::compare {
+
+/// By group, with the ties of the scores.
+inline constexpr measure::Measured kMeasured{.error_of = measure::ErrorOf::group, .ties = true};
 
 /// The numbers of a row: attributes of the config's metrics. Measures are metrics of
 /// analysis/metrics.h.
@@ -33,14 +37,13 @@ struct Row {
     std::map<std::string, int64_t> sizes = {};
     std::map<std::string, double> measures = {};
 
-    /// Values over all counted queries. Intervals are NaN where fewer than six blocks of queries
-    /// are counted, or the value is NaN.
-    analysis::Estimate mass = {}, error = {};
+    measure::Kept kept = {};  // with intervals
     /// The selector of the highest mass kept at this setting among the candidates; empty where
     /// there is none. behind: its mass kept less the row's.
     std::string best = {};
     analysis::Estimate behind = {NAN, NAN, NAN};
 
+    int64_t number() const { return std::stoll(layer); }
     std::string group() const { return "/metrics/" + key + "/" + layer; }
     int64_t budget() const { return sizes.at("budget"); }
     double mass_kept() const { return measures.at("mass_kept"); }
@@ -54,10 +57,9 @@ struct Row {
     /// Whether it can be the best of its setting. Excluded: oracles, rows over budget, rows with
     /// their own budget, rows without counted queries.
     bool is_candidate() const;
-    /// Tokens read, with a mark where they are more than allowed: "193.0*".
-    std::string tokens_text() const;
     /// "best", "=" where it is a candidate not distinguishable from the best, or nothing.
-    std::string beside_the_best() const;
+    std::optional<std::string> beside_the_best() const;
+    std::optional<std::string> best_selector() const;
 };
 
 /// A layer's rows, by selector in the order of their documentation, then by budget and setting.
@@ -66,21 +68,20 @@ struct LayerRows {
     std::vector<Row> rows = {};
     /// Notes on the policies, and on which layer is the previous one.
     std::vector<std::string> notes = {};
+    std::optional<int64_t> window = {};  // the layer's sliding window
+    int64_t tokens = 0, queries = 0, largest_budget = 0;
+    int64_t blocks = 0, sequences = 0;  // of the counted queries
+    // What was checked (measure/checks.h).
+    int64_t rows_checked = 0, rows_with_all_blocks = 0, rows_undefined = 0;
+    double difference = 0, mass_bound = 0;
 };
 std::vector<LayerRows> read_rows(const io::ResultsReader&);
 
-/// The rows whose choice of blocks drops a sink, from dropped_sinks (driver/sink_note.h).
-nlohmann::ordered_json rows_without_sinks(const std::vector<LayerRows>&);
+/// The tables layers, selectors, windows, layer_overlaps and dropped_sinks.
+report::Report make_report(const io::ResultsReader&, const std::vector<LayerRows>&);
 
 // The small files beside the results.h5 of msa-compare. They are computed from it alone, so a
 // resumed and an uninterrupted run give the same, except timing.json.
-
-/// Text of each number of the summary, JSON object.
-std::string compare_definitions();
-
-/// summary.json: {"format", "program", "options", "definitions", "checks", "rows": [...],
-/// "layer_overlap": [...]}; one row per layer, selector and setting.
-std::string compare_summary(const io::ResultsReader&, const std::vector<LayerRows>&);
 
 /// metrics.csv, tidy: layer,selector,setting,budget,block_size,metric,axis,index,value.
 std::string compare_csv(const io::ResultsReader&, const std::vector<LayerRows>&);
@@ -88,10 +89,6 @@ std::string compare_csv(const io::ResultsReader&, const std::vector<LayerRows>&)
 /// timing.json: seconds of each selector's selection and measurement on each layer, from run.json.
 /// Has no layers if run.json is missing.
 std::string compare_timing(const std::filesystem::path& run_json);
-
-/// The page: mass kept and output error of every selector and setting, costs, checks, definitions.
-void print_compare_tables(const io::ResultsReader&, const std::vector<LayerRows>&,
-                          std::ostream& out);
 
 /// Throws std::logic_error if a selector keeps more mass on average than the oracle of its budget,
 /// or more than 1. Policies that spend the budget unevenly are checked by row (SelfChecks).

@@ -10,17 +10,6 @@
 
 namespace msa::experiments {
 
-void write_summary(const Completed& run, const std::string& summary, const std::string& page) {
-    if (run.writes) write_text(run.out / "summary.json", summary);
-    run.print << (run.json ? summary : page);
-}
-
-void write_page(const Completed& run, const std::string& name, const std::string& page,
-                const std::string& summary) {
-    if (run.writes) write_text(run.out / name, page);
-    write_summary(run, summary, page);
-}
-
 namespace {
 
 /// One file for each table, and no file of an earlier run.
@@ -44,8 +33,13 @@ std::string write_report(const Completed& run, const std::string& name,
                          const report::Report& report) {
     std::ostringstream page;
     report::print(report, page);
-    if (run.writes) write_tables(run.out / "tables", report);
-    write_page(run, name, page.str(), report::json_text(report, run.results.run()));
+    const std::string summary = report::json_text(report, run.results.run());
+    if (run.writes) {
+        write_tables(run.out / "tables", report);
+        write_text(run.out / name, page.str());
+        write_text(run.out / "summary.json", summary);
+    }
+    run.print << (run.json ? summary : page.str());
     return report.verdict.reached.value_or(true) ? "" : report.verdict.text;
 }
 

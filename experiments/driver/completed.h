@@ -25,12 +25,6 @@ struct Completed {
     bool writes = true;  // false: another process has written all files
 };
 
-/// Writes summary.json as the last file, and prints it or `page`.
-void write_summary(const Completed&, const std::string& summary, const std::string& page);
-/// The same, and writes the page to the file `name`.
-void write_page(const Completed&, const std::string& name, const std::string& page,
-                const std::string& summary);
-
 /// Writes a program's answer: the page to the file `name`, each table to tables/NAME.csv and, as
 /// the last file, summary.json. Prints the page or summary.json. Returns the verdict if the target
 /// is missed, else nothing.

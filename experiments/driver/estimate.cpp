@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/driver/estimate.h"
 
-#include <nlohmann/json.hpp>
-
 #include "experiments/driver/run.h"
 #include "experiments/driver/table.h"
 
@@ -12,12 +10,6 @@ namespace {
 constexpr int kDecimals = 4;
 
 }  // namespace
-
-nlohmann::ordered_json estimate_json(const analysis::Estimate& estimate) {
-    return {{"value", json_number(estimate.value)},
-            {"low", json_number(estimate.low)},
-            {"high", json_number(estimate.high)}};
-}
 
 std::string text_of(const analysis::Estimate& estimate) {
     return fixed_text(estimate.value, kDecimals) + " [" + fixed_text(estimate.low, kDecimals) +

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Estimates with their intervals in summaries and tables.
+// Estimates, times and layers in words.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,6 @@ namespace msa::experiments {
 
 inline constexpr int64_t kDraws = 1000;  // of the bootstrap
 
-/// {"value", "low", "high"}; null where NaN.
-nlohmann::ordered_json estimate_json(const analysis::Estimate&);
 /// "0.9500 [0.9400, 0.9600]"
 std::string text_of(const analysis::Estimate&);
 /// "12.5 us"

@@ -8,7 +8,6 @@
 #include "analysis/metrics.h"
 #include "analysis/rows.h"
 #include "core/io/results.h"
-#include "experiments/driver/rows.h"
 
 namespace msa::experiments {
 
@@ -36,21 +35,20 @@ private:
     std::string group_;
 };
 
-/// The datasets of a group of metrics value by value, rows of metric, axis, index and value behind
-/// `name`.
-inline void add_metric_values(const io::ResultsReader& results, const std::string& group,
-                              const std::vector<Value>& name, Rows& to) {
-    for (const std::string& metric : results.list(group)) {
-        const std::string dataset = group + "/" + metric;
-        const Tensor<double, 1> values = results.read<double, 1>(dataset);
-        for (int64_t n = 0; n < values.size(); ++n) {
-            std::vector<Value> line = name;
-            for (const Value& value :
-                 {Value(metric), Value(results.text(dataset, "axes")), Value(n), Value(values(n))})
-                line.push_back(value);
-            to.add(line);
-        }
-    }
-}
+/// metrics.csv, tidy: names that say what a line is of, then metric, axis, index and value.
+class MetricsCsv {
+public:
+    explicit MetricsCsv(const std::vector<std::string>& names);
+    /// The datasets of a group of metrics, value by value.
+    void add(const io::ResultsReader&, const std::string& group,
+             const std::vector<std::string>& names);
+    /// A number without an axis.
+    void add(const std::vector<std::string>& names, const std::string& metric, double value);
+    const std::string& text() const { return text_; }
+
+private:
+    void add_line(std::vector<std::string> words, const std::vector<std::string>& more);
+    std::string text_;
+};
 
 }  // namespace msa::experiments

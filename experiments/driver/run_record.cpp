@@ -131,15 +131,6 @@ int64_t recorded_model_layers(const io::RunRecord& record) {
     return captures.empty() ? 0 : captures.front().value("model_layers", int64_t{0});
 }
 
-ordered_json begin_summary(const std::string& format, const io::RunRecord& record) {
-    ordered_json summary{{"format", format},
-                         {"program", record.program},
-                         {"options", ordered_json::parse(record.options)},
-                         {"definitions", ordered_json::parse(record.definitions)}};
-    if (!record.captures.empty()) summary["captures"] = ordered_json::parse(record.captures);
-    return summary;
-}
-
 std::string captures_text(const io::RunRecord& record) {
     if (record.captures.empty()) return "";
     const ordered_json captures = ordered_json::parse(record.captures);
@@ -154,10 +145,6 @@ std::string captures_text(const io::RunRecord& record) {
                         " of ", printable(of["input"].get<std::string>()));
     }
     return concat(sequences, " sequences of ", captures.size(), " captures: ", parts, ".");
-}
-
-void print_captures(const io::RunRecord& record, std::ostream& out) {
-    if (const std::string text = captures_text(record); !text.empty()) print_paragraph(out, text);
 }
 
 }  // namespace msa::experiments

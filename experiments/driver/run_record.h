@@ -31,12 +31,7 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
 void record_captures(const io::ActivationsReader&, io::RunRecord&);
 /// model_layers() of what was captured; 0 where the model did not say.
 int64_t recorded_model_layers(const io::RunRecord&);
-/// The common beginning of every summary.json: format, program, options, definitions and, if there
-/// are any, captures (data/FORMAT.md).
-nlohmann::ordered_json begin_summary(const std::string& format, const io::RunRecord&);
 /// "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing of one capture.
 std::string captures_text(const io::RunRecord&);
-/// Prints it, if there is any.
-void print_captures(const io::RunRecord&, std::ostream& out);
 
 }  // namespace msa::experiments

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -196,13 +195,6 @@ Numbers LayerNumbers::mean_of_heads(const std::string& name, int64_t part, int64
             counts(b, 0) += of.counts(b, c);
         }
     return {average(of, first, heads), drawn_.means(sums.view(), counts.view(), 0, 1)};
-}
-
-nlohmann::ordered_json interval_json(const analysis::Estimate& of, const DrawnBlocks& from) {
-    return {{"low", json_number(of.low)},
-            {"high", json_number(of.high)},
-            {"blocks", from.blocks()},
-            {"sequences", from.sequences()}};
 }
 
 std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from) {

@@ -2,7 +2,6 @@
 // The bootstrap (analysis/bootstrap.h) over the blocks of queries of a layer: one for all programs.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -95,9 +94,6 @@ private:
 /// "Intervals are 95 % of 1000 bootstrap draws of 14 blocks of them, of 1 sequence, seed 0.", or
 /// why there are none.
 std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed);
-
-/// {"low", "high", "blocks", "sequences"}; null where NaN.
-nlohmann::ordered_json interval_json(const analysis::Estimate&, const DrawnBlocks&);
 
 /// of - from, draw by draw; both must use the same draws.
 std::vector<double> differences(const std::vector<double>& of, const std::vector<double>& from);

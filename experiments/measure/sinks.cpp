@@ -24,17 +24,19 @@ struct Dropped {
     int64_t first;
 };
 
+report::Column setting_or_none() {
+    report::Column column = report::kSetting;
+    column.null = "the program has one setting";
+    return column;
+}
+
 const report::TableOf<Dropped> kTable{
     "dropped_sinks",
     "layers where dense attention has a sink that the choice of blocks drops",
     3,
     {{report::hidden(report::kLayer), [](const Dropped& row) { return row.of.layer; }},
      {report::hidden(report::kSelector), [](const Dropped& row) { return row.of.selector; }},
-     {{.key = "setting",
-       .unit = "",
-       .definition = "budget in tokens, and what else an ablation varies",
-       .null = "the program has one setting"},
-      [](const Dropped& row) { return row.of.setting; }},
+     {setting_or_none(), [](const Dropped& row) { return row.of.setting; }},
      {report::hidden(report::metric("sink_mass_dense")),
       [](const Dropped& row) { return report::without_interval(row.of.dense); }},
      {report::hidden(report::metric("sink_mass_sparse")),

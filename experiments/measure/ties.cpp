@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/measure/ties.h"
 
-#include <nlohmann/json.hpp>
-#include <ostream>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -15,8 +12,6 @@
 
 namespace msa::experiments::measure {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr double kNarrow = 0.01;  // share of queries from which ties are printed
 constexpr double kSays = 0.5;     // and from which a choice is said to say nothing
@@ -62,13 +57,6 @@ void write_ties(const Tally& tally, const std::string& key, int64_t groups, Metr
     to.add("all_tied", ties.all_tied());
 }
 
-void read_ties(const io::ResultsReader& results, const std::string& group, const std::string& layer,
-               const std::string& selector, const std::string& setting, ordered_json& to) {
-    to.push_back({{"layer", std::stoll(layer)}, {"selector", selector}});
-    if (!setting.empty()) to.back()["setting"] = setting;
-    for (const char* name : kTies) to.back()[name] = json_number(results.number(group, name));
-}
-
 std::string ties_text(const std::vector<Tie>& ties) {
     Layers all_tied, narrow;
     for (const Tie& of : ties) {
@@ -91,19 +79,6 @@ std::string ties_text(const std::vector<Tie>& ties) {
                        "float sums, in layer ",
                        layers, ": another order of sums, as in another batch, may choose others.");
     return text;
-}
-
-void print_ties(const ordered_json& ties, std::ostream& out) {
-    std::vector<Tie> all;
-    for (const ordered_json& row : ties) {
-        if (row["tied_by_rounding"].is_null()) continue;  // no query has a choice to make
-        std::string choice = row["selector"];
-        if (row.contains("setting")) choice += "@" + row["setting"].get<std::string>();
-        all.push_back(
-            {row["layer"], choice, row["tied"], row["tied_by_rounding"], row["all_tied"]});
-    }
-    std::istringstream lines(ties_text(all));
-    for (std::string line; std::getline(lines, line);) print_paragraph(out, line);
 }
 
 }  // namespace msa::experiments::measure

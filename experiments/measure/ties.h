@@ -2,8 +2,6 @@
 // How narrowly choices decide (analysis/tie_margin.h): sums, metrics, and what pages say of them.
 #pragma once
 
-#include <iosfwd>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -13,18 +11,12 @@
 
 namespace msa::experiments::measure {
 
-inline constexpr const char* kTies[] = {"tied", "tied_by_rounding", "all_tied"};
-
 /// Adds a choice's ties on a chunk to the tally, from its scores.
 void add_ties(const MeasuredChunk&, const Choice&, View<const float, 3> scores, Tally& to);
 
-/// Writes the metrics kTies of a choice, NaN where its scores are not known.
+/// Writes the metrics tied, tied_by_rounding and all_tied of a choice, NaN where its scores are not
+/// known.
 void write_ties(const Tally&, const std::string& key, int64_t groups, Metrics& to);
-
-/// Adds {layer, selector, kTies}, and `setting` unless it is empty, to the `ties` of a summary,
-/// from the choice's group of metrics.
-void read_ties(const io::ResultsReader&, const std::string& group, const std::string& layer,
-               const std::string& selector, const std::string& setting, nlohmann::ordered_json& to);
 
 /// Of a choice on a layer: shares of the counted queries with a choice to make, NaN without any.
 struct Tie {
@@ -34,8 +26,5 @@ struct Tie {
 };
 /// A paragraph for each choice that block ids decide rather than scores.
 std::string ties_text(const std::vector<Tie>&);
-
-/// Prints a sentence for each choice that block ids decide rather than scores.
-void print_ties(const nlohmann::ordered_json& ties, std::ostream& out);
 
 }  // namespace msa::experiments::measure

@@ -15,6 +15,7 @@ inline const Column kSelector{"selector", "",
                               "selector of blocks, with options that are not its "
                               "defaults",
                               "selector"};
+inline const Column kSetting{"setting", "", "budget in tokens, and what else an ablation varies"};
 
 // Sizes.
 inline const Column kModel{"model", "", "name of the model"};

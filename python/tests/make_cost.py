@@ -132,21 +132,19 @@ def bench() -> dict:
 
 def comparison(layer: int = 3, over: str = "") -> dict:
     """`over`: the selector that reads more than its budget."""
-    rows = [{"layer": layer, "selector": selector, "setting": str(budget), "budget": budget,
+    rows = [{"layer": layer, "selector": selector, "setting": str(budget), "token_budget": budget,
              "tokens_allowed": budget,
-             "tokens_read": budget * (4 if selector == over else 0.75),
-             "mass_kept": mass + budget / 2000, "oracle_mass": 0.9, "group_output_error": 0.1,
+             "tokens_read": budget * (4.0 if selector == over else 0.75),
+             "mass_kept": estimate(mass + budget / 2000), "oracle_mass": 0.9, "group_output_error": 0.1,
              "index_flops": index, "index_bytes": index, "attention_flops": 100.0 * budget,
-             "attention_bytes": 10.0 * budget, "rows_counted": 40,
-             "intervals": {"mass_kept": {"low": mass + budget / 2000 - 0.01,
-                                         "high": mass + budget / 2000 + 0.02}}}
+             "attention_bytes": 10.0 * budget, "rows_counted": 40}
             for selector, mass, index in (("random", 0.3, 0.0), ("oracle", 0.7, 9e4),
                                           ("quest", 0.6, 3e4))
             for budget in (128, 256)]
-    rows[0]["mass_kept"] = None  # no counted row
-    rows[0]["intervals"]["mass_kept"] = {"low": None, "high": None}
-    return {"format": "msa-compare-summary", "options": {"phase": "prefill"},
-            "definitions": {name: f"what {name} means" for name in rows[0]}, "rows": rows}
+    for row in rows:
+        row["mass_kept"]["high"] += 0.01
+    rows[0]["mass_kept"] = {"value": None, "low": None, "high": None}  # no counted row
+    return report("msa-compare", {"selectors": (3, rows)}, {"phase": "prefill"})
 
 
 def advice(reached: bool = True, layer: int = 3, dense: str | None = None) -> dict:

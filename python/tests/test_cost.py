@@ -297,7 +297,7 @@ def test_pareto_front():
 
 
 def test_reads_only_its_own_formats(files, tmp_path):
-    with pytest.raises(ResultsError, match='must be "msa-compare-summary"'):
+    with pytest.raises(ResultsError, match="program is msa-cost, must be msa-compare"):
         read_comparison(files["cost"])
     with pytest.raises(ResultsError, match="not a readable JSON file"):
         read_cost(tmp_path / "none.json")

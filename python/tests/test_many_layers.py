@@ -127,11 +127,12 @@ def test_far_blocks_are_neither_the_first_nor_the_newest_two(tmp_path):
 
 def test_the_best_selector_and_the_front_are_in_colour(tmp_path):
     made = comparison()
-    for row in list(made["rows"]):
+    rows = made["tables"]["selectors"]["rows"]
+    for row in list(rows):
         if row["selector"] == "quest":
-            made["rows"].append(row | {"selector": "zeta", "mass_kept": row["mass_kept"] + 0.05})
-            made["rows"].append(row | {"selector": "alpha", "mass_kept": 0.5, "index_flops": 1.0})
-            made["rows"].append(row | {"selector": "eta", "mass_kept": 0.45, "index_flops": 9e9})
+            rows.append(row | {"selector": "zeta", "mass_kept": row["mass_kept"] + 0.05})
+            rows.append(row | {"selector": "alpha", "mass_kept": 0.5, "index_flops": 1.0})
+            rows.append(row | {"selector": "eta", "mass_kept": 0.45, "index_flops": 9e9})
     table = read_comparison(write(tmp_path / "c.json", made))
     for (figure, _), named in ((mass_kept_versus_budget(table, 3), {"zeta"}),
                                (mass_kept_versus_cost(table, 3), {"zeta", "alpha"})):
@@ -141,8 +142,9 @@ def test_the_best_selector_and_the_front_are_in_colour(tmp_path):
 
 def test_a_forced_first_block_is_a_line_of_its_own(tmp_path):
     made = comparison()
-    made["rows"] += [row | {"setting": f"{row['setting']},first=1", "mass_kept": 0.95}
-                     for row in made["rows"] if row["selector"] == "quest"]
+    rows = made["tables"]["selectors"]["rows"]
+    rows += [row | {"setting": f"{row['setting']},first=1", "mass_kept": 0.95}
+                     for row in rows if row["selector"] == "quest"]
     figure, _ = mass_kept_versus_budget(read_comparison(write(tmp_path / "c.json", made)), 3)
     lines = lines_of(figure.axes[0])
     assert lines["quest:first=1"].get_color() == lines["quest"].get_color()
@@ -153,11 +155,12 @@ def test_a_forced_first_block_is_a_line_of_its_own(tmp_path):
 
 def test_what_is_named_has_a_colour_of_its_own(tmp_path):
     made = comparison()
-    row = made["rows"][-1]
+    rows = made["tables"]["selectors"]["rows"]
+    row = rows[-1]
     for place, name in enumerate(("mean-key", "window", "h2o", "infllm-v2", "keydiff", "nsa",
                                   "quest-pages", "oracle-logit")):
         for budget in (128, 256):
-            made["rows"].append(row | {"selector": name, "budget": budget,
+            rows.append(row | {"selector": name, "token_budget": budget,
                                        "mass_kept": 0.8 if name == "quest-pages" else 0.4 + place / 99})
     figure, _ = mass_kept_versus_budget(read_comparison(write(tmp_path / "c.json", made)), 3)
     colours = {text.get_text(): text.get_color() for text in figure.axes[0].texts
@@ -207,11 +210,12 @@ def test_options_change_fill_and_line_alone():
 def test_a_selector_looks_the_same_whatever_stands_beside_it(tmp_path):
     """The fronts of FLOPs and of bytes name other selectors."""
     made = comparison()
-    row = made["rows"][-1]
+    rows = made["tables"]["selectors"]["rows"]
+    row = rows[-1]
     for name, kept, flops, moved in (("hisa", 0.7, 0.01, 9), ("sparq", 0.7, 9, 0.01),
                                      ("nsa", 0.72, 0.02, 0.02)):
         for budget in (128, 256):
-            made["rows"].append(row | {"selector": name, "budget": budget, "mass_kept": kept,
+            rows.append(row | {"selector": name, "token_budget": budget, "mass_kept": kept,
                                        "attention_flops": flops * row["attention_flops"],
                                        "attention_bytes": moved * row["attention_bytes"],
                                        "index_flops": 0, "index_bytes": 0})

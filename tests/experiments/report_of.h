@@ -17,13 +17,12 @@ inline nlohmann::json report_of(const std::filesystem::path& folder) {
 inline const nlohmann::json& rows_of_table(const nlohmann::json& report, const char* table) {
     return report.at("tables").at(table).at("rows");
 }
-/// The rows of msa-analyze, or of msa-compare, whose answer is a tree.
-inline const nlohmann::json& selector_rows(const nlohmann::json& all) {
-    return all.contains("tables") ? rows_of_table(all, "selectors") : all.at("rows");
+/// Those of msa-analyze or msa-compare.
+inline const nlohmann::json& selector_rows(const nlohmann::json& report) {
+    return rows_of_table(report, "selectors");
 }
-/// The options of a run, likewise.
-inline const nlohmann::json& options_of_run(const nlohmann::json& all) {
-    return all.contains("run") ? all.at("run").at("options") : all.at("options");
+inline const nlohmann::json& options_of_run(const nlohmann::json& report) {
+    return report.at("run").at("options");
 }
 /// A text of a row, empty where it is null.
 inline std::string text_in(const nlohmann::json& row, const char* column) {

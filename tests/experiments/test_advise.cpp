@@ -265,9 +265,9 @@ TEST_F(Advise, AgreesWithCompare) {
                         selectors[0], selectors[1]})
                   .code,
               0);
-    const json compared = json::parse(file_text(path("compared/summary.json")));
-    ASSERT_EQ(rows_of_table(all, "settings").size(), compared["rows"].size());
-    for (const json& row : compared["rows"])
+    const json compared = selector_rows(report_of(path("compared")));
+    ASSERT_EQ(rows_of_table(all, "settings").size(), compared.size());
+    for (const json& row : compared)
         for (const json& setting : rows_of_table(all, "settings")) {
             if (row["selector"] != setting["selector"] || row["top_k"] != setting["top_k"])
                 continue;

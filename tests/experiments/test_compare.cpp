@@ -9,6 +9,7 @@
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -33,11 +34,9 @@ protected:
         return json::parse(file_text(path(out + "/summary.json")));
     }
     static double mass(const json& summary, const std::string& selector, int budget, int layer) {
-        for (const json& row : summary["rows"])
-            if (row["selector"] == selector && row["budget"] == budget && row["layer"] == layer)
-                return row["mass_kept"];
-        ADD_FAILURE() << selector << ", " << budget;
-        return NAN;
+        return row_of(summary, "selectors",
+                      {{"selector", selector}, {"token_budget", budget}, {"layer", layer}})
+            .at("mass_kept");
     }
 
     std::string file_ = make("a.h5", {.rotary_dim = 8});  // layers 0 and 3
@@ -46,8 +45,8 @@ protected:
 TEST_F(Compare, HasARowForEverySelectorBudgetAndLayer) {
     const json all = summary("out");
     std::set<std::tuple<int, std::string, int>> rows, wanted;
-    for (const json& row : all["rows"]) {
-        rows.emplace(row["layer"], row["selector"], row["budget"]);
+    for (const json& row : selector_rows(all)) {
+        rows.emplace(row["layer"], row["selector"], row["token_budget"]);
         EXPECT_EQ(row["rows_counted"], 90 - 32 + 60 - 32);
         EXPECT_EQ(row["block_size"], 8);
         const bool of_tokens = find_token_selector(row["selector"].get<std::string>()) != nullptr;
@@ -71,7 +70,7 @@ TEST_F(Compare, HasARowForEverySelectorBudgetAndLayer) {
 
 TEST_F(Compare, TokensTouchMoreBlocksThanTheyFill) {
     const json all = summary("out", {"--selectors", "streaming-llm,dsa-tokens,window-tokens"});
-    for (const json& row : all["rows"]) {
+    for (const json& row : selector_rows(all)) {
         const double blocks = row["blocks_kept"], full = row["tokens_read"].get<double>() / 8;
         const std::string selector = row["selector"];
         EXPECT_GE(blocks, full) << selector;
@@ -81,11 +80,11 @@ TEST_F(Compare, TokensTouchMoreBlocksThanTheyFill) {
 
 TEST_F(Compare, MoreBudgetKeepsMoreAndTheOracleMost) {
     const json all = summary("out");
-    for (const json& row : all["rows"]) {
+    for (const json& row : selector_rows(all)) {
         const std::string selector = row["selector"];
         if (find_token_selector(selector)) continue;
         const bool uneven = make_selector(selector)->adjust({}, 0).top_k == kUneven;
-        const int layer = row["layer"], budget = row["budget"];
+        const int layer = row["layer"], budget = row["token_budget"];
         EXPECT_LT(mass(all, selector, 16, layer), mass(all, selector, 32, layer)) << selector;
         if (uneven) continue;
         EXPECT_LE(row["mass_kept"], mass(all, "oracle", budget, layer)) << selector;
@@ -103,11 +102,11 @@ TEST_F(Compare, MoreBudgetKeepsMoreAndTheOracleMost) {
 TEST_F(Compare, EqualBudgetsAreEqual) {
     const json all = summary("out");
     std::map<int, double> read;
-    for (const json& row : all["rows"])
-        if (row["selector"] == "oracle") read[row["budget"]] = row["tokens_read"];
-    for (const json& row : all["rows"]) {
+    for (const json& row : selector_rows(all))
+        if (row["selector"] == "oracle") read[row["token_budget"]] = row["tokens_read"];
+    for (const json& row : selector_rows(all)) {
         const std::string selector = row["selector"];
-        const int budget = row["budget"];
+        const int budget = row["token_budget"];
         const bool of_tokens = find_token_selector(selector) != nullptr;
         EXPECT_EQ(row["kind"], of_tokens ? "tokens" : "blocks");
         if (!of_tokens) {
@@ -125,7 +124,7 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
     }
     EXPECT_LT(read[16], 16);
     EXPECT_GT(read[16], 16 - 8);
-    const std::string tables = file_text(path("out/tables.txt"));
+    const std::string tables = file_text(path("out/compare.txt"));
     for (const char* column : {"blocks  tokens", "window-tokens: every", "previous-layer: layer 2"})
         EXPECT_NE(tables.find(column), std::string::npos) << column;
     const std::string csv = file_text(path("out/metrics.csv"));
@@ -136,19 +135,19 @@ TEST_F(Compare, EqualBudgetsAreEqual) {
 TEST_F(Compare, CostsAreThePhasesWhicheverQueriesAreSampled) {
     std::map<std::pair<std::string, int>, json> whole;
     const json all = summary("all");
-    for (const json& row : all["rows"])
-        if (row["layer"] == 3) whole[{row["selector"], row["budget"]}] = row;
+    for (const json& row : selector_rows(all))
+        if (row["layer"] == 3) whole[{row["selector"], row["token_budget"]}] = row;
     const json some = summary("some", {"--sample-queries", "30"});
-    for (const json& row : some["rows"]) {
+    for (const json& row : selector_rows(some)) {
         if (row["layer"] != 3) continue;
-        const json& other = whole.at({row["selector"], row["budget"]});
+        const json& other = whole.at({row["selector"], row["token_budget"]});
         for (const char* cost : {"index_flops", "index_bytes"})
             EXPECT_EQ(row[cost], other[cost]) << row["selector"];
     }
     const auto matched = [&](const std::string& out, const std::vector<std::string>& more) {
         std::vector<std::string> args{"--ablation", "window", "--selectors", "minference-vs"};
         args.insert(args.end(), more.begin(), more.end());
-        return summary(out, args)["rows"][0]["matched_budget"].get<int>();
+        return selector_rows(summary(out, args))[0]["matched_budget"].get<int>();
     };
     EXPECT_EQ(matched("w", {}), matched("v", {"--sample-queries", "30"}));
 }
@@ -156,8 +155,9 @@ TEST_F(Compare, CostsAreThePhasesWhicheverQueriesAreSampled) {
 /// Four heads that each choose for themselves cost what the layer costs, not a quarter of it.
 TEST_F(Compare, SharingByHeadPricesTheLayer) {
     const std::vector<std::string> oracle{"--selectors", "oracle"};
-    const json group = summary("group", oracle)["rows"][0];
-    const json head = summary("head", {"--selectors", "oracle", "--share", "head"})["rows"][0];
+    const json group = selector_rows(summary("group", oracle))[0];
+    const json head =
+        selector_rows(summary("head", {"--selectors", "oracle", "--share", "head"}))[0];
     EXPECT_EQ(head["rows_counted"], group["rows_counted"]);
     EXPECT_EQ(head["index_flops"], group["index_flops"]);
     EXPECT_EQ(head["attention_flops"], group["attention_flops"]);
@@ -176,8 +176,8 @@ TEST_F(Compare, LargeConstantLogitsAreNoError) {
                                       "--block-size", "8", "--threads", "2"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_GT(all["checks"][0]["largest_mass_bound"], 1e-5);
-    EXPECT_LT(all["checks"][0]["largest_mass_bound"], 1e-2);
+    EXPECT_GT(rows_of_table(all, "layers")[0]["largest_mass_bound"], 1e-5);
+    EXPECT_LT(rows_of_table(all, "layers")[0]["largest_mass_bound"], 1e-2);
 }
 
 TEST_F(Compare, ReadsOnlyTheQueriesThatAreLookedAt) {
@@ -204,8 +204,8 @@ TEST_F(Compare, UndefinedAttentionIsNamedAndStaysUndefined) {
               std::string::npos)
         << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    EXPECT_EQ(all["checks"][0]["rows_undefined"], 2);
-    for (const json& row : all["rows"])
+    EXPECT_EQ(rows_of_table(all, "layers")[0]["rows_undefined"], 2);
+    for (const json& row : selector_rows(all))
         for (const char* metric :
              {"mass_kept", "score_recall", "block_recall", "group_output_error"})
             EXPECT_TRUE(row[metric].is_null()) << row["selector"] << " " << metric;
@@ -220,7 +220,7 @@ TEST_F(Compare, DeadGroupsAreLeftOutAndCounted) {
                                       "window,streaming-llm", "--block-size", "8"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    for (const json& row : all["rows"]) {
+    for (const json& row : selector_rows(all)) {
         EXPECT_EQ(row["dead_groups"], 1);
         EXPECT_GT(row["group_output_error"], 0.0);
     }
@@ -228,9 +228,9 @@ TEST_F(Compare, DeadGroupsAreLeftOutAndCounted) {
 
 TEST_F(Compare, EveryRunIsChecked) {
     const json all = summary("out", {"--selectors", "oracle,random"});
-    ASSERT_EQ(all["checks"].size(), 2U);
-    for (const json& layer : all["checks"]) {
-        EXPECT_GE(layer["rows"], 150 * 2 * 4);
+    ASSERT_EQ(rows_of_table(all, "layers").size(), 2U);
+    for (const json& layer : rows_of_table(all, "layers")) {
+        EXPECT_GE(layer["rows_checked"], 150 * 2 * 4);
         EXPECT_GE(layer["rows_with_all_blocks"], 2 * 64 + 2 * 2 * (16 + 32) * 2);
         EXPECT_LT(layer["largest_difference_from_dense"], 1e-5);
     }
@@ -243,9 +243,9 @@ TEST_F(Compare, ABudgetThatCoversEverythingIsDense) {
     const Outcome outcome = kCompare(all);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json read = json::parse(file_text(path("out/summary.json")));
-    for (const json& layer : read["checks"])
+    for (const json& layer : rows_of_table(read, "layers"))
         EXPECT_EQ(layer["rows_with_all_blocks"], 64 * 2 + 150 * 2);
-    for (const json& row : read["rows"]) EXPECT_EQ(row["budget"], 90);
+    for (const json& row : selector_rows(read)) EXPECT_EQ(row["token_budget"], 90);
 }
 
 TEST_F(Compare, SharingByHeadKeepsMoreThanByGroupThanByLayer) {
@@ -260,19 +260,19 @@ TEST_F(Compare, SharingByHeadKeepsMoreThanByGroupThanByLayer) {
 TEST_F(Compare, ForcedBlocksOutsideTheBudgetComeOnTop) {
     const json all =
         summary("out", {"--selectors", "oracle", "--forced", "outside", "--forced-first", "1"});
-    ASSERT_EQ(all["rows"].size(), 4U);
-    for (const json& row : all["rows"])
-        EXPECT_EQ(row["blocks_kept"], row["budget"].get<int>() / 8 + 2);
+    ASSERT_EQ(selector_rows(all).size(), 4U);
+    for (const json& row : selector_rows(all))
+        EXPECT_EQ(row["blocks_kept"], row["token_budget"].get<int>() / 8 + 2);
 }
 
 TEST_F(Compare, DecodeComparesTheQueriesBehindThePrompt) {
     const json all =
         summary("out", {"--phase", "decode", "--prompt", "70", "--selectors", "oracle,snapkv"});
-    for (const json& row : all["rows"]) EXPECT_EQ(row["rows_counted"], 20);
+    for (const json& row : selector_rows(all)) EXPECT_EQ(row["rows_counted"], 20);
     // New tokens come on top of snapkv's budget: the summary and the table tell.
-    for (const json& row : all["rows"])
+    for (const json& row : selector_rows(all))
         EXPECT_EQ(row["tokens_read"] > row["tokens_allowed"], row["selector"] == "snapkv") << row;
-    EXPECT_NE(file_text(path("out/tables.txt")).find("snapkv: * reads more tokens than its"),
+    EXPECT_NE(file_text(path("out/compare.txt")).find("snapkv: reads more tokens than its"),
               std::string::npos);
 }
 
@@ -282,7 +282,7 @@ TEST_F(Compare, BlockSizesAreComparedAtEqualBudget) {
                                       "--selectors", "oracle", "--budgets", "64"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
-    for (const json& row : all["rows"]) settings.emplace(row["setting"], row["top_k"]);
+    for (const json& row : selector_rows(all)) settings.emplace(row["setting"], row["top_k"]);
     EXPECT_EQ(settings, (std::set<std::pair<std::string, int>>{
                             {"64,block=32", 2}, {"64,block=64", 1}, {"64,block=128", 1}}));
 }
@@ -290,7 +290,7 @@ TEST_F(Compare, BlockSizesAreComparedAtEqualBudget) {
 TEST_F(Compare, ForcedBlocksAreVariedWhereTheyFit) {
     std::set<std::string> settings;
     const json all = summary("out", {"--ablation", "forced", "--selectors", "oracle"});
-    for (const json& row : all["rows"]) settings.insert(row["setting"]);
+    for (const json& row : selector_rows(all)) settings.insert(row["setting"]);
     EXPECT_EQ(settings, (std::set<std::string>{"16,first=0,local=1", "16,first=0,local=2",
                                                "16,first=1,local=1", "32,first=0,local=1",
                                                "32,first=0,local=2", "32,first=1,local=1",
@@ -302,8 +302,8 @@ TEST_F(Compare, ForcedConfigsAreNamedByWhatRan) {
     std::multiset<std::string> settings;
     const json all =
         summary("out", {"--ablation", "forced", "--selectors", "window,streaming-llm"});
-    for (const json& row : all["rows"])
-        if (row["layer"] == 0 && row["budget"] == 32)
+    for (const json& row : selector_rows(all))
+        if (row["layer"] == 0 && row["token_budget"] == 32)
             settings.insert(row["selector"].get<std::string>() + "@" +
                             row["setting"].get<std::string>());
     EXPECT_EQ(settings, (std::multiset<std::string>{"streaming-llm@32", "window@32,first=1,local=1",
@@ -313,13 +313,13 @@ TEST_F(Compare, ForcedConfigsAreNamedByWhatRan) {
 TEST_F(Compare, WindowsMatchBudgetAndFlops) {
     const json all = summary("out", {"--ablation", "window", "--selectors", "oracle"});
     std::set<int> windows, matched;
-    for (const json& row : all["rows"]) {
+    for (const json& row : selector_rows(all)) {
         const bool window = row["selector"] == "window-tokens";
         if (!window) matched.insert(row["matched_budget"].get<int>());
         if (!window) continue;
-        windows.insert(row["budget"].get<int>());
-        const bool equal_budget = row["budget"] == 16 || row["budget"] == 32;
-        EXPECT_EQ(row["setting"], std::to_string(row["budget"].get<int>()) +
+        windows.insert(row["token_budget"].get<int>());
+        const bool equal_budget = row["token_budget"] == 16 || row["token_budget"] == 32;
+        EXPECT_EQ(row["setting"], std::to_string(row["token_budget"].get<int>()) +
                                       (equal_budget ? ",equal=budget" : ",equal=FLOPs"));
     }
     // Scores of 2 Hq dh FLOPs for each of 39.5 keys on average pay for half as many tokens.
@@ -334,12 +334,11 @@ TEST_F(Compare, WindowsMatchBudgetAndFlops) {
 
 TEST_F(Compare, LayersAndGroupsOverlap) {
     const json all = summary("out", {"--selectors", "window,random"});
-    ASSERT_EQ(all["layer_overlap"].size(), 4U);
-    for (const json& config : all["layer_overlap"]) {
-        EXPECT_EQ(config["layers"], (json{0, 3}));
-        EXPECT_EQ(config["overlap"][0][0], 1);
-        const auto name = config["config"].get<std::string>();  // random draws anew in every layer
-        EXPECT_EQ(config["overlap"][0][1] == 1, !name.starts_with("random")) << name;
+    ASSERT_EQ(rows_of_table(all, "layer_overlaps").size(), 4U);
+    for (const json& row : rows_of_table(all, "layer_overlaps")) {
+        EXPECT_EQ(row["layer"], 0);
+        EXPECT_EQ(row["other_layer"], 3);  // where random draws anew
+        EXPECT_EQ(row["layer_overlap"] == 1, row["selector"] != "random") << row;
     }
     const io::ResultsReader file(path("out/results.h5"));
     const auto groups = file.read<double, 2>("/overlap/window@16/3");
@@ -361,7 +360,7 @@ TEST_F(Compare, ResumesToTheSameResults) {
     }
     EXPECT_GT(killed, 1);
     EXPECT_TRUE(same_results(path("out/results.h5"), path("whole/results.h5")));
-    for (const char* name : {"/summary.json", "/metrics.csv", "/tables.txt"})
+    for (const char* name : {"/summary.json", "/metrics.csv", "/compare.txt"})
         EXPECT_EQ(file_text(path("out") + name), file_text(path("whole") + name));
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/io/results.h"
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -23,8 +24,9 @@ protected:
         return all;
     }
     static double mass(const json& summary, const std::string& selector, int budget) {
-        for (const json& row : summary["rows"])
-            if (row["selector"] == selector && row["budget"] == budget) return row["mass_kept"];
+        for (const json& row : selector_rows(summary))
+            if (row["selector"] == selector && row["token_budget"] == budget)
+                return row["mass_kept"];
         ADD_FAILURE() << selector << ", " << budget;
         return NAN;
     }
@@ -86,6 +88,29 @@ TEST_F(CompareOptions, RopeIsAskedForWhereTheFileDoesNotSayIt) {
     EXPECT_EQ(kept.size(), 3U);
 }
 
+TEST_F(CompareOptions, WindowsStandBesideTheSelectors) {
+    const Outcome outcome =
+        kCompare(args("out", {"--ablation", "window", "--selectors", "oracle"}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json all = report_of(path("out")), windows = rows_of_table(all, "windows");
+    ASSERT_EQ(windows.size(), 2U);
+    int matched = 0;
+    for (const json& row : windows) {
+        const json equal = row_of(
+            all, "selectors", {{"setting", row["setting"].get<std::string>() + ",equal=budget"}});
+        const json flops =
+            row_of(all, "selectors",
+                   {{"setting", concat(row["matched_budget"].get<int>(), ",equal=FLOPs")}});
+        for (const std::string name : {"mass_kept", "group_output_error"}) {
+            EXPECT_EQ(row["window_" + name], equal[name]);
+            EXPECT_EQ(row["matched_window_" + name], flops.is_null() ? json() : flops[name]);
+        }
+        matched += flops.is_null() ? 0 : 1;
+    }
+    EXPECT_EQ(matched, 1);  // the other one holds more than half of the longest sequence
+    EXPECT_NE(outcome.out.find("equal"), std::string::npos);
+}
+
 TEST_F(CompareOptions, SelectorsTakeOptions) {
     const std::vector<std::string> asked{"--selectors",
                                          "sparq,sparq:rank=16,sparq:rank=3,oracle,top-p:p=0.3,"
@@ -94,13 +119,13 @@ TEST_F(CompareOptions, SelectorsTakeOptions) {
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json all = json::parse(file_text(path("out/summary.json")));
     std::set<std::string> names;
-    for (const json& row : all["rows"]) names.insert(row["selector"]);
+    for (const json& row : selector_rows(all)) names.insert(row["selector"]);
     EXPECT_EQ(names, (std::set<std::string>{"oracle", "sparq", "sparq:rank=16", "sparq:rank=3",
                                             "streaming-llm:sinks=2", "top-p:p=0.3"}));
     EXPECT_NEAR(mass(all, "sparq:rank=16", 16), mass(all, "oracle", 16), 1e-5) << "of all channels";
     EXPECT_LT(mass(all, "sparq:rank=3", 16), mass(all, "oracle", 16) - 0.01);
     EXPECT_EQ(mass(all, "top-p:p=0.3", 16), mass(all, "top-p:p=0.3", 32)) << "no budget";
-    EXPECT_NE(file_text(path("out/tables.txt")).find("\nsparq:rank=16 "), std::string::npos);
+    EXPECT_NE(file_text(path("out/compare.txt")).find("  sparq:rank=16 "), std::string::npos);
     const io::ResultsReader results(path("out/results.h5"));
     EXPECT_NE(results.text("/metrics/sparq:rank=16@16/3", "rule").find("; with rank=16"),
               std::string::npos);

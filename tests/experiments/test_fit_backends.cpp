@@ -12,6 +12,7 @@
 #include "core/select/token_selector.h"
 #include "core/tolerance.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/far_backend.h"
 #include "tests/support/truth.h"
 
@@ -145,7 +146,7 @@ TEST_F(FarComparison, OfBlocksIsTheSameButForRoundingsOfOutputs) {
 TEST_F(FarComparison, OfTokensIsTheSameButForRoundings) {
     compare(list_token_selectors());
     const auto rows = [&](const std::string& of) {
-        return nlohmann::json::parse(file_text(path(of + "/summary.json")))["rows"];
+        return nlohmann::json(selector_rows(report_of(path(of))));
     };
     const nlohmann::json far = rows("far"), near = rows("cpu");
     ASSERT_EQ(far.size(), near.size());

@@ -55,8 +55,8 @@ TEST_F(ForcedFirst, IsASettingOfCompare) {
     EXPECT_EQ(found,
               (std::set<std::string>{"mean-key@32", "mean-key@32,first=1", "window@32,first=1"}));
     EXPECT_EQ(page_.find("not like for like"), std::string::npos) << page_;
-    EXPECT_EQ(row_of(both, "window")["behind"]["selector"],
-              row_of(both, "mean-key", "32,first=1")["behind"]["selector"])
+    EXPECT_EQ(row_of(both, "window")["best_selector"],
+              row_of(both, "mean-key", "32,first=1")["best_selector"])
         << "compared with each other";
     for (const std::string first : {"0", "1"}) {
         const json alone = compare(first);

@@ -9,6 +9,7 @@
 #include "core/selection.h"
 #include "core/tolerance.h"
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -211,7 +212,7 @@ TEST_F(OwnAttentionOfModels, IsWhatCompareComputes) {
         ASSERT_EQ(outcome.code, 0) << outcome.err;
         EXPECT_EQ(outcome.err.find("warning"), std::string::npos) << outcome.err;
         const json all = json::parse(file_text(path("out/summary.json")));
-        for (const json& row : all["rows"]) {
+        for (const json& row : selector_rows(all)) {
             const std::string name = row["selector"];
             EXPECT_LE(row["mass_kept"], left + off) << name;
             if (name == "oracle") oracle[share] = row["mass_kept"];

@@ -9,6 +9,7 @@
 #include "core/io/h5.h"
 #include "experiments/driver/run_options.h"
 #include "tests/experiments/fit_test.h"
+#include "tests/experiments/report_of.h"
 #include "tests/support/refusal.h"
 
 namespace msa::test {
@@ -84,8 +85,7 @@ TEST_F(Fit, AndAnalyzeTakeTheModelsOwnSizes) {
         io::h5::set_attribute(group, "own_top_k", int64_t{3});
     }
     const auto options = [&](const std::string& out) {
-        const auto all = nlohmann::json::parse(file_text(path(out + "/summary.json")));
-        return all.contains("run") ? all["run"]["options"] : all["options"];
+        return nlohmann::json(options_of_run(report_of(path(out))));
     };
     const Outcome fit = kFit({file, "--out", path("fit"), "--index-dim", "16", "--steps", "2"});
     ASSERT_EQ(fit.code, 0) << fit.err;
@@ -111,7 +111,7 @@ TEST_F(Fit, IndexerFileSaysWhatItWasFittedFor) {
     ASSERT_EQ(compare.code, 0) << compare.err;
     EXPECT_EQ(compare.err.substr(0, compare.err.find('\n')),
               "note: --block-size is 8, as the file says of its Index Branch");
-    const auto options = nlohmann::json::parse(file_text(path("compare/summary.json")))["options"];
+    const auto options = nlohmann::json(options_of_run(report_of(path("compare"))));
     EXPECT_EQ(options["block_size"], 8);
 }
 

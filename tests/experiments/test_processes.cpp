@@ -52,7 +52,8 @@ TEST_F(Processes, SomeStartLate) {
 }
 
 TEST_F(Processes, ComparisonsToo) {
-    const std::vector<std::string> files{"results.h5", "summary.json", "metrics.csv", "tables.txt"};
+    const std::vector<std::string> files{"results.h5", "summary.json", "metrics.csv",
+                                         "compare.txt"};
     const Outcome whole = kCompare(compare("whole", {}));
     ASSERT_EQ(whole.code, 0) << whole.err;
     EXPECT_EQ(run_together("msa-compare", compare("out", {}), 3)[0].out, whole.out);

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -28,21 +29,21 @@ TEST_F(Sinks, OfCompareAreNamed) {
         return json::parse(file_text(path(out + "/summary.json")));
     };
     for (const std::string share : {"group", "head"}) {
-        const json dropped = run(share, share, "0")["dropped_sinks"];
+        const json dropped = rows_of_table(run(share, share, "0"), "dropped_sinks");
         ASSERT_EQ(dropped.size(), 1U) << dropped;
         EXPECT_EQ(dropped[0]["layer"], 0);
         EXPECT_EQ(dropped[0]["selector"], "mean-key");
         EXPECT_EQ(dropped[0]["setting"], "128");
         EXPECT_EQ(dropped[0]["remedy"], "--forced-first 1");
         EXPECT_GT(dropped[0]["sink_mass_dense"], 0.4);
-        EXPECT_NE(file_text(path(share + "/tables.txt")).find("mean-key@128 in layer 0 (0."),
+        EXPECT_NE(file_text(path(share + "/compare.txt")).find("mean-key@128 in layer 0 (0."),
                   std::string::npos);
     }
     const json kept = run("kept", "group", "1");
-    EXPECT_TRUE(kept["dropped_sinks"].empty()) << kept["dropped_sinks"];
-    for (const json& row : kept["rows"])
+    EXPECT_TRUE(rows_of_table(kept, "dropped_sinks").empty());
+    for (const json& row : selector_rows(kept))
         EXPECT_EQ(row["sink_mass_sparse"].is_null(), row["kind"] == "tokens") << row;
-    EXPECT_EQ(file_text(path("kept/tables.txt")).find("Sink dropped"), std::string::npos);
+    EXPECT_EQ(file_text(path("kept/compare.txt")).find("Sink dropped"), std::string::npos);
 }
 
 /// Of the ids that layers share, and at the setting that is advised.
@@ -67,7 +68,7 @@ TEST_F(Sinks, OfReuseAndAdviseAreNamed) {
             const Outcome outcome = (*program)(args);
             ASSERT_EQ(outcome.code, 0) << outcome.err;
             const json all = json::parse(file_text(path(out + "/summary.json")));
-            const json& dropped = all["tables"]["dropped_sinks"]["rows"];
+            const json& dropped = rows_of_table(all, "dropped_sinks");
             EXPECT_EQ(dropped.size(), first == "0" ? 2U : 0U) << dropped;
             for (const json& row : dropped) EXPECT_EQ(row["selector"], "mean-key");
             EXPECT_EQ(file_text(path(out + "/" + page)).find("Sink dropped") != std::string::npos,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "experiments/driver/sink_note.h"
+#include "experiments/driver/metrics.h"
 #include "experiments/driver/table.h"
+#include "experiments/measure/sinks.h"
 
 namespace msa::experiments {
 namespace {
@@ -37,38 +38,45 @@ TEST(Paragraph, BreaksBetweenWordsAtTheWidthOfATerminal) {
     EXPECT_EQ(printed("x " + longer + " y"), "x\n" + longer + "\ny\n");
 }
 
+TEST(MetricsCsv, QuotesWhatNeedsItAndLeavesOutWhatIsUnknown) {
+    MetricsCsv lines({"layer", "setting"});
+    lines.add({"3", "32,first=1"}, "mass_kept", 0.123456789012);
+    lines.add({"3", "a \"b\""}, "mass_kept", NAN);
+    EXPECT_EQ(lines.text(),
+              "layer,setting,metric,axis,index,value\n"
+              "3,\"32,first=1\",mass_kept,,,0.123456789\n"
+              "3,\"a \"\"b\"\"\",mass_kept,,,\n");
+}
+
 TEST(DroppedSinks, AreThoseOfLayersThatHaveOne) {
-    using nlohmann::ordered_json;
-    const auto row = [](int layer, const char* selector, ordered_json dense, ordered_json sparse) {
-        return ordered_json{{"layer", layer},
-                            {"selector", selector},
-                            {"sink_mass_dense", std::move(dense)},
-                            {"sink_mass_sparse", std::move(sparse)}};
-    };
     // Those of layers 20 and 29 are a public model's; the others lie on either side of a limit.
-    const ordered_json dropped = dropped_sinks(
-        ordered_json::array({row(20, "mean-key", 0.458, 0.247), row(20, "quest", 0.458, 0.45),
-                             row(29, "mean-key", 0.294, 0.122), row(2, "mean-key", 0.05, 0.01),
-                             row(3, "mean-key", 0.051, 0.0407), row(3, "window", 0.051, 0.041),
-                             row(4, "window", nullptr, 0.1), row(5, "window", 0.5, nullptr)}));
+    report::Report report;
+    measure::add_dropped_sinks({{20, "mean-key", std::nullopt, 0.458, 0.247},
+                                {20, "quest", std::nullopt, 0.458, 0.45},
+                                {29, "mean-key", std::nullopt, 0.294, 0.122},
+                                {2, "mean-key", std::nullopt, 0.05, 0.01},
+                                {3, "mean-key", std::nullopt, 0.051, 0.0407},
+                                {3, "window", std::nullopt, 0.051, 0.041},
+                                {4, "window", std::nullopt, NAN, 0.1},
+                                {5, "window", std::nullopt, 0.5, NAN}},
+                               report);
+    const nlohmann::ordered_json dropped = report.tables.at(0).json()["rows"];
     ASSERT_EQ(dropped.size(), 3U) << dropped;
     EXPECT_EQ(dropped[0]["layer"], 20);
     EXPECT_EQ(dropped[0]["selector"], "mean-key");
     EXPECT_EQ(dropped[2]["layer"], 3);
     EXPECT_EQ(dropped[2]["sink_mass_sparse"], 0.0407);
     EXPECT_EQ(dropped[2]["remedy"], "--forced-first 1");
-    std::ostringstream out, nothing;
-    print_dropped_sinks(dropped, out);
-    std::string words = out.str();
-    std::replace(words.begin(), words.end(), '\n', ' ');
+    const std::string words = report.notes.at(0).text;
     EXPECT_NE(words.find("mean-key in layer 20 (0.458 to 0.247), 29 (0.294 to 0.122), 3"),
               std::string::npos)
         << words;
     EXPECT_NE(words.find("--forced-first 1 keeps it."), std::string::npos) << words;
-    EXPECT_TRUE(words.starts_with("Sink from layer 3; mean-key drops it; force block 0. "))
+    EXPECT_TRUE(words.starts_with("Sink from layer 3; mean-key drops it; force block 0.\n"))
         << words;
-    print_dropped_sinks(dropped_sinks(ordered_json::array()), nothing);
-    EXPECT_EQ(nothing.str(), "");
+    report::Report nothing;
+    measure::add_dropped_sinks({}, nothing);
+    EXPECT_TRUE(nothing.notes.empty());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "experiments/driver/sample.h"
 #include "experiments/programs.h"
 #include "tests/experiments/processes_test.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 namespace {
@@ -29,7 +30,7 @@ const Cutter kAnalyzes{kAnalyze,
 const Cutter kCompares{
     kCompare,
     {"--block-size", "8", "--budgets", "16,32", "--selectors", "top-p,h2o-streamed,window-tokens"},
-    {"results.h5", "summary.json", "metrics.csv", "tables.txt"}};
+    {"results.h5", "summary.json", "metrics.csv", "compare.txt"}};
 
 std::string cutter_name(const testing::TestParamInfo<const Cutter*>& info) {
     return info.param == &kAnalyzes ? "Analyze" : "Compare";
@@ -38,10 +39,9 @@ std::string cutter_name(const testing::TestParamInfo<const Cutter*>& info) {
 /// A summary without its options and what is of chunks: the largest bound of one.
 json comparable(const std::string& summary) {
     json all = json::parse(file_text(summary));
-    all.erase("options");
-    if (all.contains("run")) all["run"].erase("options");
-    if (all.contains("checks"))
-        for (json& checks : all["checks"]) checks.erase("largest_mass_bound");
+    all["run"].erase("options");
+    if (all["tables"].contains("layers"))
+        for (json& layer : all["tables"]["layers"]["rows"]) layer.erase("largest_mass_bound");
     return all;
 }
 
@@ -238,8 +238,8 @@ TEST_F(CompareUnits, UndefinedRowsAreNamedWithTheirUnitAndCountedTogether) {
                              "in its logits, in 2 rows; the first is token 270, group 0"})
         EXPECT_NE(outcome.err.find(says), std::string::npos) << outcome.err;
     const json summary = json::parse(file_text(path("out/summary.json")));
-    EXPECT_EQ(summary["checks"][0]["rows_undefined"], 4);
-    for (const json& row : summary["rows"]) EXPECT_TRUE(row["mass_kept"].is_null()) << row;
+    EXPECT_EQ(rows_of_table(summary, "layers")[0]["rows_undefined"], 4);
+    for (const json& row : selector_rows(summary)) EXPECT_TRUE(row["mass_kept"].is_null()) << row;
 }
 
 /// Ids are stored of a sample: parts of any cut, one without any of them, have the rows of all.

@@ -8,17 +8,17 @@ import math
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from .. import results
+from ..results import ResultsError
 from ..table import Table
 from . import style
-from .cost import read_json
-from .results import ResultsError
 
-COLUMNS = ("layer", "selector", "setting", "budget", "tokens_allowed", "tokens_read", "mass_kept",
+INTERVALS = ("mass_kept_low", "mass_kept_high")  # 95 %; NaN where there are none
+COLUMNS = ("layer", "selector", "setting", "token_budget", "tokens_allowed", "tokens_read", "mass_kept",
            "oracle_mass", "group_output_error", "index_flops", "index_bytes", "attention_flops",
-           "attention_bytes", "rows_counted")
+           "attention_bytes", "rows_counted", *INTERVALS)
 SHOWN = ("layer", "selector", "budget", "tokens_read", "over_budget", "mass_kept", "oracle_mass",
          "group_output_error")
-INTERVALS = ("mass_kept_low", "mass_kept_high")  # 95 %; NaN where the file has none
 UNITS = {"flops": (1e6, "MFLOP"), "bytes": (1e3, "kB")}
 BASELINE = "random"  # what keeps no more does not set the axis
 
@@ -31,31 +31,28 @@ class Comparison(Table):
 
 
 def read_comparison(path) -> Comparison:
-    summary = read_json(path, "msa-compare-summary")
-    if not summary["rows"]:
+    answer = results.open(path, "msa-compare")
+    rows = answer["selectors"].select(*COLUMNS)
+    if not len(rows):
         raise ResultsError(f"{path}: has no rows")
-    phase = summary["options"]["phase"]
-    settings = {(row["selector"], row["setting"]) for row in summary["rows"]}
-    for row in summary["rows"]:  # with the first block and without: two lines
-        budget, _, variant = row["setting"].partition(",")
-        if variant.startswith("first=") and (row["selector"], budget) in settings:
-            row["selector"] += ":" + variant
-    table = Comparison.from_rows(
-        (*COLUMNS, *INTERVALS, "phase"),
-        ([_number(row[name]) for name in COLUMNS] + _interval(row) + [phase]
-         for row in summary["rows"]))
+    table = Comparison(**{"budget" if name == "token_budget" else name: values
+                          for name, values in rows.columns.items()})
+    table.columns["selector"] = np.array(_lines(table))
+    table.columns["phase"] = np.full(len(table), answer.run["options"]["phase"])
     table.columns["over_budget"] = table["tokens_read"] > table["tokens_allowed"]
-    table.definitions = {name: str(text) for name, text in summary["definitions"].items()}
+    table.definitions = answer.definitions
     return table
 
 
-def _number(value):
-    return math.nan if value is None else value
-
-
-def _interval(row: dict) -> list[float]:
-    of_mass = row.get("intervals", {}).get("mass_kept", {})
-    return [_number(of_mass.get(end)) for end in ("low", "high")]
+def _lines(table: Table) -> list[str]:
+    """The line that each row is a point of: with the first block and without are two."""
+    settings = set(table.select("selector", "setting").rows())
+    names = []
+    for selector, setting in table.select("selector", "setting").rows():
+        budget, _, variant = setting.partition(",")
+        is_other = variant.startswith("first=") and (selector, budget) in settings
+        names.append(f"{selector}:{variant}" if is_other else selector)
+    return names
 
 
 def _selectors(table: Table) -> list[str]:
@@ -201,7 +198,7 @@ def comparison_definitions(table: Comparison) -> dict[str, str]:
     """Of the columns of comparison_numbers."""
     costs = {f"{part}_{unit}": f"{table.definitions[f'{part}_{cost}']}, in {unit}"
              for cost, (_, unit) in UNITS.items() for part in ("index", "attention")}
-    return {**{name: table.definitions[name] for name in SHOWN if name in table.definitions},
+    return {**{name: table.definitions[name] for name in SHOWN[2:] if name in table.definitions},
             "over_budget": f"Is tokens_read larger than allowed? {table.definitions['tokens_allowed']}",
             **costs}
 
