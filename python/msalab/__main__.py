@@ -17,7 +17,6 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "explore": "one page from a token to the blocks that it chose, to click through",
-         "merge": "the result of the shards of an evaluation (evaluate --shard)",
          "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention",
@@ -45,7 +44,7 @@ GROUPS = {
     "what would MSA select, lose and cost?": ("analyze", "compare", "fit-indexer", "advise", "precision", "reuse",
                                               "cache", "cost"),
     "the model itself": ("try", "evaluate", "train", "pretrain"),
-    "results": ("plot", "explore", "diff", "merge"),
+    "results": ("plot", "explore", "diff"),
     "kernels and engines": ("bench", "conform", "check-batching"),
     "the paper": ("paper",)}
 
@@ -95,9 +94,6 @@ def run_tool(name: str, arguments) -> int:
     if name == "try":
         from .trial import main as trial
         return trial(arguments)
-    if name == "merge":
-        from .evaluation.merge import main as merge
-        return merge(arguments)
     from .capture.__main__ import main as capture
     return capture([name, *arguments])
 

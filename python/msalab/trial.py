@@ -94,10 +94,6 @@ def _msalab(*words) -> None:
     _run(sys.executable, "-m", "msalab", *words)
 
 
-def _evaluate(out: Path, *words) -> None:
-    _msalab("evaluate", *words, "--out", out, *(["--resume"] if out.exists() else []))
-
-
 def steps_of(options, out: Path) -> list[Step]:
     source = Path(options.text)
     learnt, held = split_text(source, out)
@@ -124,9 +120,9 @@ def steps_of(options, out: Path) -> list[Step]:
              (*sizes, options.steps)),
         analyse("free", 0), analyse("forced", 1),
         Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
-             + 10, (held,), lambda: _evaluate(
-                 out / "evaluation", options.model, "--text", held, "--indexer", fit, "--selectors", "index,oracle",
-                 "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
+             + 10, (held,), lambda: _msalab(
+                 "evaluate", options.model, "--out", out / "evaluation", "--text", held, "--indexer", fit, "--selectors",
+                 "index,oracle", "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
                  "--sequences", options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
         Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]
 

@@ -3,7 +3,9 @@
 the compiled module."""
 
 import json
+import os
 import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -22,7 +24,6 @@ import msalab.transformers as mt  # noqa: E402
 from msalab.capture.__main__ import main as capture  # noqa: E402
 from msalab.evaluation import exercises, scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
-from msalab.evaluation.merge import main as merge  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
 from msalab.selectors import Choice, Rule  # noqa: E402
 
@@ -46,10 +47,14 @@ def text_file(tmp_path):
     return path
 
 
+def words_of(folder, text_file, out, *more):
+    return [str(folder), "--text", str(text_file), "--out", str(out), "--bytes", "--context", str(CONTEXT),
+            "--block-size", str(BLOCK), "--top-k", f"2,{ALL}", "--exercises", "3", "--depths", "2", "--forced-first", "0",
+            *map(str, more)]
+
+
 def evaluate(folder, text_file, out, *more):
-    return main([str(folder), "--text", str(text_file), "--out", str(out), "--bytes", "--context",
-                 str(CONTEXT), "--block-size", str(BLOCK), "--top-k", f"2,{ALL}", "--exercises", "3",
-                 "--depths", "2", "--forced-first", "0", *map(str, more)])
+    return main(words_of(folder, text_file, out, *more))
 
 
 def summary_of(out):
@@ -165,59 +170,20 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     out = tmp_path / "out"
     assert evaluate(*arguments, out) == 130
     assert not (out / "results.h5").exists()
-    assert evaluate(*arguments, out) == 2
-    assert "a run was under way; --resume goes on" in capsys.readouterr().err
-    assert evaluate(*arguments, out, "--resume", "--seed", 1) == 2
-    assert "seed was 0, is 1" in capsys.readouterr().err
-    assert evaluate(*arguments, out, "--resume") == 0
+    assert evaluate(*arguments, out, "--seed", 1) == 2
+    assert f"error: {out / 'units'}: seed was 0, is 1; it is of another run" in capsys.readouterr().err
+    assert evaluate(*arguments, out) == 0
     units = len(summary_of(out)["configs"]) and summary_of(out)["sequences"] + 3  # 3 exercises
     assert len(scored) == units + 1
     printed = capsys.readouterr().out
-    assert evaluate(*arguments, out, "--resume") == 0  # it is complete
+    assert evaluate(*arguments, out) == 0  # it is complete
     assert capsys.readouterr().out == printed != "" and len(scored) == units + 1
     for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_shards_of_a_run_are_merged_to_its_bytes(folder, text_file, tmp_path, monkeypatch, capsys):
-    assert evaluate(folder, text_file, tmp_path / "whole") == 0
-    printed = capsys.readouterr().out
-    shards = [tmp_path / f"part{index}" for index in range(3)]
-    score, scored = scoring.Scorer.__call__, []
-
-    def counted(self, ids, *more, **options):
-        scored.append(len(ids))
-        if len(scored) == 2:
-            raise KeyboardInterrupt
-        return score(self, ids, *more, **options)
-
-    make, made = exercises.make_exercise, []
-    monkeypatch.setattr(scoring.Scorer, "__call__", counted)
-    monkeypatch.setattr(exercises, "make_exercise", lambda *how: made.append(how) or make(*how))
-    for index, out in enumerate(shards):
-        part = ("--shard", f"{index}/3")
-        if index == 0:  # is stopped, and goes on
-            assert evaluate(folder, text_file, out, *part) == 130
-            assert evaluate(folder, text_file, out, *part) == 2
-            part = (*part, "--resume")
-        assert evaluate(folder, text_file, out, *part) == 0
-        assert not (out / "results.h5").exists()
-    said = capsys.readouterr()
-    assert "shard 2/3: its " in said.err and "of several folders msalab merge does" in said.err
-    assert said.out == ""
-    summary = summary_of(tmp_path / "whole")
-    assert len(scored) == summary["sequences"] + 3 + 1  # nothing twice but what was interrupted
-    assert len(made) == 3 + 5  # each by its shard, and the first one by each of five starts
-    assert merge([*map(str, shards), "--out", str(tmp_path / "merged")]) == 0
-    assert capsys.readouterr().out == printed
-    for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
-        assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    # One of them may become the whole.
-    assert evaluate(folder, text_file, shards[0], "--resume") == 0
-    assert summary_of(shards[0]) == summary
-
-
-def test_processes_of_devices_give_the_bytes_of_one(folder, text_file, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("launcher", ["", "mpirun"])
+def test_processes_do_a_run_together(folder, text_file, tmp_path, monkeypatch, capsys, launcher):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -225,25 +191,20 @@ def test_processes_of_devices_give_the_bytes_of_one(folder, text_file, tmp_path,
         assert evaluate(folder, text_file, tmp_path / "whole") == 0
     finally:
         torch.set_num_threads(before)
-    printed = capfd.readouterr().out
-    out = tmp_path / "devices"
-    assert evaluate(folder, text_file, out, "--devices", "0,1") == 0
-    said = capfd.readouterr()
-    assert said.out == printed  # once
-    assert "shard 0/2: 1/" in said.err and "shard 1/2: 1/" in said.err
-    assert {path.name for path in out.iterdir()} == {
-        path.name for path in (tmp_path / "whole").iterdir()}
+    printed = capsys.readouterr().out
+    out = tmp_path / "out"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [subprocess.Popen(
+        [sys.executable, "-m", "msalab", "evaluate", *words_of(folder, text_file, out)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+        env=environment | ({"OMPI_COMM_WORLD_RANK": str(rank)} if launcher else {})) for rank in range(2)]
+    said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert [one[0] for one in said] == ([printed, ""] if launcher else [printed, printed])
+    assert "text" in said[0][1] + said[1][1] and ("text" not in said[1][1] or not launcher)  # one says how far it is
+    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
     for name in ("summary.json", "results.h5", "loss_by_budget.csv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("more, said", [
-    (["--shard", "0/2"], "--shard is given, and so is --devices"),
-    (["--device", "cuda:1"], "--devices goes with --device cuda or cpu, not cuda:1")])
-def test_devices_that_cannot_share_a_run(folder, text_file, tmp_path, capsys, more, said):
-    assert evaluate(folder, text_file, tmp_path / "out", "--devices", "0,1", *more) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_fitted_indexer_comes_first(folder, text_file, tmp_path):
@@ -470,7 +431,6 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
     (["--forced-local", "0"], "--forced-local is 0, must be at least 1"),
     (["--indexer", "nowhere"], "nowhere: no such file"),
     (["--device", "nowhere"], "device nowhere cannot be used"),
-    (["--shard", "3/3"], "--shard is '3/3', must be I/N with I from 0 to N - 1, or slurm"),
 ])
 def test_refuses_bad_options_and_leaves_nothing(folder, text_file, tmp_path, capsys, arguments, said):
     assert evaluate(folder, text_file, tmp_path / "out", *arguments) == 2

@@ -153,10 +153,10 @@ def test_line_ends_are_those_of_the_file(tmp_path):
 
 @pytest.fixture
 def complete(folder, text_file, tmp_path):  # noqa: F811
-    """A finished run, and what --resume says and returns."""
+    """A finished run, and what the same command says and returns."""
     words = (folder, text_file, tmp_path / "out", "--selectors", "window", "--tasks", "", "--sequences", "1")
     assert evaluate(*words) == 0
-    return tmp_path / "out", lambda capsys: (capsys.readouterr(), evaluate(*words, "--resume"), capsys.readouterr())[1:]
+    return tmp_path / "out", lambda capsys: (capsys.readouterr(), evaluate(*words), capsys.readouterr())[1:]
 
 
 def flipped(path):
@@ -181,17 +181,17 @@ def unsealed(path, damage):
     ("summary.json", lambda path: path.write_text("[" * 300000), "is damaged, and no JSON"),
     ("summary.json", lambda path: path.unlink(), "no such file; --overwrite begins anew")])
 def test_results_that_are_damaged_are_not_taken_as_complete(complete, capsys, name, damage, said):
-    out, resume = complete
+    out, again = complete
     damage(out / name)
-    code, (_, errors) = resume(capsys)
+    code, (_, errors) = again(capsys)
     assert code == 2 and f"error: {out / name}: {said}" in errors
 
 
 def test_results_without_a_checksum_are_taken(complete, capsys):
     """As the programs take them: HDF5 drops it when a file changes."""
-    out, resume = complete
+    out, again = complete
     unsealed(out / "results.h5", lambda file: file.attrs.__setitem__("note", "mine"))
-    assert resume(capsys)[0] == 0
+    assert again(capsys)[0] == 0
 
 
 @pytest.mark.parametrize("damage, said", [
@@ -241,16 +241,16 @@ def test_a_full_disk_is_named_with_its_file(folder, text_file, tmp_path, capsys,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        for limit, where in ((300, "units/0-of-1.jsonl"), (5000, "units/0-of-1.jsonl"), (40000, "loss_by_")):
+        for limit, where in ((300, "units/run.json"), (5000, "units/text-0.json"), (40000, "loss_by_")):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
             code = evaluate(*words, "--overwrite")
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             said = capsys.readouterr().err
-            assert code == 2 and f"error: {tmp_path / 'out' / where}" in said and "File too large" in said, (limit, said)
+            assert code == 2 and f"{tmp_path / 'out' / where}" in said and "File too large" in said, (limit, said)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert evaluate(*words, "--resume") == 0
+    assert evaluate(*words) == 0
 
 
 def make_looped():

@@ -303,7 +303,7 @@ PROGRAMS = {  # program, its commands, its options
         "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",
         "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
-        "--dtype", "--revision", "--shard", "--devices", "--resume", "--overwrite")),
+        "--dtype", "--revision", "--overwrite")),
     "studies.pilot": (run_pilot, ([],), ("--page", "--arms", "--registered", "--exploratory"))}
 
 

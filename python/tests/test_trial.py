@@ -32,17 +32,19 @@ def model(tmp_path, monkeypatch):
 @needs_programs
 def test_from_a_model_to_a_verdict(model, tmp_path, capfd, monkeypatch):
     words = ["try", str(model), "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *OPTIONS]
-    real, stopped = trial._evaluate, []
+    real, stopped = trial._msalab, []
 
-    def stop(*_):
+    def stop(command, *more):
+        if command != "evaluate":
+            return real(command, *more)
         stopped.append(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trial, "_evaluate", stop)
+    monkeypatch.setattr(trial, "_msalab", stop)
     assert main(words) == 130
     said = capfd.readouterr().err
     assert "6 steps, about" in said and "interrupted; the same command goes on" in said
-    monkeypatch.setattr(trial, "_evaluate", real)
+    monkeypatch.setattr(trial, "_msalab", real)
     captured = (tmp_path / "out/capture.h5").stat().st_mtime_ns
     assert main(words) == 0
     said = capfd.readouterr()

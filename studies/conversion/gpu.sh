@@ -122,7 +122,7 @@ evaluate() { # RUN WORDS...
         timeout -s INT "$(($(left) > 10 ? $(left) : 10))" python3 -m msalab evaluate "$1/model" \
             --text "$work/held_out.txt" --context "$context" --sequences "$sequences" --block-size 64 \
             --tasks needle,multi_key,recall --lengths "$lengths" --exercises "$exercises" --device "$device" \
-            --dtype $dtype --out "$1/evaluation" --resume --shard "$part/$parts" ${bytes:+"$bytes"} "${@:2}" &
+            --dtype $dtype --out "$1/evaluation" ${bytes:+"$bytes"} "${@:2}" &
         started+=($!)
     done
     for part in "${started[@]}"; do wait "$part" || failed=1; done

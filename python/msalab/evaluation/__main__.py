@@ -5,9 +5,9 @@ attention and with MSA in place of it, on the same tokens."""
 import signal
 import sys
 
-from ..arguments import CommandLine, integers, interrupt, parse_run
-from ..ending import DONE, ended
-from .shard import start_on_devices
+from ..arguments import CommandLine, integers, interrupt
+from ..claims import launched_rank
+from ..ending import ended
 from .tables import print_tables
 
 
@@ -75,35 +75,25 @@ def parser() -> CommandLine:
     how.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"),
                      help="that the model runs in; auto (default): that of the weights")
     how.add_argument("--revision", help="of the model on the hub")
-    how.add_argument("--shard", metavar="I/N", help="this part of the sequences and exercises only, "
-                     "part I of N, counted from 0, or slurm: that of a task of a job array. In one "
-                     "--out, who ends last makes the results; of several, msalab merge does")
-    how.add_argument("--devices", type=lambda text: integers(text) if text else [], default=[],
-                     metavar="0,1",
-                     help="GPUs of --device cuda that share the run, a process on each; with --device "
-                          "cpu, as many processes. Those that mpirun or srun starts share it, too")
-    how.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     how.add_argument("--overwrite", action="store_true", help="replace existing results")
     return top
 
 
 def main(arguments=None) -> int:
-    options = parse_run(parser(), arguments)
+    options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
-    return ended(lambda: _work(options, sys.argv[1:] if arguments is None else arguments), options,
+    return ended(lambda: _work(options), options,
                  needs="evaluating needs the compiled module and what python/requirements-capture.txt lists",
-                 interrupted="interrupted; --resume goes on")
+                 interrupted="interrupted; the same command goes on")
 
 
-def _work(options, arguments) -> int:
-    if options.devices:
-        return start_on_devices(options, arguments)
+def _work(options):
     from .run import run
 
-    summary = run(options, lambda line: print(line, file=sys.stderr))
-    if summary is not None:
+    first = launched_rank() == 0  # of several ranks, one prints
+    summary = run(options, lambda line: print(line, file=sys.stderr) if first else None)
+    if first:
         print_tables(summary)
-    return DONE
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run of `msalab evaluate`: its units, and which of them this process has."""
+"""A run of `msalab evaluate`, and its units."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from . import exercises, text
 from .files import require_folder, sha256
 from .results import unit_names
 from .scoring import Scorer, Setting
-from .shard import Shard, launched, parse_shard
 from .units import work
 
 
@@ -262,14 +261,11 @@ def device_name(device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def run(options, note) -> dict | None:
-    """Writes summary.json, the pictures and results.h5 into options.out and returns the summary; of
-    a part that others outlast its units, and returns nothing."""
+def run(options, note) -> dict:
+    """The summary. It, the pictures and results.h5 are in options.out, written by this process or by another one of
+    the same run."""
     check_options(options)
     require_folder(options.out)
-    shard, part = parse_shard(options.shard) if options.shard else None, launched()
-    require(not (shard and part), "--shard is given, and so are several processes of one run: one of "
-            "the two spreads it")
     settings = settings_of(options, note)
     documents = text.read_documents(options.text)
     vocabulary = text.vocabulary_of(options)()
@@ -298,8 +294,7 @@ def run(options, note) -> dict | None:
     makers = {name: watch.watched(name, tokens, 1 + len(
         scorer.settings if name.startswith("text") else settings), partial(make, *which))
         for name, (tokens, make, *which) in zip(unit_names(record, plan), units)}
-    return work(Path(options.out), shard or part or Shard(0, 1), options, record, plan, makers, note,
-                watch)
+    return work(Path(options.out), options, record, plan, makers, note, watch)
 
 
 class Watch:
@@ -321,6 +316,10 @@ class Watch:
 
     def begin(self, names):
         self._progress = Progress(self._note, sum(self._work[name] for name in names))
+
+    def count(self, names):
+        """Others have done these."""
+        self._progress.count(sum(self._work[name] for name in names))
 
     def left(self) -> str:
         return self._progress.left()

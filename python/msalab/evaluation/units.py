@@ -1,147 +1,183 @@
 # SPDX-License-Identifier: MIT
-"""The units of a run of `msalab evaluate`, as lines of JSON. Part I of N has its own in
-OUT/units/I-of-N.jsonl, with the run in the first line. Who ends last makes the results of all lines, so
-nobody waits: parts need no MPI, only a file system that has flock."""
+"""The units of a run of `msalab evaluate`: each is a file of JSON in OUT/units that its process renames when its bytes
+are on the device. Any number of processes do a run together, each started with the same command; who finds all units
+there makes the results. Claims (claims.py) only save doing a unit twice."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
+import time
 import zlib
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from .. import hdf5
+from .. import claims, hdf5
 from ..capture.layer import CaptureError, require
+from ..ending import Refusal
 from .files import read_json, same_or_refused, verify_checksum
-from .results import FORMAT, VERSION, complete, unit_names
-from .shard import Shard
+from .results import FORMAT, VERSION, complete
 
-CHECK = ', "crc32": '  # of the line without it
+CHECK = ', "crc32": '  # of the text without it
 PARTS = {"configs", "differences", "first_block", "sensitivity", "retrieval_total", "resampled"}  # that are printed
-NAMED = 3  # missing units of a shard that a message names
+RESULTS = "results"  # the claim of who makes them
+WAITS = 0.02, 1.0  # seconds between two looks at what others do: at first, at most
+SAID_AFTER = 2.0  # seconds, whom a process waits for
 
 
-def _line(content: dict) -> bytes:
+def _text(content: dict) -> bytes:
     text = json.dumps(content)
     return f"{text[:-1]}{CHECK}{zlib.crc32(text.encode())}}}\n".encode()
 
 
-def _content(path, number: int, line: bytes) -> dict:
-    text, _, check = line.decode("utf-8", "replace").rpartition(CHECK)
+def _content(path: Path) -> dict:
+    """CaptureError naming a file that has changed."""
+    text, _, check = path.read_bytes().decode("utf-8", "replace").rpartition(CHECK)
     text += "}"
-    require(check == f"{zlib.crc32(text.encode())}}}\n", f"{path}: line {number} does not match its "
-            "checksum; remove it, and --resume makes it anew")
-    return json.loads(text)
+    require(check == f"{zlib.crc32(text.encode())}}}\n", f"{path}: does not match its checksum; remove it, and the "
+            "same command makes it anew")
+    content = json.loads(text)
+    require(isinstance(content, dict) and content.keys() == {"run", "device", "unit", "arrays"},
+            f"{path}: is no unit of msalab evaluate; remove it")
+    return content
 
 
 def _arrays(unit: dict) -> dict:
     return {name: np.array(one["values"], one["dtype"]) for name, one in unit["arrays"].items()}
 
 
-def parts_in(out: Path) -> list[Path]:
-    return sorted((out / "units").glob("*-of-*.jsonl"))
+class Folder:
+    """OUT, and OUT/units while a run is under way. run.json there says which run it is, also before a unit is done; it
+    goes first when all is done. record: that of this run, as JSON has it."""
 
+    def __init__(self, out: Path, record: dict):
+        self.out, self.record = out, json.loads(json.dumps(record))
+        self.units, self.results = out / "units", out / "results.h5"
 
-def read_part(path: Path) -> tuple[dict, dict]:
-    """The run and the arrays of each unit. A last line without end, of one who was killed, counts for
-    nothing. CaptureError naming a line that has changed."""
-    with open(path, "rb") as file:
-        lines = [_content(path, number, line) for number, line in enumerate(file, 1)
-                 if line.endswith(b"\n")]
-    require(lines, f"{path}: has no line; remove it")
-    run = lines[0]
-    try:
-        require(all(isinstance(run[name], dict) for name in ("record", "plan")) and isinstance(run["count"], int),
-                f"{path}: line 1 is no run of msalab evaluate; remove it")
-        return run, {unit["unit"]: _arrays(unit) for unit in lines[1:]}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CaptureError(f"{path}: is not of msalab evaluate ({type(error).__name__}: {error}); remove it, and "
-                           "--resume makes its units anew") from error
+    def file_of(self, name: str) -> Path:
+        return self.units / f"{name.replace(' ', '-')}.json"
 
+    def claim_of(self, name: str) -> Path:
+        return self.units / f"{name.replace(' ', '-')}.claim"
 
-def collect(folders) -> tuple[list[dict], dict]:
-    """The runs of all parts in these folders, which are one, and the units that are done."""
-    paths = [path for folder in folders for path in parts_in(folder)]
-    runs, units = [], {}
-    for path in paths:
-        run, some = read_part(path)
-        runs.append(run)
-        same_or_refused(f"{path} (against {paths[0]})", runs[0]["record"], run["record"],
-                        "; it is of another run")
-        units |= some
-    return runs, units
-
-
-def missing_text(runs, units) -> str:
-    """Units that nobody has done, with the shard that owes them; empty where there are none."""
-    count = max(run["count"] for run in runs)
-    missing: dict[int, list[str]] = {}
-    for number, name in enumerate(unit_names(runs[0]["record"], runs[0]["plan"])):
-        if name not in units:
-            missing.setdefault(number % count, []).append(name)
-    return "; ".join(", ".join(some[:NAMED]) + (f" and {len(some) - NAMED} more" if len(some) > NAMED
-                     else "") + f" (of --shard {index}/{count})"
-                     for index, some in sorted(missing.items()))
-
-
-def make_results(out: Path, runs, units, note) -> dict:
-    """results.h5, summary.json and pictures in `out`; returns the summary."""
-    devices = list(dict.fromkeys(run["plan"]["device"] for run in runs))
-    if len(devices) > 1:
-        note(f"note: the shards ran on several devices: {'; '.join(devices)}. Where these are of one "
-             "kind, so are the last bits of their numbers")
-    try:
-        return complete(out, runs[0]["record"], runs[0]["plan"], units.__getitem__)
-    except (KeyError, TypeError) as error:
-        raise CaptureError(f"{out}: its units are not of this run ({type(error).__name__}: {error}); --overwrite begins "
-                           "anew") from error
-
-
-@contextmanager
-def _one_at_a_time(out: Path):
-    """Waits until no other part of the run is in here. The lock is on a file: not every file system
-    has it for folders."""
-    (out / "units").mkdir(parents=True, exist_ok=True)
-    with open(out / "units/lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    def finished(self, names) -> set[str]:
+        """Which of these units are there."""
         try:
-            yield
-        finally:
-            if not parts_in(out):
-                shutil.rmtree(out / "units", ignore_errors=True)
+            there = {path.name for path in self.units.iterdir()}
+        except FileNotFoundError:
+            return set()
+        return {name for name in names if self.file_of(name).name in there}
 
+    def begin(self, overwrite: bool) -> None:
+        """Joins the run under way in the folder, or begins one. CaptureError where another run is in the way."""
+        known = self._known()
+        claimed = any(claims.holder_of(path) for path in self.units.glob("*.claim"))
+        if known is not None and known != self.record:
+            if overwrite:
+                require(not claimed, f"{self.results}: another process is writing it")
+            elif claimed or self.results.exists() or any(self._files()):
+                self._require_ours(self.units, known)
+            (self.units / "run.json").unlink(missing_ok=True)
+        if overwrite and not claimed:
+            for path in [*self._files()]:
+                path.unlink(missing_ok=True)
+        if overwrite:  # older results stay until there are others
+            self._publish()
+        if not self.is_complete():
+            claims.remove_abandoned(self.units)
+            for path in [*self._files()]:
+                self.read(path)
+        elif not claimed:  # one was killed while it removed them
+            shutil.rmtree(self.units, ignore_errors=True)
 
-def _is_under_way(out: Path, record: dict) -> bool:
-    """Are units of this run there? They go when all else is written."""
-    return any(_has_units(path) and read_part(path)[0]["record"] == record for path in parts_in(out))
+    def is_complete(self) -> bool:
+        """Whether the results of this run are there. If not, the run of the folder is this one when this returns."""
+        while (known := self._known()) is None:
+            if self.results.exists():
+                self._require_results()
+                return True
+            self._publish()
+        self._require_ours(self.units, known)
+        return False
 
+    def read(self, path: Path) -> dict:
+        """A unit. CaptureError where it is damaged or of another run."""
+        unit = _content(path)
+        self._require_ours(path, unit["run"])
+        return unit
 
-def _is_complete(out: Path, record: dict, options) -> bool:
-    """Are the results of this run there? CaptureError where others are, and nobody replaces them."""
-    results = out / "results.h5"
-    if results.exists() and options.resume:
-        if _is_under_way(out, record):
-            return False
-        verify_checksum(results)
+    def write(self, name: str, device: str, arrays: dict) -> None:
+        claims.write_file(self.file_of(name), _text({"run": self.record, "device": device, "unit": name, "arrays": {
+            key: {"dtype": str(one.dtype), "values": one.tolist()} for key, one in arrays.items()}}))
+
+    def leave(self) -> None:
+        """Leaves nothing of a run that has done nothing."""
+        if self._known() == self.record and not self.results.exists() and not any(self._files()) \
+                and not any(self.units.glob("*.claim")):
+            self.end()
+
+    def end(self) -> None:
+        (self.units / "run.json").unlink(missing_ok=True)  # without it the folder is no run to go on with
+        shutil.rmtree(self.units, ignore_errors=True)
+
+    def _files(self):
+        return (path for path in self.units.glob("*.json") if path.name != "run.json")
+
+    def _known(self) -> dict | None:
+        path = self.units / "run.json"
         try:
-            with h5py.File(results) as file:
-                run = hdf5.checked(file["run"], file, f"{results}: /run", CaptureError)
-                found = {name: run.attrs.get(name) for name in record}
+            return read_json(path) if path.exists() else None
+        except FileNotFoundError:
+            return None
+
+    def _publish(self) -> None:
+        self.units.mkdir(parents=True, exist_ok=True)
+        try:
+            claims.write_file(self.units / "run.json", f"{json.dumps(self.record, indent=1)}\n".encode(), if_absent=True)
+        except Refusal:
+            if self.units.exists():
+                raise  # else another process has just ended
+
+    def _require_ours(self, place: Path, known: dict) -> None:
+        same_or_refused(str(place), known, self.record, "; it is of another run, --overwrite begins anew")
+
+    def _require_results(self) -> None:
+        """CaptureError where the results are damaged or of another run."""
+        verify_checksum(self.results)
+        try:
+            with h5py.File(self.results) as file:
+                run = hdf5.checked(file["run"], file, f"{self.results}: /run", CaptureError)
+                found = {name: run.attrs.get(name) for name in self.record}
         except (OSError, KeyError, RuntimeError, ValueError) as error:
-            raise CaptureError(f"{results}: is no result of msalab evaluate ({error}); --overwrite replaces it"
+            raise CaptureError(f"{self.results}: is no result of msalab evaluate ({error}); --overwrite replaces it"
                                ) from error
         require(found == {name: value if isinstance(value, (str, int)) else json.dumps(value)
-                          for name, value in record.items()},
-                f"{results}: is of another run; --overwrite replaces it")
-        return True
-    require(options.overwrite or not results.exists(), f"{results}: exists; --overwrite replaces it")
-    return False
+                          for name, value in self.record.items()},
+                f"{self.results}: is of another run; --overwrite replaces it")
+
+
+class _Patience:
+    """Waits for others, longer each time, and says for whom."""
+
+    def __init__(self, note):
+        self._note, self._since, self._seconds = note, None, WAITS[0]
+
+    def reset(self):
+        self._since, self._seconds = None, WAITS[0]
+
+    def wait(self, folder: Folder, names):
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif self._since != 0 and now - self._since > SAID_AFTER:
+            held = {name: claims.holder_of(folder.claim_of(name)) for name in names}
+            self._note("waits for what others do: " + "; ".join(f"{name}, {who}" for name, who in held.items() if who))
+            self._since = 0  # once
+        time.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, WAITS[1])
 
 
 def _summary_of(path: Path) -> dict:
@@ -152,116 +188,72 @@ def _summary_of(path: Path) -> dict:
     return summary
 
 
-def _has_units(path: Path) -> bool:
-    return path.read_bytes().count(b"\n") > 1  # behind the line of the run
+def _make_results(folder: Folder, plan: dict, note) -> dict:
+    """results.h5, summary.json and pictures; returns the summary."""
+    devices: dict[str, None] = {}
 
+    def read(name: str) -> dict:
+        unit = folder.read(folder.file_of(name))
+        devices[unit["device"]] = None
+        return _arrays(unit)
 
-def _require_same(path: Path, known: dict, run: dict) -> None:
-    same_or_refused(str(path), known["record"], run["record"],
-                    "; --resume goes on with the same run alone, --overwrite begins anew")
-
-
-def _is_held(path: Path) -> bool:
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _beside(path: Path, run: dict, options) -> tuple[list[Path], set]:
-    """The other parts that are in the way, and the units of the rest. In the way are parts without
-    units and, with --overwrite, those of another run. CaptureError where a part of another run is not."""
-    in_the_way, units = [], set()
-    for other in parts_in(path.parents[1]):
-        if other == path:
-            continue
-        held = _is_held(other)
-        if not held and not _has_units(other):
-            in_the_way.append(other)
-            continue
-        known, some = read_part(other)
-        if options.overwrite and known["record"] != run["record"]:
-            require(not held, f"{other}: another process is writing it")
-            in_the_way.append(other)
-            continue
-        _require_same(other, known, run)
-        units |= some.keys()
-    return in_the_way, units
-
-
-def _begin(path: Path, run: dict, options):
-    """The file to write a part's units into, and the names of those that are done. CaptureError where
-    it is not ours to write, or another part is of another run; then all files are as before."""
-    in_the_way, done = _beside(path, run, options)
-    file = open(path, "ab", buffering=0)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        has_units = _has_units(path)
-        require(options.resume or options.overwrite or not has_units, f"{path}: a run was under way; "
-                "--resume goes on with it, --overwrite begins anew")
-        if options.resume and has_units:
-            known, units = read_part(path)
-            _require_same(path, known, run)
-            done |= units.keys()
-            file.truncate(path.read_bytes().rfind(b"\n") + 1)  # of one who was killed
-        else:
-            file.truncate(0)
-            _append(file, path, run)
-        for other in in_the_way:
-            other.unlink()
-        return file, done if options.resume else set()
-    except BlockingIOError:
-        file.close()
-        require(False, f"{path}: another process is writing it")
+        summary = complete(folder.out, folder.record, plan, read)
+    except (KeyError, TypeError) as error:
+        raise CaptureError(f"{folder.units}: its units are not of this run ({type(error).__name__}: {error}); --overwrite "
+                           "begins anew") from error
+    if len(devices) > 1:
+        note(f"note: the run had several devices: {'; '.join(devices)}. Where these are of one kind, so are the last "
+             "bits of their numbers")
+    return summary
+
+
+def work(out: Path, options, record, plan, makers, note, watch=None) -> dict:
+    """Does units, of which `makers` has all of the run by name, until all are done, by this process or by others. The
+    summary, which one of them writes. watch.begin(names) is told what is left, watch.count(names) what others have done,
+    watch.left() says how long the rest takes."""
+    folder = Folder(out, record)
+    try:
+        return _work(folder, options, plan, makers, note, watch)
     except BaseException:
-        file.close()
+        with suppress(OSError, Refusal):  # the first error is said
+            folder.leave()
         raise
 
 
-def _append(file, path: Path, content: dict):
-    """A line, on the device when this returns. CaptureError where it cannot be written."""
-    try:
-        rest = memoryview(_line(content))
-        while rest:
-            rest = rest[file.write(rest):]
-        os.fsync(file.fileno())
-    except OSError as error:  # which names no file
-        raise CaptureError(f"{path}: {error.strerror}; --resume goes on when there is room") from error
-
-
-def work(out: Path, part: Shard, options, record, plan, makers, note, watch=None) -> dict | None:
-    """Does a part's units, of which `makers` has all of the run by name, but those that are done. The
-    summary, where these were the last ones; of a run that is complete, the first part has it.
-    watch.begin(names) is told which ones it will make, watch.left() says how long that takes."""
-    run = json.loads(json.dumps({"record": record, "plan": plan, "count": part.count}))
-    names, path = list(makers), out / "units" / f"{part.index}-of-{part.count}.jsonl"
-    with _one_at_a_time(out):
-        if _is_complete(out, run["record"], options):
-            note(f"{out / 'results.h5'}: is complete")
-            return _summary_of(out / "summary.json") if part.index == 0 else None
-        file, done = _begin(path, run, options)
-    with file:
-        mine = names[part.index::part.count]
-        if watch is not None:
-            watch.begin([name for name in mine if name not in done])
-        for number, name in enumerate(mine, 1):
-            note(f"{f'shard {part.text}: ' if part.count > 1 else ''}{number}/{len(mine)}: {name}"
-                 f"{watch.left() if watch is not None else ''}")
-            if name in done:
-                continue
-            arrays = {key: np.asarray(values) for key, values in makers[name]().items()}
-            _append(file, path, {"unit": name, "arrays": {
-                key: {"dtype": str(one.dtype), "values": one.tolist()} for key, one in arrays.items()}})
-    with _one_at_a_time(out):
-        if not parts_in(out):  # another one was as late, and has made the results
-            return None
-        runs, units = collect([out])
-        if missing_text(runs, units):
-            note(f"shard {part.text}: its {len(mine)} of the run's {len(names)} units are in {out}; "
-                 "who ends last there makes the results, of several folders msalab merge does")
-            return None
-        summary = make_results(out, runs, units, note)
-        shutil.rmtree(out / "units")
-        return summary
+def _work(folder: Folder, options, plan, makers, note, watch) -> dict:
+    names, patience = list(makers), _Patience(note)
+    folder.begin(options.overwrite)
+    first = claims.launched_number() % len(names)
+    in_turn, counted = names[first:] + names[:first], None
+    while not folder.is_complete():
+        done = folder.finished(names)
+        left = [name for name in in_turn if name not in done]
+        if watch is not None and counted is None:
+            watch.begin(left)
+        elif watch is not None:
+            watch.count(done - counted)
+        counted = done
+        name, claim = next(((name, claim) for name in left or [RESULTS] if (claim := claims.take(folder.claim_of(name)))),
+                           (None, None))
+        if claim is None:
+            patience.wait(folder, left or [RESULTS])
+            continue
+        patience.reset()
+        with claim:
+            try:
+                if folder.is_complete() or folder.file_of(name).exists():
+                    continue
+                if name == RESULTS:
+                    summary = _make_results(folder, plan, note)
+                    folder.end()
+                    return summary
+                note(f"{len(done) + 1}/{len(names)}: {name}{watch.left() if watch is not None else ''}")
+                folder.write(name, plan["device"], {key: np.asarray(values) for key, values in makers[name]().items()})
+                counted.add(name)
+            except (Refusal, OSError):
+                if claim.is_held():
+                    raise  # else another process took it over, or has made the results
+    if counted is None:
+        note(f"{folder.results}: is complete")
+    return _summary_of(folder.out / "summary.json")
