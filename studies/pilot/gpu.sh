@@ -5,8 +5,9 @@
 # CORPUS in the environment: an archive of what `./msalab corpus` writes (default:
 # results/corpus.tar.xz), unpacked into results/corpus unless that is there. msa-pretrain is built
 # unless it is there. SECONDS are those of the runs, without the building. OUT gets records.tar and the
-# tails of the logs. OPTIONS and WORDS as studies/pilot/run_missing.py has them; default: the blocks of Pilot II, in their
-# order, on GPUs.
+# tails of the logs. DEVICES in the environment: the GPUs, 0,1 say (default: all); with 0,0 two runs share a GPU, for
+# which CUDA's Multi-Process Service should run. OPTIONS and WORDS as studies/pilot/run_missing.py has them; default: the
+# blocks of Pilot II, in their order, on GPUs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=$1 seconds=$2
@@ -34,11 +35,20 @@ if [[ ! -f results/corpus/manifest.json ]]; then
     mkdir -p results/corpus
     tar -C results/corpus -xJf "${CORPUS:-results/corpus.tar.xz}"
 fi
-devices=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}
+IFS=, read -ra devices <<<"${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}"
 sweeps=()
 [[ " $* " == *.json* ]] || sweeps=(studies/pilot/block_{a,d,c,d2,e1,e2,a2,b,f}.json)
-python3 studies/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" --devices "$devices" \
-    --tar "$out/records.tar" "$@" || failed=1
+# Probes and evaluations compute on the host, and threads that spin while they wait keep those of the other runs from
+# working.
+threads=$(($(nproc) / ${#devices[@]}))
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+started=()
+for device in "${devices[@]}"; do
+    CUDA_VISIBLE_DEVICES=$device python3 studies/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" \
+        --tar "$out/records.tar" "$@" &
+    started+=($!)
+done
+for process in "${started[@]}"; do wait "$process" || failed=1; done
 for log in results/pilot*/*/*/log.txt; do
     [[ -f $log ]] && printf '%s: %s\n' "$log" "$(tail -n 1 "$log" | tail -c 200)"
 done >"$out/logs.txt"

@@ -46,9 +46,11 @@ def main():
                 lines += list(csv.reader(io.StringIO(data.decode())))[1:]
     archive = folder / "runs.tar.xz"
     write_runs(archive, new | runs_of(archive))
-    with open(folder / "runs.csv", "a", newline="", encoding="utf-8") as table:
-        csv.writer(table, lineterminator="\n").writerows(
-            line for line in lines if not line[0].startswith("trunk/"))
+    times = folder / "runs.csv"
+    known = list(csv.reader(io.StringIO(times.read_text()))) if times.exists() else []
+    lines = [line for line in lines if line not in known and not line[0].startswith("trunk/")]
+    with open(times, "a", newline="", encoding="utf-8") as table:
+        csv.writer(table, lineterminator="\n").writerows(lines)
     print(f"{len(new)} files, {len(lines)} lines")
 
 

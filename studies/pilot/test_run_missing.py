@@ -3,9 +3,12 @@
 
 import io
 import json
+import os
+import socket
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,25 +17,28 @@ SCRIPT = Path(__file__).parents[2] / "studies/pilot/run_missing.py"
 CURVES = "step,group,name,part,value\n0,train,loss,,5.5\n0,train,mfu,,0.1\n0,train,kl_loss,3,0.5\n" \
          "0,train,tokens_per_second,,100\n"
 PROGRAM = f"""#!{sys.executable}
-import os, sys
+import sys
 from pathlib import Path
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 with open({{told!r}}, "a") as file:
     file.write(str(out) + "\\n")
+fails = Path({{told!r}}).parent / "fails"
+if fails.exists() and str(out).endswith(fails.read_text()):
+    sys.exit(2)
 (out / "curves.csv").write_text({CURVES!r})
 (out / "summary.json").write_text('{{{{"format": "msa-summary"}}}}')
 (out / "checkpoint.h5").write_bytes(b"")
 (out / "words").write_text(" ".join(sys.argv[1:]))
 (out / "recorded").write_text(str((Path({{told!r}}).parent / "records.tar").exists()))
-(out / "threads").write_text(os.environ["OMP_NUM_THREADS"] + " " + os.environ["OMP_WAIT_POLICY"])
 """
 
 
 @pytest.fixture
 def sweep(tmp_path):
     """run(): what run_missing.py does of two arms that are forked from one trunk; the runs begun."""
-    program, told = tmp_path / "program", tmp_path / "told"
-    program.write_text(PROGRAM.format(told=str(told)))
+    program, begun = tmp_path / "program", tmp_path / "told"
+    begun.touch()
+    program.write_text(PROGRAM.format(told=str(begun)))
     program.chmod(0o755)
     for side in ("train", "held_out"):
         (tmp_path / "corpus" / side).mkdir(parents=True)
@@ -41,13 +47,15 @@ def sweep(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps(
         {"seeds": [1, 2], "arms": {"trunk": ["--until", "5"], "full": fork, "msa": fork}}))
 
-    def run(out, *more):
-        told.write_text("")
-        subprocess.run([sys.executable, SCRIPT, tmp_path / "sweep.json", "--seconds", "100",
+    def run(out, *more, told=True, code=0):
+        if told:
+            begun.write_text("")
+        done = subprocess.run([sys.executable, SCRIPT, tmp_path / "sweep.json", "--seconds", "100",
                         "--corpus", tmp_path / "corpus", "--out", tmp_path / out,
                         "--records", tmp_path / "records", "--tar", tmp_path / "records.tar",
-                        "--program", program, *more], check=True, capture_output=True, timeout=100)
-        return [str(Path(line).relative_to(tmp_path / out)) for line in told.read_text().split()]
+                        "--program", program, *more], capture_output=True, timeout=100)
+        assert done.returncode == code, done.stderr
+        return [str(Path(line).relative_to(tmp_path / out)) for line in begun.read_text().split()]
     return run
 
 
@@ -84,18 +92,32 @@ def test_a_trunk_is_run_again_for_an_arm_that_is_missing_alone(sweep, tmp_path):
                                   for arm in ("full", "msa") for seed in (1, 2)]
 
 
-def test_runs_at_once_share_the_host(sweep, tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    sweep("alone")
-    sweep("shared", "--devices", "0,0,1,1,2,2")
-    alone, policy = (tmp_path / "alone/msa/seed-1/threads").read_text().split()
-    assert policy == "passive"
-    assert (tmp_path / "shared/msa/seed-1/threads").read_text().split()[0] == \
-        str(max(1, int(alone) // 6))
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    sweep("said")
-    assert (tmp_path / "said/msa/seed-1/threads").read_text() == "3 passive"
+def test_processes_share_the_runs(sweep, tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda _: sweep("shared", told=False), range(3))]
+    told = sweep("shared", told=False)
+    assert len(told) == len(set(told)) == 6, (told, found)
+    for seed in (1, 2):  # what begins with a trunk, after it
+        assert told.index(f"trunk/seed-{seed}") < min(told.index(f"{arm}/seed-{seed}") for arm in ("full", "msa"))
+    assert not [*(tmp_path / "shared").glob("*/*/claim")]
+    with tarfile.open(tmp_path / "records.tar") as tar:
+        assert len([name for name in tar.getnames() if "/" in name]) == 8
+        times = tar.extractfile("runs.csv").read().decode().splitlines()
+    assert sorted(line.split(",")[0] for line in times[1:]) == sorted(told)
+
+
+def test_a_run_of_a_process_that_was_killed_goes_on(sweep, tmp_path):
+    claim = tmp_path / "out/trunk/seed-1/claim"
+    claim.parent.mkdir(parents=True)
+    claim.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid(), "process_start": 1}))
+    assert sweep("out")[0] == "trunk/seed-1"
+
+
+def test_a_run_that_fails_is_left_and_what_begins_with_it(sweep, tmp_path):
+    (tmp_path / "fails").write_text("trunk/seed-1")
+    assert sweep("out", code=1) == ["trunk/seed-1", "trunk/seed-2", "full/seed-2", "msa/seed-2"]
+    (tmp_path / "fails").unlink()
+    assert sweep("out") == ["trunk/seed-1", "full/seed-1", "msa/seed-1"]
 
 
 def test_runs_are_on_gpus_unless_the_words_say_otherwise(sweep, tmp_path):
