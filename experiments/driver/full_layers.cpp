@@ -54,6 +54,16 @@ std::optional<int64_t> recorded_window(const io::ResultsReader& results, const s
     if (!results.has(group, kWindow)) return std::nullopt;
     return static_cast<int64_t>(results.number(group, kWindow));
 }
+
+std::vector<int64_t> averaged_layers(const io::ResultsReader& results,
+                                     const std::vector<int64_t>& layers) {
+    std::vector<int64_t> full = layers;
+    std::erase_if(full, [&](int64_t layer) {
+        return recorded_window(results, concat("/layers/", layer)).has_value();
+    });
+    return full.empty() ? layers : full;
+}
+
 std::string windows_note(const io::ResultsReader& results, const std::string& parent) {
     Windows windows;
     for (const std::string& layer : results.list(parent))

@@ -31,6 +31,9 @@ std::string windows_text(const Windows&);
 /// The window of a layer, as results have it in the attribute `window` of its group; nothing
 /// without one.
 std::optional<int64_t> recorded_window(const io::ResultsReader&, const std::string& group);
+/// Of these layers of a run, ascending, those that means are over: those without a window; all
+/// where each has one.
+std::vector<int64_t> averaged_layers(const io::ResultsReader&, const std::vector<int64_t>& layers);
 /// What that means for the numbers; empty where no layer has one.
 std::string windows_note(const io::ResultsReader&, const std::string& parent);
 

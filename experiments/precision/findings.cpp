@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "experiments/driver/estimate.h"
+#include "experiments/driver/full_layers.h"
 #include "experiments/measure/sums.h"
 
 namespace msa::experiments::precision {
@@ -29,22 +30,37 @@ std::vector<Row> rows_asked(const PrecisionOptions& o) {
     return rows_asked(o, all);
 }
 
+bool is_averaged(const Part& part, int64_t layer) {
+    return std::ranges::find(part.averaged, layer) != part.averaged.end();
+}
+
+/// The row on the layers that its mean is over.
+std::vector<const Kept*> averaged(const Part& part, const Row& row) {
+    std::vector<const Kept*> layers;
+    for (size_t l = 0; l < part.layers.size(); ++l)
+        if (is_averaged(part, part.layers[l])) layers.push_back(&row.layers[l]);
+    return layers;
+}
+
 /// What every layer says of the part's rows beside their numbers.
 void read_layer(const io::ResultsReader& results, const std::string& layer, Part& part,
                 std::vector<Kept> kept) {
     const std::string group = "/precision/" + layer + "/" + part.name;
     const auto bits = results.read<double, 1>(group + "/bits");
     const double values = results.number(group, "values");
+    const int64_t number = std::stoll(layer);
     const std::vector<std::string> computed_in =
         split_list("computed_in", results.text(group, "computed_in"));
     for (size_t s = 0; s < part.rows.size(); ++s) {
         Row& row = part.rows[s];
-        row.bits += bits(static_cast<int64_t>(s));
-        row.bits_per_value += bits(static_cast<int64_t>(s)) / values;
+        if (is_averaged(part, number)) {
+            row.bits += bits(static_cast<int64_t>(s));
+            row.bits_per_value += bits(static_cast<int64_t>(s)) / values;
+        }
         row.computed_in = computed_in[s];
         row.layers.push_back(std::move(kept[s]));
     }
-    part.layers.push_back(std::stoll(layer));
+    part.layers.push_back(number);
 }
 
 /// Adds the row's share of a number at full precision.
@@ -99,9 +115,10 @@ double margin(const Part& part, const Row& row, const std::string& metric, bool 
 /// The worst targeted metric of a row in the layer where it is worst.
 double worst_layer(const Part& part, const Row& row) {
     const std::string& metric = part.worst(row);
-    double worst = row.layers.front()[metric].value;
-    for (const Kept& layer : row.layers) {
-        const double value = layer[metric].value;
+    const std::vector<const Kept*> layers = averaged(part, row);
+    double worst = (*layers.front())[metric].value;
+    for (const Kept* layer : layers) {
+        const double value = (*layer)[metric].value;
         worst = part.at_least ? std::min(worst, value) : std::max(worst, value);
     }
     return worst;
@@ -109,15 +126,13 @@ double worst_layer(const Part& part, const Row& row) {
 
 /// Computes the means, and finds the rows recommended and nearest.
 void complete_rows(Part& part) {
-    const auto count = static_cast<double>(part.layers.size());
+    const auto count = static_cast<double>(part.averaged.size());
     const auto score = [&](const Row& row) { return margin(part, row, part.worst(row), false); };
     Row *best = nullptr, *nearest = nullptr;
     for (Row& row : part.rows) {
         row.bits /= count;
         row.bits_per_value /= count;
-        std::vector<const Kept*> layers;
-        for (const Kept& layer : row.layers) layers.push_back(&layer);
-        row.mean = Kept::mean(layers);
+        row.mean = Kept::mean(averaged(part, row));
         row.worst_layer = worst_layer(part, row);
         row.reaches = std::all_of(
             part.targeted.begin(), part.targeted.end(),
@@ -182,6 +197,15 @@ Findings make_findings(const io::ResultsReader& results) {
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
         return results.has("/precision/" + layer + "/index");
     });
+    const auto averaged_with = [&](const std::string& group) {
+        std::vector<int64_t> numbers;
+        for (const std::string& layer : layers)
+            if (results.has(concat("/precision/", layer, "/", group)))
+                numbers.push_back(std::stoll(layer));
+        return averaged_layers(results, numbers);
+    };
+    for (Part* part : {&index, &weights, &findings.cache})
+        part->averaged = averaged_with(part->name);
     if (sparse) findings.cache.targeted.emplace_back("sparse_error");
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);

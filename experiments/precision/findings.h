@@ -23,11 +23,11 @@ struct Row {
     Precision precision;
     bool rounded_product = false;  // of projections
     bool asked = true;             // false: full precision, where --formats leaves f32 out
-    double bits = 0;               // per token of one layer, mean over the layers
+    double bits = 0;               // per token of one layer, mean over the part's averaged ones
     double bits_per_value = 0;
     std::string computed_in;   // "f32"
     std::vector<Kept> layers;  // in the order of the part's
-    Kept mean;                 // over the layers
+    Kept mean;                 // over the averaged ones, as the worst one is
     double worst_layer = 0;    // of the worst targeted metric, see Part::worst
     bool reaches = false;      // the worse end of the mean's interval reaches the target
     // Among the rows asked for: the best of those with the fewest bits that reach the target, and
@@ -40,12 +40,12 @@ struct Row {
 
 /// The index operands, the index projections, or the KV cache.
 struct Part {
-    std::string name, words;  // "index", "index operands"
-    bool of_weights = false;  // bits are those of a weight
-    std::vector<int64_t> layers;
-    std::vector<Row> rows;  // full precision first
-    double bound = 0;       // of the target
-    bool at_least = true;   // the targeted metrics must be at least the bound; else at most
+    std::string name, words;                // "index", "index operands"
+    bool of_weights = false;                // bits are those of a weight
+    std::vector<int64_t> layers, averaged;  // those that means are over: averaged_layers()
+    std::vector<Row> rows;                  // full precision first
+    double bound = 0;                       // of the target
+    bool at_least = true;  // the targeted metrics must be at least the bound; else at most
     std::vector<std::string> targeted;
     /// The targeted metric with the worst mean in a row.
     const std::string& worst(const Row&) const;

@@ -280,7 +280,7 @@ report::Report make_report(const io::ResultsReader& results) {
     const std::string missed = missed_text(findings), recommended = recommended_text(findings);
     report::Report report{
         .title = concat("Bk ", findings.asked.block_size, ", k ", findings.asked.rule.top_k,
-                        "; mean over ", layers_text(findings.cache.layers)),
+                        "; mean over ", layers_text(findings.cache.averaged)),
         .tables = {},
         .verdict = {missed.empty(), missed.empty() ? recommended : missed}};
     std::vector<report::Table> layers;

@@ -32,7 +32,7 @@ protected:
     static constexpr float kFirst = 7, kSecond = 3.4F;
 
     std::string plant(const std::string& name, int layers = 2, bool index = true,
-                      int64_t dim = kDim) const {
+                      int64_t dim = kDim, int window_of = -1) const {
         io::ActivationsInfo info{"planted", "{}", "msalab tests", {0, kTokens}, {}, false};
         for (int n = 0; n < layers; ++n) {
             io::LayerInfo layer;
@@ -43,6 +43,7 @@ protected:
             layer.index_dim = index ? dim : 0;
             layer.softmax_scale = 1;
             layer.element = Element::f32;
+            if (n == window_of) layer.own_attention["sliding_window"] = {40};
             info.layers.push_back(layer);
         }
         io::ActivationsWriter writer(path(name), info, true);
@@ -202,6 +203,22 @@ TEST_F(PrecisionTest, AFormatReachesWithTheFarEndsOfItsIntervals) {
               std::min(of_layer("index_layers", 0, share), of_layer("index_layers", 3, share)));
     EXPECT_EQ(cache["worst_layer"],
               std::max(of_layer("cache_layers", 0, error), of_layer("cache_layers", 3, error)));
+}
+
+// In a window of 40 tokens neither targets nor decoys are seen, and no format loses a thing.
+TEST_F(PrecisionTest, MeansLeaveOutALayerWithAWindow) {
+    const std::string file = plant("w.h5", 2, true, kDim, 1), name = "int4, scale per token";
+    const auto share = [&](const json& all) {
+        return mean_of(row_of(all, "index", name), "mass_share");
+    };
+    const json both = summary(file, {"--layers", "0,1", "--rotations", "none"});
+    EXPECT_NEAR(share(both), 0, kMissing);
+    EXPECT_EQ(rows_of_table(both, "index_layers").size(), 2 * rows_of_table(both, "index").size());
+    EXPECT_NE(file_text(path("out/precision.txt")).find("mean over layer 0"), std::string::npos);
+    const json alone = summary(file, {"--layers", "1", "--rotations", "none"});
+    EXPECT_NEAR(share(alone), 1, kMissing);
+    EXPECT_EQ(row_of(alone, "index", name)["bits_per_value"],
+              row_of(both, "index", name)["bits_per_value"]);
 }
 
 TEST_F(PrecisionTest, MeasuresTheFormatsScalesAndRotationsThatAreAskedFor) {
