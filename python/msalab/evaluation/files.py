@@ -4,10 +4,12 @@ its end."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -70,6 +72,22 @@ def read_json(path):
 def require_folder(path) -> None:
     """CaptureError where another file stands in the place of what is to be a folder."""
     require(Path(path).is_dir() or not Path(path).exists(), f"{path}: is a file, must be a folder")
+
+
+@contextmanager
+def alone_in(out: Path):
+    """CaptureError while another run writes there."""
+    require_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaptureError(f"{out}: another run is writing there") from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def remove_folder(path: Path) -> None:
