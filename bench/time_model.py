@@ -119,7 +119,7 @@ def make_model(case: Case, device):
 
 
 def forms_of(model) -> dict:
-    return attentions.forms_of(model, attentions.trainable(model, options_of("msa"))[1], options_of("msa"))
+    return attentions.forms_of(model, attentions.trainable(model, options_of("msa"))[-1], options_of("msa"))
 
 
 def options_of(kind: str) -> Namespace:
@@ -130,11 +130,11 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     """A function that takes a step of training."""
     model, kind, _, top_k = make_model(case, group.device), *arm.partition("-")
     kind = "dense" if arm == "msalab-dense" else kind
-    modules, _ = attentions.trainable(model, options_of(kind))
+    modules, windows, _ = attentions.trainable(model, options_of(kind))
     branches = {number: attentions.branch_of(form) for number, form in forms_of(model).items()} if kind == "msa" else {}
     attention = attentions.Attention(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
     if kind in attentions.KINDS:
-        attentions.attach(modules, model, attention, branches)
+        attentions.attach(modules, windows, model, attention, branches)
     else:
         attend_by_pytorch(model, kind, case.rows)
     if not case.learns:

@@ -125,7 +125,7 @@ def make_model(shape: str, layers: int, context: int):
 
 def use_msa(model, block: int):
     rule, options = Rule(block, TOP_K), Namespace(**vars(OPTIONS) | {"attention": "msa"})
-    forms = attentions.forms_of(model, attentions.trainable(model, options)[1], options)
+    forms = attentions.forms_of(model, attentions.trainable(model, options)[-1], options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / fitted.TRAINED).write_bytes(fitted.packed(forms, vars(rule), folder))
         mt.configure(model, indexer=folder)

@@ -126,13 +126,13 @@ def rows_of(tiny):
 def attached(model, kind, top_k, detach=True, branches=True):
     options = Namespace(dense_layers=[], attention=kind, indexer=None, index_dim=16, rope_dim=None, norm="rms",
                         seed=0)
-    modules, layers = attentions.trainable(model, options)
+    modules, windows, layers = attentions.trainable(model, options)
     made = {}
     if kind == "msa":
         made = {number: attentions.branch_of(form).to(model.dtype)
                 for number, form in attentions.forms_of(model, layers, options).items()}
     attention = attentions.Attention(kind, selectors.Rule(BLOCK, top_k), frozenset(), detach)
-    attentions.attach(modules, model, attention, made)
+    attentions.attach(modules, windows, model, attention, made)
     return attention
 
 
@@ -443,9 +443,6 @@ def test_text_and_folders_that_will_not_do_are_named(tiny, tmp_path, capsys):
     refused("holds no file that ends in .txt, .md, .jsonl, .parquet", text="empty")
     words = [word for word in command(tiny, tmp_path / "a") if word != "--bytes"]
     assert main(words) == 2 and "has no tokenizer" in capsys.readouterr().err
-    windows = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES | {"sliding_window": 40}))
-    windows.save_pretrained(tiny / "windows")
-    refused("layers [0, 1] have a sliding window", model="windows")
     with alone_in(tmp_path / "a"):
         refused("another run is writing there")
     (tmp_path / "a/mine.txt").write_text("mine")

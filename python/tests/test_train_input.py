@@ -44,7 +44,7 @@ def make_hybrid(kind):
 def attached(model):
     options = Namespace(dense_layers=[], attention="dense")
     attention = attentions.Attention("dense", selectors.Rule(BLOCK, 3), frozenset(), True)
-    attentions.attach(attentions.trainable(model, options)[0], model, attention, {})
+    attentions.attach(*attentions.trainable(model, options)[:2], model, attention, {})
     return attention
 
 
@@ -140,10 +140,8 @@ def test_a_text_without_a_target_is_refused(tiny, tmp_path, capsys):  # noqa: F8
 
 def test_what_the_configuration_says_is_refused_before_a_weight_is_read(tiny, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(running, "load", lambda *_: pytest.fail("weights are read"))
-    types = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 40}
     for name, config, why in (
-            ("mistral", transformers.MistralConfig(**SIZES | {"sliding_window": 40}), "layers [0, 1] have a sliding"),
-            ("gemma", transformers.Gemma3TextConfig(**SIZES | types), "layers [0] have a sliding window"),
+            ("mistral", transformers.MistralConfig(**SIZES | {"sliding_window": 40}), "no layer is left to select"),
             ("mamba", transformers.Mamba2Config(vocab_size=256, hidden_size=64, num_heads=8, head_dim=16,
                                                 num_hidden_layers=1), "no layer of Mamba2ForCausalLM attends")):
         config.save_pretrained(tiny / name)

@@ -67,6 +67,8 @@ class Attention:
         # In a graph a list is a constant; the values of a tensor may become others.
         cu = self.ends if torch.compiler.is_compiling() else self.cu
         lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        if layer.window is not None:
+            return in_window(q, k, v, layer.window, self.cu, **given)
         if not layer.selects:
             return m.dense_attention(q, k, v, **given, **lengths)
         if self.kind != "msa":
@@ -116,14 +118,52 @@ class Attention:
 
 @dataclass
 class Layer:
-    """One that attends so. selects: by an Index Branch or a selector; x: its input, until it attends; kl: of the
-    micro-batch. All layers share the graphs of torch.compile, which do not read its number."""
+    """One that attends so. selects: by an Index Branch or a selector; window: tokens that it sees, None where all are
+    seen; x: its input, until it attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which
+    do not read its number."""
 
     number: int
     attention: Attention
     selects: bool
+    window: int | None = None
     x: torch.Tensor | None = None
     kl: torch.Tensor | None = None
+
+
+AT_ONCE = 1024  # queries at most, whose logits are in memory where PyTorch has no kernel that keeps none
+
+
+@torch.compiler.disable
+def in_window(q, k, v, window: int, cu, softmax_scale=None, sinks=None):
+    """heads [N, Hq, dv] of q [N, Hq, dh], k and v of Hkv heads: attention of each document in which a query sees
+    `window` tokens, itself included. Where a document is longer, by PyTorch, some queries with the keys that they see
+    at a time: the time and memory are of the window, not of the document."""
+    if window >= max(end - begin for begin, end in zip(cu, cu[1:])):
+        return m.dense_attention(q, k, v, softmax_scale=softmax_scale, sinks=sinks, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    group = q.shape[1] // k.shape[1]
+    k, v = (one.repeat_interleave(group, 1) for one in (k, v))
+    pieces = []
+    for begin, end in zip(cu, cu[1:]):
+        for first in range(begin, end, min(window, AT_ONCE)):
+            last = min(first + min(window, AT_ONCE), end)
+            low = max(begin, first - window + 1)
+            query, key = (torch.arange(*of, device=q.device) for of in ((first, last), (low, last)))
+            seen = (key <= query[:, None]) & (key > query[:, None] - window)
+            pieces.append(_attended(q[first:last], k[low:last], v[low:last], seen, softmax_scale, sinks))
+    return torch.cat(pieces)
+
+
+def _attended(q, k, v, seen, scale, sinks):
+    """heads [n, H, dv] where `seen` [n, m]; sinks [H]: a logit each, of a token without a value."""
+    mask = seen
+    if sinks is not None:
+        mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))
+        mask = torch.cat([mask.expand(len(sinks), -1, -1),
+                          sinks.to(q.dtype)[:, None, None].expand(-1, len(q), 1)], -1)
+        k, v = (torch.cat([one, torch.zeros_like(one[:1])]) for one in (k, v))
+    heads = torch.nn.functional.scaled_dot_product_attention(*(one.transpose(0, 1) for one in (q, k, v)),
+                                                             attn_mask=mask, scale=scale)
+    return heads.transpose(0, 1)
 
 
 @torch.compiler.disable
@@ -175,11 +215,12 @@ def check_config(options):
         pass
 
 
-def attach(modules, model, attention: Attention, branches: dict[int, IndexBranch]):
-    """Makes these attention modules of the model call `attention`."""
+def attach(modules, windows, model, attention: Attention, branches: dict[int, IndexBranch]):
+    """Makes these attention modules of the model call `attention`. windows: of layers that have one, which they
+    keep."""
     _register()
-    attention.layers = [Layer(number, attention, attention.kind != "dense" and number not in attention.dense)
-                        for number in modules]
+    attention.layers = [Layer(number, attention, attention.kind != "dense" and number not in attention.dense
+                              and number not in windows, windows.get(number)) for number in modules]
     for layer, (number, module) in zip(attention.layers, modules.items()):
         object.__setattr__(module, _ATTRIBUTE, layer)
         if number in branches:
@@ -247,22 +288,21 @@ def check_documents(model, attention: Attention):
             f"by attention, which cannot be kept apart here: outputs differ by {apart:.1g} of the largest")
 
 
-def trainable(model, options) -> tuple[dict, list[int]]:
-    """Layer -> its attention module, and the layers that will select. CaptureError where gradients are not
-    to be had."""
+def trainable(model, options) -> tuple[dict, dict, list[int]]:
+    """Layer -> its attention module, -> its sliding window where it has one, and the layers that will select.
+    CaptureError where gradients are not to be had."""
     modules, windows = attention_modules(model)
     types = getattr(model.config.get_text_config(), "layer_types", None) or []
-    require(not windows, f"layers {sorted(windows)} have a sliding window, through which msalab has no "
-            "gradient")
     require("chunked_attention" not in types, f"{type(model).__name__} has chunked attention, which cannot "
             "be trained here")
     own = [number for number, module in modules.items() if getattr(module, "indexer", None) is not None]
     require(not own, f"layers {own} have an Index Branch of their own; a model that has none is converted")
     unknown = sorted(set(options.dense_layers) - modules.keys())
     require(not unknown, f"--dense-layers names {unknown}; layers with attention are {sorted(modules)}")
-    rest = sorted(modules.keys() - set(options.dense_layers))
-    require(rest or options.attention == "dense", "no layer is left to select: each is in --dense-layers")
-    return modules, [] if options.attention == "dense" else rest
+    rest = sorted(modules.keys() - set(options.dense_layers) - windows.keys())
+    require(rest or options.attention == "dense", "no layer is left to select: each is in --dense-layers or has a "
+            "sliding window")
+    return modules, windows, [] if options.attention == "dense" else rest
 
 
 def forms_of(model, layers: list[int], options) -> dict[int, fitted.Fitted]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -21,12 +20,12 @@ import transformers
 from .. import indexer as indexers
 from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
-from ..capture.gguf import place_of
+from ..capture.gguf import place_of, storable
 from ..capture.layer import CaptureError, require
 from ..capture.partial_file import PartialFile
 from ..capture.transformers_model import check_positions, own_dtype, positions_of
 from ..evaluation import text
-from ..evaluation.files import read_json, remove_folder, require_folder, same_or_refused, sha256, write_json
+from ..evaluation.files import alone_in, read_json, remove_folder, same_or_refused, sha256, write_json
 from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
 from ..selectors import Rule
@@ -234,7 +233,7 @@ class Training:
         options = self.options
         dtype = own_dtype("auto", place_of(options.model)[1])
         unexpected: set[str] = set()
-        model = _storable(load(Namespace(model=options.model, revision=options.revision, dtype=dtype,
+        model = storable(load(Namespace(model=options.model, revision=options.revision, dtype=dtype,
                                          device="cpu"), unexpected))
         self.others = unread.candidates(options.model, options.revision, model, unexpected)
         check_positions("--context is", options.context, positions_of(model))
@@ -244,12 +243,14 @@ class Training:
         check_logits(model)
         self.types = {name: one.dtype for name, one in model.state_dict().items()} | {"": model.dtype}
         model = model.float()
-        modules, layers = attentions.trainable(model, options)
+        modules, windows, layers = attentions.trainable(model, options)
         if layers:
             note_if_dense(self.rule.tokens, self.rows.longest, self.note)
         is_msa = options.attention == "msa"
         self.forms = attentions.forms_of(model, layers, options) if is_msa else {}
         self.branches = {number: attentions.branch_of(form) for number, form in self.forms.items()}
+        if windows:
+            self.note(f"note: layers {sorted(windows)} have a sliding window, which they keep")
         if layers and all(module.num_key_value_groups == 1 for module in modules.values()):
             self.note("note: the model has no grouped queries: each head selects blocks of its own")
         with self.group.together():
@@ -258,7 +259,7 @@ class Training:
                 check_folder(self.out, self.record, options)
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
                                               options.detach)
-        attentions.attach(modules, model, self.attention, self.branches)
+        attentions.attach(modules, windows, model, self.attention, self.branches)
         attentions.check_documents(model, self.attention)
         if options.checkpointing:
             keep_no_activations(model, self.attention)
@@ -403,33 +404,6 @@ class Training:
         if step and self.group.rank == 0:  # the first step leaves nothing, as where it fails
             write_json(self.out / "diverged.json", {"step": step, "why": why, "kept": saved})
         return DIVERGED
-
-
-def _storable(model):
-    """A model that was read of quantised weights refuses to be saved; a new one with its weights does not."""
-    if not hasattr(model.config, "quantization_config"):
-        return model
-    del model.config.quantization_config
-    made = type(model)(model.config)
-    made.load_state_dict(model.state_dict(), assign=True)  # what is no weight, as frequencies of RoPE, is not rounded
-    made.tie_weights()
-    return made
-
-
-@contextmanager
-def alone_in(out: Path):
-    """CaptureError while another run writes there."""
-    require_folder(out)
-    out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CaptureError(f"{out}: another run is writing there") from None
-        yield
-    finally:
-        os.close(folder)
 
 
 @contextmanager
