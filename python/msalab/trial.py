@@ -82,10 +82,11 @@ def sizes_of(model: str) -> tuple[int, int]:
         return 0, 0
 
 
-def _run(*words) -> None:
+def _run(*words, out=None) -> None:
+    """out: the file that gets what is printed; None: stderr."""
     called = f"msalab {words[3]}" if words[1] == "-m" else Path(words[0]).name
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # this package, also in the child
-    done = subprocess.run([*map(str, words)], stdout=sys.stderr, env=found)
+    done = subprocess.run([*map(str, words)], stdout=out or sys.stderr, env=found)
     if done.returncode:
         raise Refusal(f"{called} ended with exit code {done.returncode}; its message is above")
 
@@ -109,7 +110,7 @@ def steps_of(options, out: Path) -> list[Step]:
         return Step(name, f"what a selection keeps, {'the first block kept' if first else 'no block forced'}",
                     ANALYSED * layers * tokens, (learnt,), lambda: _run(
                         find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
-                        selectors, "--forced-first", first, "--sample-queries", 512), (*sizes, first))
+                        selectors, "--forced-first", first, "--positions", f"{context // 2}:"), (*sizes, first, context))
 
     return [
         Step("capture", "queries, keys and values of every layer", PASS * parameters * tokens + 10, (learnt,),
@@ -128,9 +129,8 @@ def steps_of(options, out: Path) -> list[Step]:
 
 
 def _report(out: Path) -> None:
-    cost = subprocess.run([find_program("msa-cost"), "--results", out / "free/results.h5", "--json"], check=True,
-                          capture_output=True)
-    (out / "cost.json").write_bytes(cost.stdout)
+    with open(out / "cost.json", "wb") as file:
+        _run(find_program("msa-cost"), "--results", out / "free/results.h5", "--json", out=file)
     _msalab("plot", out / "free/results.h5", "--out", out / "report", "--fit", out / "fit/results.h5", "--evaluate",
             out / "evaluation/summary.json", "--cost", out / "cost.json", "--activations", out / "capture.h5")
 

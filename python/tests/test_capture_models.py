@@ -626,6 +626,9 @@ def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     (tmp_path / "b.json").write_text("[]")
     assert main([*arguments, "--overwrite"]) == 2
     assert "b.json: token ids must be a list of integers" in capsys.readouterr().err
+    np.savez(tmp_path / "c.npz", tokens=np.arange(4))
+    assert main([*arguments[:2], "--tokens", str(tmp_path / "c.npz"), "--out", str(tmp_path / "c.h5")]) == 2
+    assert "c.npz: token ids must be a .npy file or a JSON list, and this is no JSON: " in capsys.readouterr().err
     (tmp_path / "c.txt").write_text("words")
     assert main([*arguments[:2], "--text", str(tmp_path / "c.txt"), "--out",
                  str(tmp_path / "c.h5")]) == 2

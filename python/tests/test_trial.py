@@ -18,7 +18,7 @@ from msalab.__main__ import main  # noqa: E402
 from msalab.ending import Refusal  # noqa: E402
 
 TEXT = "".join(f"Line {line} of a text that says how blocks of keys are chosen.\n" for line in range(150))
-OPTIONS = ["--bytes", "--context", "128", "--block-size", "16", "--top-k", "2", "--sequences", "8"]
+OPTIONS = ["--bytes", "--context", "288", "--block-size", "16", "--top-k", "2", "--sequences", "8"]
 
 
 @pytest.fixture

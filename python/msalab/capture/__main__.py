@@ -21,8 +21,13 @@ def read_sequences(options, tokenize) -> list:
     """Of every token file, then of every text: token ids, and the text's bytes with where each token ends in them, or
     None where it is not known."""
     def read_tokens(path):
-        return token_ids(np.load(path) if path.endswith(".npy") else
-                         json.loads(Path(path).read_text()), path), None
+        if path.endswith(".npy"):
+            return token_ids(np.load(path), path), None
+        try:
+            return token_ids(json.loads(Path(path).read_text("utf-8")), path), None
+        except ValueError as error:
+            raise CaptureError(f"{path}: token ids must be a .npy file or a JSON list, and this is no JSON: {error}"
+                               ) from error
 
     def read_text(path):
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
