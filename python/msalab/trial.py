@@ -5,6 +5,7 @@ Branch, what a selection keeps with and without the first block, the model's los
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from .ending import Refusal, ended
 from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
+FULL = 0.75  # of the context that documents held out fill, for a verdict
 PARTS = 8  # documents that the text held out is cut into, for intervals
 # Rough seconds on two cores, guessed from runs of SmolLM2-135M on a busy machine: a forward pass, by parameter
 # and token; the rest, by layer and token.
@@ -150,7 +152,12 @@ def verdict(summary: dict) -> list[str]:
     largest = max(budget for _, budget, _ in of)
     best = min(of["index", largest, first]["mean"] for first in (0, 1) if ("index", largest, first) in of)
     oracle = min(of["oracle", largest, first]["mean"] for first in (0, 1) if ("oracle", largest, first) in of)
-    lines.append(_advice(100 * best / dense, 100 * oracle / dense, largest))
+    length, context = summary["tokens"] / summary["sequences"], summary["options"]["context"]
+    if length < FULL * context:
+        lines.append(f"The documents held out have {length:.0f} tokens on average, for a context of {context}: a text "
+                     f"{math.ceil(context / length)} times as long says what MSA loses there.")
+    else:
+        lines.append(_advice(100 * best / dense, 100 * oracle / dense, largest))
     return lines
 
 

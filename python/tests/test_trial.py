@@ -91,7 +91,7 @@ def summary(index, oracle):
     def config(selector, budget, first, percent):
         return {"selector": selector, "budget": budget, "forced_first": first, "bits_per_token": 2.0,
                 "excess": {"mean": 0.02 * percent, "low": None, "high": None}}
-    return {"tokens": 1024, "configs": [{"config": "dense", "bits_per_token": 2.0}, *(
+    return {"tokens": 1024, "sequences": 4, "options": {"context": 256}, "configs": [{"config": "dense", "bits_per_token": 2.0}, *(
         config(selector, budget, 0, percent * 128 / budget) for budget in (64, 128)
         for selector, percent in (("index", index), ("oracle", oracle)))]}
 
@@ -104,6 +104,12 @@ def test_the_verdict_follows_the_loss_at_the_larger_budget(index, oracle, says):
     lines = trial.verdict(summary(index, oracle))
     assert lines[-1].startswith(says)
     assert lines[1].startswith(f"64 tokens a query, the Index Branch: +{2 * index:.2f} % (no interval")
+
+
+def test_short_documents_have_no_verdict():
+    lines = trial.verdict({**summary(0.5, 0.1), "tokens": 400})
+    assert lines[-1] == ("The documents held out have 100 tokens on average, for a context of 256: a text 3 times as long "
+                         "says what MSA loses there.")
 
 
 def test_steps_name_their_options(tmp_path, monkeypatch):
