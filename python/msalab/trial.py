@@ -112,7 +112,8 @@ def steps_of(options, out: Path) -> list[Step]:
         return Step(name, f"what a selection keeps, {'the first block kept' if first else 'no block forced'}",
                     ANALYSED * layers * tokens, (learnt,), lambda: _run(
                         find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
-                        selectors, "--forced-first", first, "--positions", f"{context // 2}:"), (*sizes, first, context))
+                        selectors, "--forced-first", first, "--positions", f"{context // 2}:"),
+                    (*sizes, first, context))
 
     return [
         Step("capture", "queries, keys and values of every layer", PASS * parameters * tokens + 10, (learnt,),

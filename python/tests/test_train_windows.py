@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, kind
     """As in test_train.py; the documents of a row are apart in windows as well."""
     make(kind).save_pretrained(tiny / kind)
     rates = ["--lr", 1e-30, "--index-lr", 1e-30]
-    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup", 0, *rates, model=kind) == 0
+    assert train(tiny, tmp_path / "a", "--steps", 1, "--warmup-steps", 0, *rates, model=kind) == 0
     assert "note: layers [0] have a sliding window, which they keep" in capsys.readouterr().err
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
     assert json.loads((tmp_path / "a/model/config.json").read_text())["layer_types"] == MIXED["layer_types"]
@@ -104,7 +104,7 @@ def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, kind
 @pytest.mark.parametrize("how", [[], ["--compile"], ["--checkpointing"]])
 def test_a_windowed_model_learns(tiny, tmp_path, how):  # noqa: F811
     make("Gemma3Text").save_pretrained(tiny / "gemma")
-    assert train(tiny, tmp_path / "a", "--steps", 12, "--warmup", 2, "--log-every", 1, *how, model="gemma") == 0
+    assert train(tiny, tmp_path / "a", "--steps", 12, "--warmup-steps", 2, "--log-every", 1, *how, model="gemma") == 0
     loss = values_of(tmp_path / "a", "loss")
     assert loss[-1] < loss[0] - 0.5
     assert values_of(tmp_path / "a", "kl_loss", "1") and not values_of(tmp_path / "a", "kl_loss", "0")
