@@ -52,7 +52,7 @@ def test_the_section_explains_the_arrow_where_there_is_one(tmp_path):
 
 def test_the_nearest_setting_where_none_reaches_the_target(tmp_path):
     figure, _ = cost_front(read_advice(write(tmp_path, make_cost.advice(reached=False))))
-    assert "nearest to the target" in figure.axes[0].get_title(loc="left")
+    assert "nearest to the target" in " ".join(figure.axes[0].get_title(loc="left").split())
 
 
 def test_plot_of_the_summary_alone(tmp_path, capsys):

@@ -108,7 +108,7 @@ def test_the_section_says_what_is_counted(tmp_path):
     assert "2 GB/s, 1 µs per token" in reading and "in vain" not in reading
     report = read_cache(write(tmp_path, make_cost.cache(prefetch="previous-layer")))
     assert "in vain is counted" in " ".join(cache_section(report).reading)
-    assert "with prefetch" in cache_curves(report)[0].axes[1].get_title(loc="left")
+    assert "with prefetch" in " ".join(cache_curves(report)[0].axes[1].get_title(loc="left").split())
 
 
 def test_plot_of_the_summary_alone(tmp_path):

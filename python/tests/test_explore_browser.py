@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The block microscope in headless Chromium: what a user clicks, and what then stands on the page."""
 
+import base64
+import re
+import zlib
+
 import h5py
 import numpy as np
 import pytest
@@ -131,6 +135,23 @@ def test_keys_move_and_zoom(browser, page):
     assert (fields["query"], fields["block"]) == ("102", "3") and fields["view"] == "96-288-6-18"
     browser.type("0")
     browser.wait("!location.hash.includes('view')")
+
+
+def fills(pdf):
+    """Colours of the text and the shapes, 0 to 255."""
+    pieces = re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL)
+    pages = [zlib.decompress(piece) for piece in pieces if piece[:1] == b"x"]
+    return {tuple(round(255 * float(part)) for part in found.split())
+            for page in pages for found in re.findall(rb"([\d.]+ [\d.]+ [\d.]+) rg", page)}
+
+
+def test_paper_is_white_in_dark_mode(browser, page):
+    browser.resize(1280, dark=True)
+    browser.open(page + "#layer=3&group=1&query=300&selector=window&block=2", READY)
+    printed = fills(base64.b64decode(browser.command("Page.printToPDF", printBackground=True)["data"]))
+    dark = {(29, 32, 40), (226, 243, 255), (232, 234, 240)}
+    assert (28, 30, 38) in printed and not dark & printed
+    browser.wait("getComputedStyle(document.body).color === 'rgb(232, 234, 240)'")
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -231,7 +231,7 @@ def _with_dark(svg: str) -> str:
     for use, colour in sorted(set(re.findall(r"(fill|stroke): (#[0-9a-f]{6})", svg))):
         if colour not in ON_IMAGE:
             rules.append(f'[style*="{use}: {colour}"] {{ {use}: {on_dark(colour)} !important }}')
-    style = "<style>@media (prefers-color-scheme: dark) { " + " ".join(rules) + " }</style>"
+    style = "<style>@media screen and (prefers-color-scheme: dark) { " + " ".join(rules) + " }</style>"
     return re.sub(r"(<svg[^>]*>)", lambda match: match[1] + style, svg, count=1)
 
 

@@ -154,8 +154,9 @@ const LOOKS = {
     mark: "#f0e442"
   }
 };
-const isPrinted = matchMedia("print");
-const colours = () => dark.matches && !isPrinted.matches ? LOOKS.dark : LOOKS.light;
+let isPrinted = false; // paper is white
+const isDark = () => dark.matches && !isPrinted;
+const colours = () => isDark() ? LOOKS.dark : LOOKS.light;
 
 function mix(ramp, share) {
   const place = Math.min(Math.max(share, 0), 1) * (ramp.length - 1),

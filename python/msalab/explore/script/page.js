@@ -97,8 +97,9 @@ async function start() {
 }
 addEventListener("hashchange", () => { const next = readAddress(); if (Object.keys(next).length) set({ ...next,
     start: true }, true); });
-addEventListener("beforeprint", everythingAgain);
-addEventListener("afterprint", everythingAgain);
+for (const [event, printed] of [["beforeprint", true], ["afterprint", false]])
+  addEventListener(event, () => { isPrinted = printed;
+    everythingAgain(); });
 dark.addEventListener("change", everythingAgain);
 let resized = 0;
 addEventListener("resize", () => { cancelAnimationFrame(resized);

@@ -145,7 +145,7 @@ function tokensOfBlock(block) {
 
 function light(span, share) { span.style.background = share > 0.04 ?
     `rgba(${lit()}, ${(0.5 * share).toFixed(3)})` : ""; }
-const lit = () => dark.matches && !isPrinted.matches ? "86, 180, 233" : "0, 114, 178";
+const lit = () => isDark() ? "86, 180, 233" : "0, 114, 178";
 
 // ---- The text
 
