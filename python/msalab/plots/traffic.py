@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
 from .. import results
 from ..table import Table
@@ -30,7 +31,7 @@ def bytes_by_context(cost: results.Report):
         axes.bar_label(bars, [f"{value / 1e9:,.0f} GB".replace(",", "\u202f") for value in moved], padding=3)
         rows += [(tokens, name, value) for tokens, value in zip(contexts, moved)]
     axes.set_xscale("log")
-    style.plain_log_ticks(axes.xaxis)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     most, least = (float(pick(row[2] for row in rows)) / 1e9 for pick in (max, min))
     axes.set_xlim(0.4 * least, 4 * most)
     axes.set_yticks(np.arange(len(contexts)), [tokens_text(tokens) for tokens in contexts])
