@@ -34,6 +34,17 @@ bool is_averaged(const Part& part, int64_t layer) {
     return std::ranges::find(part.averaged, layer) != part.averaged.end();
 }
 
+/// Of these layers those with that part which its means are over.
+std::vector<int64_t> averaged_with(const io::ResultsReader& results,
+                                   const std::vector<std::string>& layers,
+                                   const std::string& part) {
+    std::vector<int64_t> numbers;
+    for (const std::string& layer : layers)
+        if (results.has(concat("/precision/", layer, "/", part)))
+            numbers.push_back(std::stoll(layer));
+    return averaged_layers(results, numbers);
+}
+
 /// The row on the layers that its mean is over.
 std::vector<const Kept*> averaged(const Part& part, const Row& row) {
     std::vector<const Kept*> layers;
@@ -199,15 +210,8 @@ Findings make_findings(const io::ResultsReader& results) {
     const bool sparse = std::all_of(layers.begin(), layers.end(), [&](const std::string& layer) {
         return results.has("/precision/" + layer + "/index");
     });
-    const auto averaged_with = [&](const std::string& group) {
-        std::vector<int64_t> numbers;
-        for (const std::string& layer : layers)
-            if (results.has(concat("/precision/", layer, "/", group)))
-                numbers.push_back(std::stoll(layer));
-        return averaged_layers(results, numbers);
-    };
     for (Part* part : {&index, &weights, &findings.cache})
-        part->averaged = averaged_with(part->name);
+        part->averaged = averaged_with(results, layers, part->name);
     if (sparse) findings.cache.targeted.emplace_back("sparse_error");
     for (const std::string& layer : layers) {
         add_cache(results, layer, sparse, findings.cache);
