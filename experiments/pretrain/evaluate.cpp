@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
 #include <utility>
@@ -11,7 +10,6 @@
 #include "core/error.h"
 #include "core/number/convert.h"
 #include "core/random.h"
-#include "experiments/driver/run.h"
 
 namespace msa::experiments::pretrain {
 
@@ -209,33 +207,6 @@ Evaluation evaluate(train::Model& model, bool sparse, const Documents& documents
     if (!options.tasks.empty())
         for (int64_t length : options.lengths) check("a length of exercises", length);
     return evaluate(predictions_of(model, sparse), documents, options);
-}
-
-nlohmann::ordered_json to_json(const Evaluation& evaluation) {
-    nlohmann::ordered_json json{{"bits_per_byte", json_number(evaluation.bits_per_byte)},
-                                {"bytes", evaluation.bytes},
-                                {"by_position", nlohmann::ordered_json::array()},
-                                {"by_file", nlohmann::ordered_json::array()},
-                                {"retrieval", nlohmann::ordered_json::array()}};
-    for (const PositionScore& score : evaluation.by_position)
-        json["by_position"].push_back({{"first", score.first},
-                                       {"end", score.end},
-                                       {"bytes", score.bytes},
-                                       {"bits_per_byte", json_number(score.bits_per_byte)}});
-    for (const FileScore& score : evaluation.by_file)
-        json["by_file"].push_back({{"file", score.file},
-                                   {"bytes", score.bytes},
-                                   {"bits_per_byte", json_number(score.bits_per_byte)}});
-    for (const RetrievalScore& score : evaluation.retrieval)
-        json["retrieval"].push_back({{"task", name_of(score.task)},
-                                     {"length", score.length},
-                                     {"shallowest", score.shallowest},
-                                     {"deepest", score.deepest},
-                                     {"exercises", score.exercises},
-                                     {"answers", score.answers},
-                                     {"exact_match", json_number(score.exact_match)},
-                                     {"log_likelihood", json_number(score.log_likelihood)}});
-    return json;
 }
 
 }  // namespace msa::experiments::pretrain

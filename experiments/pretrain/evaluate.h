@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -84,9 +83,5 @@ Evaluation evaluate(const Predict& predict, const Documents& documents,
                     const EvaluationOptions& options);
 Evaluation evaluate(train::Model& model, bool sparse, const Documents& documents,
                     const EvaluationOptions& options);
-
-/// The same as JSON: {bits_per_byte, bytes, by_position: [...], by_file: [...], retrieval: [...]};
-/// NaN is null.
-nlohmann::ordered_json to_json(const Evaluation& evaluation);
 
 }  // namespace msa::experiments::pretrain

@@ -20,7 +20,8 @@ const About kAbout{
         "DIR/results.h5 (groups /train, /probe, /evaluation, /text, /retrieval),\n"
         "DIR/checkpoint.h5 (weights and the state of the optimizer, for --resume and "
         "--start-from),\n"
-        "DIR/curves.csv, which grows while it runs, DIR/summary.json and, with --capture,\n"
+        "DIR/curves.csv, which grows while it runs, DIR/summary.json (tables, see there),\n"
+        "DIR/tables/NAME.csv, DIR/pretrain.txt (what is printed) and, with --capture,\n"
         "DIR/activations.h5 for msa-analyze. See data/FORMAT.md.",
 };
 

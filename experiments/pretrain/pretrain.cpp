@@ -3,7 +3,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "core/random.h"
@@ -24,6 +23,7 @@
 namespace msa::experiments::pretrain {
 namespace {
 
+constexpr const char* kPage = "pretrain.txt";
 constexpr int64_t kCapturedText = 2;  // which held-out text is captured
 
 /// Held-out text of the model's own sequences, as the capture has it.
@@ -59,8 +59,9 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
           std::ostream& err) {
     train::Model model = make_model(o, std::move(ops));
     UnitRun job(kProgram.name, args, o, o.inputs(),
-                {"summary.json", "checkpoint.h5", "curves.csv", "activations.h5"}, err);
-    job.describe(option_table(o), pretrain_definitions(), model.ops().device());
+                {"summary.json", kPage, "tables", "checkpoint.h5", "curves.csv", "activations.h5"},
+                err);
+    job.describe(option_table(o), report::definitions(tables()), model.ops().device());
     if (workers.size() > 1) job.record.device += msa::concat(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());
@@ -86,11 +87,13 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
     if (o.capture > 0)
         write_capture(job.path("activations.h5"), model, captured_text(o, text),
                       o.training.sparse(o.training.steps), results.run().options);
-    write_text(job.path("summary.json"), pretrain_summary_json(results));
-    if (o.json)
-        out << pretrain_summary_json(results);
-    else
-        print_pretrain_tables(results, out);
+    write_report({.results = results,
+                  .out = o.out,
+                  .inputs = o.inputs(),
+                  .json = o.json,
+                  .threads = 0,
+                  .print = out},
+                 kPage, make_report(results));
 }
 
 /// The text of a process's runs: one that the run before read, too, is in memory once.

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/pretrain/results.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <ostream>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/run.h"
-#include "experiments/driver/table.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -82,46 +77,6 @@ std::vector<Row> read_rows(const io::ResultsReader& from, const std::string& gro
     return rows;
 }
 
-/// The last row of a column of the probe, by layer.
-std::vector<double> last_probe(const io::ResultsReader& results, const char* name) {
-    const Tensor<double, 2> all = results.read<double, 2>(std::string("/probe/") + name);
-    const View<const double, 1> row = all.view()[all.extent(0) - 1];
-    return {row.data(), row.data() + row.size()};
-}
-
-/// {name: [Hq]} of a layer, what it has.
-ordered_json heads_json(const io::ResultsReader& results, int64_t layer) {
-    ordered_json heads = ordered_json::object();
-    for (const char* name : kProbedHeads) {
-        const Tensor<double, 2> all = results.read<double, 2>(std::string("/heads/") + name);
-        const View<const double, 1> row = all.view()[layer];
-        if (std::isnan(row(0))) continue;
-        for (int64_t head = 0; head < row.extent(0); ++head)
-            heads[name].push_back(json_number(row(head)));
-    }
-    return heads;
-}
-
-/// "31 % of 989.4 TFLOP/s in bf16, NVIDIA H200 SXM 141GB", or why there is none.
-std::string mfu_text(const io::ResultsReader& results) {
-    const std::string peak = results.text("/train", "peak");
-    if (!results.has("/train", "mfu")) return "none, " + peak;
-    return number_text(100 * results.number("/train", "mfu"), 3) + " % of " + peak;
-}
-
-double last_loss(const io::ResultsReader& results) {
-    const Tensor<double, 1> losses = results.read<double, 1>("/train/loss");
-    return losses(losses.size() - 1);
-}
-
-std::vector<Task> tasks_of(const Evaluation& evaluation) {
-    std::vector<Task> tasks;
-    for (const RetrievalScore& score : evaluation.retrieval)
-        if (std::find(tasks.begin(), tasks.end(), score.task) == tasks.end())
-            tasks.push_back(score.task);
-    return tasks;
-}
-
 }  // namespace
 
 std::vector<TaskScore> by_task(const Evaluation& evaluation, const std::vector<Task>& tasks) {
@@ -180,97 +135,6 @@ void write_heads(io::UnitWriter& to, const Probe& look) {
                             {values.data(), {rows, std::ssize(values) / rows}},
                             {"layer,head", of.unit, of.definition});
     }
-}
-
-std::string pretrain_definitions() {
-    ordered_json definitions{
-        {"steps", "training steps done"},
-        {"parameters", "learned numbers of the model"},
-        {"loss", "nats per token of the last step that was logged, on training text and exercises"},
-        {"bits_per_byte", "on held-out text, mean over bytes"},
-        {"tokens_per_second", "of training steps alone"},
-        {"flops_per_token",
-         "that the model's mathematics asks for in a step, mean over the steps: 6 for each weight "
-         "of a matrix but the embedding, and attention's, those of the Index Branch among them; "
-         "nothing that is computed anew"},
-        {"mfu", "share of the peak that these FLOPs reach in the training steps"},
-        {"retrieval",
-         "by task, over all answers: exact_match, the share whose every byte is the likeliest, "
-         "the true bytes before it given; log_likelihood of an answer in nats"},
-    };
-    for (const char* name : kProbed) definitions[name] = analysis::metric(name).definition;
-    return definitions.dump();
-}
-
-std::string pretrain_summary_json(const io::ResultsReader& results) {
-    const Evaluation evaluation = read_evaluation(results);
-    ordered_json summary{
-        {"format", "msa-summary"},
-        {"program", results.run().program},
-        {"options", ordered_json::parse(results.run().options)},
-        {"definitions", ordered_json::parse(results.run().definitions)},
-        {"steps", static_cast<int64_t>(results.number("/train", "steps"))},
-        {"parameters", static_cast<int64_t>(results.number("/train", "parameters"))},
-        {"loss", json_number(last_loss(results))},
-        {"bits_per_byte", json_number(evaluation.bits_per_byte)},
-        {"tokens_per_second", json_number(results.number("/train", "tokens_per_second"))},
-        {"flops_per_token", json_number(results.number("/train", "flops_per_token"))},
-        {"mfu", results.has("/train", "mfu") ? json_number(results.number("/train", "mfu"))
-                                             : ordered_json(nullptr)},
-        {"peak", results.text("/train", "peak")},
-        {"retrieval", ordered_json::object()},
-        {"evaluation", to_json(evaluation)},
-        {"rows", ordered_json::array()}};
-    for (const TaskScore& score : by_task(evaluation, tasks_of(evaluation)))
-        summary["retrieval"][name_of(score.task)] = {
-            {"answers", score.answers},
-            {"exact_match", json_number(score.exact_match)},
-            {"log_likelihood", json_number(score.log_likelihood)}};
-    for (const char* name : kProbed) {
-        const std::vector<double> values = last_probe(results, name);
-        for (size_t layer = 0; layer < values.size(); ++layer) {
-            if (summary["rows"].size() <= layer) summary["rows"].push_back({{"layer", layer}});
-            summary["rows"][layer][name] = json_number(values[layer]);
-        }
-    }
-    for (size_t layer = 0; layer < summary["rows"].size(); ++layer)
-        summary["rows"][layer]["heads"] = heads_json(results, static_cast<int64_t>(layer));
-    return summary.dump(2) + "\n";
-}
-
-void print_pretrain_tables(const io::ResultsReader& results, std::ostream& out) {
-    constexpr int kDecimals = 4;
-    const Evaluation evaluation = read_evaluation(results);
-    out << static_cast<int64_t>(results.number("/train", "steps")) << " steps of "
-        << static_cast<int64_t>(results.number("/train", "parameters")) << " parameters, "
-        << number_text(results.number("/train", "tokens_per_second")) << " tokens per second\n"
-        << "model FLOPs utilization: " << mfu_text(results) << '\n'
-        << "loss of the last step " << fixed_text(last_loss(results), kDecimals)
-        << " nats per token; " << fixed_text(evaluation.bits_per_byte, kDecimals)
-        << " bits per byte on " << evaluation.bytes << " held-out bytes\n\n";
-    Table retrieval({"task", "answers", "exact match", "log-likelihood"});
-    for (const TaskScore& score : by_task(evaluation, tasks_of(evaluation)))
-        retrieval.add({name_of(score.task), std::to_string(score.answers),
-                       fixed_text(score.exact_match, kDecimals),
-                       fixed_text(score.log_likelihood, kDecimals)});
-    if (!retrieval.empty()) {
-        retrieval.print(out);
-        out << '\n';
-    }
-    std::vector<std::string> header{"layer"};
-    std::vector<std::vector<std::string>> rows;
-    for (const char* name : kProbed) {
-        header.emplace_back(analysis::metric(name).heading);
-        std::replace(header.back().begin(), header.back().end(), ' ', '\n');
-        const std::vector<double> values = last_probe(results, name);
-        for (size_t layer = 0; layer < values.size(); ++layer) {
-            if (rows.size() <= layer) rows.push_back({std::to_string(layer)});
-            rows[layer].push_back(fixed_text(values[layer], kDecimals));
-        }
-    }
-    Table probed(header);
-    for (const std::vector<std::string>& row : rows) probed.add(row);
-    probed.print(out);
 }
 
 }  // namespace msa::experiments::pretrain

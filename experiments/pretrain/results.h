@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Output of msa-pretrain, computed from its results alone.
+// What msa-pretrain writes to its results, and reads from them.
 #pragma once
 
-#include <iosfwd>
 #include <string>
 #include <vector>
 
 #include "core/io/results.h"
 #include "experiments/pretrain/evaluate.h"
 #include "experiments/pretrain/probe.h"
+#include "experiments/report/report.h"
 
 namespace msa::experiments::pretrain {
 
@@ -27,16 +27,7 @@ Evaluation read_evaluation(const io::ResultsReader& from);
 /// Writes the group /heads of the current unit: a dataset [L, Hq] for each of kProbedHeads.
 void write_heads(io::UnitWriter& to, const Probe& look);
 
-/// Text of each number of the summary, JSON object.
-std::string pretrain_definitions();
-
-/// summary.json: {"format", "program", "options", "definitions", "steps", "parameters", "loss",
-/// "bits_per_byte", "tokens_per_second", "flops_per_token", "mfu", "peak", "retrieval": {task:
-/// {...}}, "evaluation", "rows"}: of the last step. rows are the layers' last probe, with values
-/// per head. NaN and unknown values are null.
-std::string pretrain_summary_json(const io::ResultsReader& results);
-
-/// The same as a few lines and two tables.
-void print_pretrain_tables(const io::ResultsReader& results, std::ostream& out);
+/// The answer, of the last step (tables.cpp).
+report::Report make_report(const io::ResultsReader& results);
 
 }  // namespace msa::experiments::pretrain

@@ -25,8 +25,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr const char* kNumbers[] = {"steps",         "parameters", "loss",
-                                    "bits_per_byte", "retrieval",  "rows"};
+/// Of a run's answer, what sweep.json repeats.
+constexpr const char* kNumbers[] = {"last_step", "parameters", "loss", "bits_per_byte"};
+constexpr const char* kTables[] = {"tasks", "layers"};
 constexpr const char* kDiverged = "diverged.json";
 
 /// What a run has left: it diverged, or its summary. Nothing where it is not done.
@@ -162,8 +163,11 @@ void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::o
             out << run.name() << ": diverged after " << left["diverged_after"].dump() << " steps\n";
         } else {
             check_record(run, run.options, like);
-            for (const char* name : kNumbers) entry[name] = left.at(name);
-            const ordered_json& bits = left["bits_per_byte"];
+            const ordered_json& answer = left.at("tables");
+            const ordered_json& trained = answer.at("trained").at("rows").at(0);
+            for (const char* name : kNumbers) entry[name] = trained.at(name);
+            for (const char* name : kTables) entry[name] = answer.at(name).at("rows");
+            const ordered_json& bits = trained.at("bits_per_byte");
             out << run.name() << ": " << (bits.is_null() ? "no" : number_text(bits))
                 << " bits per byte\n";
         }

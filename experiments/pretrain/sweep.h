@@ -71,10 +71,10 @@ using Train =
 /// repeated. Other errors end the sweep. InputError if another process is doing a run.
 ///
 /// When all runs are done, the process that ends last writes sweep.json, and one line per run to
-/// `out`: {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers of its summary.json
-/// that do not depend on the machine's speed}]}. The bytes are the same for any number of workers.
-/// InputError if a run has other options, inputs, element types or another commit. `args` are those
-/// of the sweep.
+/// `out`: {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers and tables of its
+/// summary.json that do not depend on the machine's speed}]}. The bytes are the same for any number
+/// of workers. InputError if a run has other options, inputs, element types or another commit.
+/// `args` are those of the sweep.
 void run_sweep(const PretrainOptions& options, std::span<const std::string> args,
                const Train& train, std::ostream& out, std::ostream& err);
 

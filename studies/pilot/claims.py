@@ -199,7 +199,7 @@ def is_recorded(run: Run, measure: str) -> bool:
 def unrecorded(records: Records) -> list[str]:
     """The runs with MSA that lack a measure of LATER, as arm/seed."""
     return [f"{arm}/{seed}" for arm, seeds in records.items() for seed, run in sorted(seeds.items())
-            if not run.diverged and run.summary["options"]["attention"] == "msa"
+            if not run.diverged and run.options["attention"] == "msa"
             and not all(is_recorded(run, name) for name in LATER)]
 
 

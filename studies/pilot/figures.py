@@ -123,8 +123,8 @@ def training_loss(records: Records):
 
 
 def _by_position(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    rows = run.summary["evaluation"]["by_position"]
-    return (np.array([row["end"] for row in rows]),
+    rows = run.answer["positions"].records()
+    return (np.array([row["end_position"] for row in rows]),
             np.array([row["bits_per_byte"] for row in rows], float))
 
 

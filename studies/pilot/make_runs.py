@@ -5,30 +5,38 @@ import json
 
 STEPS = (0, 100, 200, 300, 400)
 TASKS = ("needle", "recall")
+HEADS = ("head_sink_mass_dense", "head_sink_mass_sparse", "head_learned_sink_mass")
+TYPES = {int: "integer", float: "real", str: "text"}
+
+
+def answer(options, tables):
+    """A summary.json. tables: {name: (columns with their types, rows)}."""
+    return {"format": "msa-report", "format_version": 1, "program": "msa-pretrain", "run": {"options": options},
+            "title": "", "verdict": {"reached": None, "text": ""}, "notes": {},
+            "columns": {key: {"type": TYPES[of], "unit": "", "definition": key}
+                        for columns, _ in tables.values() for key, of in columns.items()},
+            "tables": {name: {"about": name, "key": [], "columns": list(columns),
+                              "rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+                       for name, (columns, rows) in tables.items()}}
 
 
 def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=1.0, spike=1.0,
-              attention="msa", old=False, heads=None, **options):
+              attention="msa", old=False, heads=(), **options):
     """`loss` in all steps; `spike` the largest gradient norm, where all others are 1. `old`: as
-    records were before the probe had local rate and far overlap. `heads`: the last look of one
-    layer, head by head."""
+    records were before the probe had local rate and far overlap. `heads`: the last look, of each head
+    its HEADS."""
     path = folder / arm / f"seed-{seed}"
     path.mkdir(parents=True)
-    summary = {
-        "format": "msa-summary", "program": "msa-pretrain",
-        "options": {"files": ["text"], "held_out_text": ["held"], "context": 256, "sequences": 2,
-                    "attention": attention, "block_size": 16, "top_k": 4, "forced_local": 1,
-                    "lr_warmup": 100, "warmup_steps": 150, **options},
-        "steps": STEPS[-1], "bits_per_byte": bits,
-        "retrieval": {task: {"answers": 10, "exact_match": recall[-1], "log_likelihood": -1.0}
-                      for task in TASKS},
-        "evaluation": {"by_position": [
-            {"first": 0, "end": 128, "bits_per_byte": bits + 0.5},
-            {"first": 128, "end": 256, "bits_per_byte": bits - 0.5}],
-            "by_file": [{"file": "c", "bytes": 64, "bits_per_byte": bits - 0.25},
-                        {"file": "english", "bytes": 64, "bits_per_byte": bits + 0.25}]}}
-    if heads:
-        summary["rows"] = [{"layer": 0, "heads": heads}]
+    summary = answer(
+        {"files": ["text"], "held_out_text": ["held"], "context": 256, "sequences": 2, "attention": attention,
+         "block_size": 16, "top_k": 4, "forced_local": 1, "lr_warmup": 100, "warmup_steps": 150, **options},
+        {"trained": ({"last_step": int, "bits_per_byte": float}, [(STEPS[-1], bits)]),
+         "tasks": ({"task": str, "answers": int, "exact_match": float, "log_likelihood": float},
+                   [(task, 10, recall[-1], -1.0) for task in TASKS]),
+         "positions": ({"first_position": int, "end_position": int, "bits_per_byte": float},
+                       [(0, 128, bits + 0.5), (128, 256, bits - 0.5)]),
+         "files": ({"file": str, "bits_per_byte": float}, [("c", bits - 0.25), ("english", bits + 0.25)]),
+         "heads": (dict.fromkeys(HEADS, float), heads)})
     rows = []
     for place, step in enumerate(STEPS):
         rows += [(step, "train", "loss", "", loss),

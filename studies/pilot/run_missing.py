@@ -164,11 +164,6 @@ def pack(runs, known, options):
                 continue
             for name in run.left():
                 data = (run.folder / name).read_bytes()
-                if name == "summary.json":
-                    summary = json.loads(data)
-                    summary.pop("definitions", None)
-                    data = json.dumps(summary, separators=(",", ":"),
-                                      ensure_ascii=False).encode() + b"\n"
                 if name == "curves.csv":
                     data = b"".join(line for line in data.splitlines(keepends=True)
                                     if not LEFT_OUT.search(line))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msalab.plots.cost import read_json
+from msalab import results
 from msalab.results import ResultsError, blamed
 
 PACKED = re.compile(r"[\w-]+/seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
@@ -36,16 +36,20 @@ LATER = ("local_rate", "far_overlap")  # of every run with MSA; the oldest recor
 @dataclass(frozen=True)
 class Run:
     path: Path
-    summary: dict  # empty where the run diverged
+    answer: results.Report | None  # of its summary.json; None where the run diverged
     curves: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]  # (name, part) -> steps, values
 
     @property
     def diverged(self) -> bool:
-        return not self.summary
+        return self.answer is None
+
+    @property
+    def options(self) -> dict:
+        return self.answer.run["options"]
 
     @property
     def bytes_per_step(self) -> int:
-        return self.summary["options"]["sequences"] * self.summary["options"]["context"]
+        return self.options["sequences"] * self.options["context"]
 
     def parts(self, name: str) -> list[str]:
         return [part for known, part in self.curves if known == name]
@@ -92,16 +96,17 @@ def _read_curves(path: Path) -> dict:
 
 def _read_run(folder: Path) -> Run:
     if (folder / "diverged.json").exists():
-        return Run(folder, {}, {})
+        return Run(folder, None, {})
     summary_path, curves_path = folder / "summary.json", folder / "curves.csv"
-    summary = read_json(summary_path, "msa-summary")
+    answer = results.open(summary_path, "msa-pretrain")
     with blamed(curves_path, "is damaged"):
-        run = Run(folder, summary, _read_curves(curves_path))
+        run = Run(folder, answer, _read_curves(curves_path))
     for name in ("loss", "gradient_norm", "bits_per_byte"):
         if (name, "") not in run.curves:
             raise ResultsError(f"{curves_path}: has no {name}")
     with blamed(summary_path, "is damaged"):
-        steps, bits = summary["steps"], summary["bits_per_byte"]
+        trained = answer["trained"].row()
+        steps, bits = trained["last_step"], trained["bits_per_byte"]
         run.values  # noqa: B018: has all that is compared
         at, measured = run.curves["bits_per_byte", ""]
         same = int(at[-1]) == int(steps) and math.isclose(measured[-1], bits, rel_tol=1e-4)
@@ -156,7 +161,7 @@ def read_records(folder) -> Records:
     runs = [run for seeds in records.values() for run in seeds.values() if not run.diverged]
     for run in runs[1:]:
         for name in SHARED:
-            ours, first = (one.summary["options"].get(name) for one in (run, runs[0]))
+            ours, first = (one.options.get(name) for one in (run, runs[0]))
             if ours != first:
                 raise ResultsError(f"{run.path / 'summary.json'}: {name} is {ours}, must be "
                                    f"{first} as in {runs[0].path}")
@@ -189,37 +194,42 @@ def chance_of_first_block(options: dict, neighbours: int = 0, chosen: float = 0.
     return float(np.mean(free / (seen - fixed)))
 
 
-def _of_heads(summary: dict) -> dict[str, float]:
+def _of_heads(heads: results.Table) -> dict[str, float]:
     """The share of heads that give more than ON_TOKEN of their probability to token 0, and to the
     learnable sink, in the attention that their layer does; nothing for records without heads."""
     shares = {}
-    for name, places in (("heads on token 0", ("sink_mass_sparse", "sink_mass_dense")),
-                         ("heads on the sink", ("learned_sink_mass",))):
-        heads = [mass for row in summary.get("rows", []) for mass in next(
-            (row["heads"][place] for place in places if place in row.get("heads", {})), [])]
-        if heads:
-            shares[name] = float(np.mean([mass > ON_TOKEN for mass in heads]))
+    sparse, dense = heads["head_sink_mass_sparse"], heads["head_sink_mass_dense"]
+    for name, masses in (("heads on token 0", np.where(np.isnan(sparse), dense, sparse)),
+                         ("heads on the sink", heads["head_learned_sink_mass"])):
+        masses = masses[~np.isnan(masses)]
+        if len(masses):
+            shares[name] = float(np.mean(masses > ON_TOKEN))
     return shares
 
 
 def values_of(run: Run) -> dict[str, float]:
     """Every number by which a run is compared; losses in nats, NaN where there is none. Without what
-    its summary has no number for, as of a file of which no byte was held out."""
+    its answer has no number for, as of a file of which no byte was held out."""
     if run.diverged:
         return {"diverged": 1.0}
-    return {name: value for name, value in _all_values(run).items() if value is not None}
+    found = {name: value for name, value in _of_tables(run.answer).items() if not math.isnan(value)}
+    return {"diverged": 0.0} | found | _of_curves(run)
 
 
-def _all_values(run: Run) -> dict[str, float | None]:
-    summary, options, curves = run.summary, run.summary["options"], run.curves
-    values = {"diverged": 0.0, "bits_per_byte": summary["bits_per_byte"]}
-    for row in summary["evaluation"]["by_position"]:
-        values[f"bits_per_byte {row['first']}-{row['end']}"] = row["bits_per_byte"]
-    for row in summary["evaluation"].get("by_file", []):
+def _of_tables(answer: results.Report) -> dict[str, float]:
+    values = {"bits_per_byte": answer["trained"].row()["bits_per_byte"]}
+    for row in answer["positions"].records():
+        values[f"bits_per_byte {row['first_position']}-{row['end_position']}"] = row["bits_per_byte"]
+    for row in answer["files"].records():
         values[f"bits_per_byte of {row['file']}"] = row["bits_per_byte"]
     for name in ("exact_match", "log_likelihood"):
-        for task, row in summary["retrieval"].items():
-            values[f"{name} {task}"] = row[name]
+        for row in answer["tasks"].records():
+            values[f"{name} {row['task']}"] = row[name]
+    return values
+
+
+def _of_curves(run: Run) -> dict[str, float]:
+    options, curves, values = run.options, run.curves, {}
     values["bytes_until_copying"] = emergence_step(run) * run.bytes_per_step
     for step, bits in zip(*curves["bits_per_byte", ""]):
         values[f"bits_per_byte at step {step}"] = float(bits)
@@ -237,7 +247,7 @@ def _all_values(run: Run) -> dict[str, float | None]:
         if ends:
             values[name] = float(np.mean([end[-1] for end in ends]))
             values[f"first {name}"] = float(np.mean([end[0] for end in ends]))
-    values |= _of_heads(summary)
+    values |= _of_heads(run.answer["heads"])
     values["uniform attention"] = float(np.mean(1 / np.arange(1, options["context"] + 1)))
     if options["attention"] != "msa":
         return values

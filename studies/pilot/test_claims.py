@@ -180,10 +180,8 @@ def test_groups_that_share_their_far_blocks_disagree(tmp_path):
 
 
 def test_heads_that_give_their_mass_to_one_place(made):
-    write_run(made, "sink", 1, heads={"sink_mass_dense": [0.9, 0.9, 0.0, 0.0],
-                                      "sink_mass_sparse": [0.5, 0.0, 0.0, 0.0],
-                                      "learned_sink_mass": [0.0, 0.3, 0.2, 0.05]})
-    write_run(made, "full-sink", 1, attention="full", heads={"sink_mass_dense": [0.2, 0.0]})
+    write_run(made, "sink", 1, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.2), (0.0, 0.0, 0.05)])
+    write_run(made, "full-sink", 1, attention="full", heads=[(0.2, None, None), (0.0, None, None)])
     records = read_records(made)
     # Of MSA the sparse mass counts, the layer's own attention.
     assert records["sink"][1].values["heads on token 0"] == 0.25
@@ -226,10 +224,10 @@ def break_json(path, change):
     ("curves.csv", "100,train,loss,,1.5", "0,train,loss,,1.5", "must come after 0"),
     ("curves.csv", "train,gradient_norm", "train,norm", "has no gradient_norm"),
     ("curves.csv", "400,evaluation,bits_per_byte", "401,evaluation,bits_per_byte", "at step 401"),
-    ("summary.json", '"steps": 400', '"stops": 400', "is damaged: KeyError: 'steps'"),
-    ("summary.json", '"by_position"', '"by"', "is damaged: KeyError: 'by_position'"),
+    ("summary.json", '"last_step": 400', '"stops": 400', "is damaged: KeyError: 'last_step'"),
+    ("summary.json", '"positions"', '"by"', "has no table positions"),
     ("summary.json", "{", "", "not a readable JSON file"),
-    ("summary.json", "msa-summary", "msa-other", 'must be "msa-summary"'),
+    ("summary.json", "msa-report", "msa-other", 'must be "msa-report"'),
     ("summary.json", '"context": 256', '"context": 128', "context is 128, must be 256")])
 def test_damaged_records_are_refused(made, capsys, name, old, new, message):
     path = made / "msa/seed-2" / name
@@ -350,8 +348,8 @@ def test_the_pages_links_lead_to_files():
 def test_files_and_positions_without_held_out_bytes_are_not_compared(made, tmp_path, capsys):
     for path in made.glob("*/*/summary.json"):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        for rows in summary["evaluation"].values():
-            rows[0]["bits_per_byte"] = None
+        for table in ("positions", "files"):
+            summary["tables"][table]["rows"][0]["bits_per_byte"] = None
         path.write_text(json.dumps(summary), encoding="utf-8")
     assert main([str(made), "--out", str(tmp_path / "out")]) == 0
     with (tmp_path / "out/pilot.csv").open(newline="", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ fails = Path({{told!r}}).parent / "fails"
 if fails.exists() and str(out).endswith(fails.read_text()):
     sys.exit(2)
 (out / "curves.csv").write_text({CURVES!r})
-(out / "summary.json").write_text('{{{{"format": "msa-summary"}}}}')
+(out / "summary.json").write_text('{{{{"format": "msa-report"}}}}')
 (out / "checkpoint.h5").write_bytes(b"")
 (out / "words").write_text(" ".join(sys.argv[1:]))
 (out / "recorded").write_text(str((Path({{told!r}}).parent / "records.tar").exists()))

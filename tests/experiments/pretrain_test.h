@@ -8,7 +8,7 @@
 
 #include "core/io/results.h"
 #include "core/random.h"
-#include "tests/experiments/cli.h"
+#include "tests/experiments/report_of.h"
 
 namespace msa::test {
 
@@ -52,6 +52,12 @@ protected:
     }
     nlohmann::json summary(const std::string& out) const {
         return nlohmann::json::parse(file_text(path(out + "/summary.json")));
+    }
+    /// What a run's last evaluation found.
+    nlohmann::json evaluation(const std::string& out) const {
+        const nlohmann::json tables = summary(out)["tables"];
+        return {row_of(summary(out), "trained")["bits_per_byte"], tables["positions"],
+                tables["files"], tables["retrieval"]};
     }
     std::vector<double> curve(const std::string& out, const std::string& name) const {
         const Tensor<double, 1> values =

@@ -20,20 +20,27 @@ TEST_F(Pretrain, WritesCurvesAndASummary) {
     EXPECT_EQ(curve("out", "/probe/step"), (std::vector<double>{4, 8, 12}));
     EXPECT_EQ(curve("out", "/evaluation/step"), (std::vector<double>{5, 10, 12}));
     const json all = summary("out");
-    EXPECT_EQ(all["steps"], 12);
-    EXPECT_NEAR(all["bits_per_byte"], 8, 1.5);  // little is learned
-    EXPECT_GT(all["tokens_per_second"], 0);
-    EXPECT_EQ(all["retrieval"].size(), 5U);
-    EXPECT_EQ(all["retrieval"]["needle"]["answers"], 2);
-    ASSERT_EQ(all["rows"].size(), 2U);
-    for (const json& row : all["rows"]) {
+    const json trained = row_of(all, "trained");
+    EXPECT_EQ(trained["last_step"], 12);
+    EXPECT_NEAR(trained["bits_per_byte"], 8, 1.5);  // little is learned
+    EXPECT_GT(trained["tokens_per_second"], 0);
+    EXPECT_EQ(rows_of_table(all, "tasks").size(), 5U);
+    EXPECT_EQ(row_of(all, "tasks", {{"task", "needle"}})["answers"], 2);
+    ASSERT_EQ(rows_of_table(all, "layers").size(), 2U);
+    EXPECT_EQ(rows_of_table(all, "heads").size(), 4U);
+    for (const json& row : rows_of_table(all, "layers")) {
         EXPECT_GT(row["kl"], 0);
         EXPECT_LE(row["mass_kept"].get<double>(), row["oracle_mass"].get<double>() + 1e-6);
         EXPECT_GT(row["entropy_dense"], row["entropy_sparse"]);
         EXPECT_TRUE(row["far_overlap"].is_null());  // of one group
         EXPECT_TRUE(row["learned_sink_mass"].is_null());
-        EXPECT_EQ(row["heads"]["sink_mass_dense"].size(), 2U);
-        EXPECT_FALSE(row["heads"].contains("learned_sink_mass"));
+        double mass = 0;
+        for (int head = 0; head < 2; ++head) {
+            const json own = row_of(all, "heads", {{"layer", row["layer"]}, {"head", head}});
+            mass += own["head_sink_mass_dense"].get<double>() / 2;
+            EXPECT_TRUE(own["head_learned_sink_mass"].is_null());
+        }
+        EXPECT_NEAR(row["sink_mass_dense"], mass, 1e-12);
     }
     const std::string csv = file_text(path("out/curves.csv"));
     EXPECT_EQ(csv.find("step,group,name,part,value\n0,train,loss,,"), 0U) << csv.substr(0, 99);
@@ -45,22 +52,25 @@ TEST_F(Pretrain, TheProbeTellsLocalBlocksFarOnesAndHeads) {
     text_file("a.txt");
     const Words more{"--kv-heads", "2", "--sink", "--forced-local", "2", "--attention", "full,msa"};
     ASSERT_EQ(run("out", more).code, 0);
-    const json rows = summary("out")["rows"];
+    const json all = summary("out"), rows = rows_of_table(all, "layers");
     EXPECT_TRUE(rows[0]["local_rate"].is_null());
     EXPECT_EQ(rows[1]["local_rate"], 1);  // it is forced
     EXPECT_GE(rows[1]["far_overlap"], 0);
     EXPECT_LE(rows[1]["far_overlap"], 1);
     for (const json& row : rows) {
-        const json& heads = row["heads"]["learned_sink_mass"];
-        ASSERT_EQ(heads.size(), 2U);
-        EXPECT_GT(heads[0], 0);
-        EXPECT_NEAR(row["learned_sink_mass"], (heads[0].get<double>() + heads[1].get<double>()) / 2,
-                    1e-12);
+        double mass = 0;
+        for (int head = 0; head < 2; ++head) {
+            const json own = row_of(all, "heads", {{"layer", row["layer"]}, {"head", head}});
+            EXPECT_GT(own["head_learned_sink_mass"], 0);
+            mass += own["head_learned_sink_mass"].get<double>() / 2;
+        }
+        EXPECT_NEAR(row["learned_sink_mass"], mass, 1e-12);
     }
     const io::ResultsReader results(path("out/results.h5"));
     const Tensor<double, 2> heads = results.read<double, 2>("/heads/learned_sink_mass");
     EXPECT_EQ(heads.shape(), (Shape<2>{2, 2}));
-    EXPECT_EQ(heads(1, 1), rows[1]["heads"]["learned_sink_mass"][1]);
+    EXPECT_EQ(heads(1, 1),
+              row_of(all, "heads", {{"layer", 1}, {"head", 1}})["head_learned_sink_mass"]);
     // A sink of logit 0 beside 1 to 64 keys whose logits are around 0, with deviation 1: each
     // weighs sqrt(e) on the mean.
     double share = 0;
@@ -77,7 +87,7 @@ TEST_F(Pretrain, TheLossOfANanoRunFalls) {
     const std::vector<double> losses = curve("out", "/train/loss");
     EXPECT_NEAR(losses.front(), std::log(256.0), 0.1);
     EXPECT_LT(losses.back(), 2.5);
-    EXPECT_LT(summary("out")["bits_per_byte"], 3.6);
+    EXPECT_LT(row_of(summary("out"), "trained")["bits_per_byte"], 3.6);
 }
 
 TEST_F(Pretrain, EveryChoiceOfTrainingRuns) {
@@ -198,14 +208,14 @@ TEST_F(Pretrain, AForkWithTheSameOptionsContinuesItsTrunkBitForBit) {
     text_file("a.txt");
     ASSERT_EQ(run("whole").code, 0);
     ASSERT_EQ(run("trunk", {"--until", "7"}).code, 0);
-    EXPECT_EQ(summary("trunk")["steps"], 7);
+    EXPECT_EQ(row_of(summary("trunk"), "trained")["last_step"], 7);
     const Words fork{"--start-from", path("trunk/checkpoint.h5"), "--fork"};
     ASSERT_EQ(run("fork", fork).code, 0);
     EXPECT_TRUE(same_weights("fork", "whole"));
     for (const char* name : {"/train/step", "/train/loss", "/probe/step", "/evaluation/step",
                              "/evaluation/bits_per_byte"})
         EXPECT_EQ(curve("fork", name), curve("whole", name)) << name;
-    EXPECT_EQ(summary("fork")["evaluation"], summary("whole")["evaluation"]);
+    EXPECT_EQ(evaluation("fork"), evaluation("whole"));
     // Killed, it is at its trunk again, or at its own checkpoint.
     Words resumed = fork;
     resumed.emplace_back("--resume");
@@ -307,7 +317,7 @@ TEST_F(Pretrain, TextMayBeHeldOutByFile) {
     text_file("a.txt");
     std::ofstream(path("b.txt")) << std::string(200, 'q');
     ASSERT_EQ(run("out", {"--held-out-text", path("b.txt")}).code, 0);
-    EXPECT_EQ(summary("out")["evaluation"]["by_position"][0]["bytes"], 128);
+    EXPECT_EQ(row_of(summary("out"), "positions")["scored_bytes"], 128);
     const io::ResultsReader results(path("out/results.h5"));
     EXPECT_EQ(results.run().inputs.count("b.txt"), 1U);
 }
@@ -321,7 +331,8 @@ TEST_F(Pretrain, HeldOutFilesAreToldApart) {
                           path("d.txt"), "--eval-sequences", "60"})
                   .code,
               0);
-    const json all = summary("out")["evaluation"], files = all["by_file"];
+    const json all = row_of(summary("out"), "trained"),
+               files = rows_of_table(summary("out"), "files");
     ASSERT_EQ(files.size(), 3U);
     EXPECT_EQ(files[0]["file"], "b");
     EXPECT_EQ(files[1]["file"], "c");
@@ -329,11 +340,11 @@ TEST_F(Pretrain, HeldOutFilesAreToldApart) {
     double bits = 0;
     int64_t bytes = 0;
     for (const json& file : files) {
-        EXPECT_GT(file["bytes"], 64 * 8);  // of 60 sequences about a third each
-        bytes += file["bytes"].get<int64_t>();
-        bits += file["bits_per_byte"].get<double>() * file["bytes"].get<double>();
+        EXPECT_GT(file["scored_bytes"], 64 * 8);  // of 60 sequences about a third each
+        bytes += file["scored_bytes"].get<int64_t>();
+        bits += file["bits_per_byte"].get<double>() * file["scored_bytes"].get<double>();
     }
-    EXPECT_EQ(bytes, all["bytes"]);
+    EXPECT_EQ(bytes, all["scored_bytes"]);
     EXPECT_NEAR(bits / static_cast<double>(bytes), all["bits_per_byte"], 1e-9);
     EXPECT_NE(files[0]["bits_per_byte"], files[1]["bits_per_byte"]);
 }
@@ -345,7 +356,7 @@ TEST_F(Pretrain, EverySeedIsAskedAboutTheSameText) {
     ASSERT_EQ(
         run("two", {"--lr", "0", "--start-from", path("one/checkpoint.h5"), "--seed", "2"}).code,
         0);
-    EXPECT_EQ(summary("one")["evaluation"], summary("two")["evaluation"]);
+    EXPECT_EQ(evaluation("one"), evaluation("two"));
 }
 
 TEST_F(Pretrain, AttentionIsProbedMoreOftenAtFirst) {

@@ -82,7 +82,7 @@ TEST_F(Pretrain, SaysWhyThereIsNoMfu) {
     text_file("a.txt");
     const Outcome outcome = run("out");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    const nlohmann::json all = summary("out");
+    const nlohmann::json all = row_of(summary("out"), "trained");
     EXPECT_TRUE(all["mfu"].is_null());
     EXPECT_EQ(all["peak"], "the peak of a processor is not known");
     EXPECT_NE(outcome.out.find("model FLOPs utilization: none, the peak of a processor"),

@@ -83,8 +83,9 @@ TEST_F(PretrainSweep, RunsWhatIsMissing) {
     EXPECT_EQ(all[4]["seed"], 4);
     EXPECT_GT(all[2]["diverged_after"], 0);
     EXPECT_NE(all[1]["bits_per_byte"], all[5]["bits_per_byte"]);
-    EXPECT_EQ(all[1]["steps"], 12);
-    EXPECT_EQ(all[3]["steps"], 13);
+    EXPECT_EQ(all[1]["last_step"], 12);
+    EXPECT_EQ(all[3]["last_step"], 13);
+    EXPECT_EQ(all[1]["layers"].size(), 2U);
     // What goes on from an arm of its seed is better than it.
     EXPECT_LT(all[3]["bits_per_byte"], all[1]["bits_per_byte"]);
     EXPECT_LT(all[7]["bits_per_byte"], all[5]["bits_per_byte"]);
