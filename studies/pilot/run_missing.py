@@ -222,6 +222,7 @@ def main():
             time.sleep(0.2)  # one that ends early leaves its run
         else:
             break
+    pack(runs, known, options)  # another process may have written an earlier state last
     print(f"{len(missing)} are left; records in {options.tar}", flush=True)
     return 1 if failed else 0
 
