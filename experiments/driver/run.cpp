@@ -15,6 +15,7 @@
 
 #include "core/io/file_error.h"
 #include "experiments/driver/launch.h"
+#include "experiments/driver/patience.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/run_record.h"
@@ -38,27 +39,6 @@ public:
 
 private:
     int before_;
-};
-
-/// Waits for other processes: a little longer each time.
-class Patience {
-public:
-    /// `what` is said once, if it takes long.
-    void wait(const std::function<std::string()>& what, std::ostream& err) {
-        constexpr auto kLongest = std::chrono::milliseconds(1000);
-        stop_if_asked();
-        std::this_thread::sleep_for(next_);
-        next_ = std::min(next_ * 3 / 2, kLongest);
-        if (next_ < kLongest || said_) return;
-        said_ = true;
-        err << what() << std::endl;
-    }
-    void reset() { next_ = kFirst; }
-
-private:
-    static constexpr std::chrono::milliseconds kFirst{4};
-    std::chrono::milliseconds next_ = kFirst;
-    bool said_ = false;
 };
 
 int threads_of(const ComputeOptions& o) {

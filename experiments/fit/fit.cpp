@@ -6,7 +6,7 @@
 #include "analysis/rows.h"
 #include "experiments/driver/completed.h"
 #include "experiments/driver/full_layers.h"
-#include "experiments/driver/queue.h"
+#include "experiments/driver/group.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/fit/architecture.h"

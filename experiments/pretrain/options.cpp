@@ -201,8 +201,11 @@ std::vector<train::Attention> attentions(const std::string& list) {
 
 /// What no row can check alone.
 void check(const PretrainOptions& o) {
-    require(!o.sweep.empty() || !(o.shard || o.together), o.shard ? "--shard" : "--together",
-            " is for the runs of --sweep: a single run is trained by all its workers");
+    require(!o.sweep.empty() || !o.together,
+            "--together is for the runs of --sweep: a single run is trained by all its workers");
+    require(o.sweep.empty() || o.together || o.devices.size() < 2, "--devices names ",
+            o.devices.size(),
+            " GPUs, must be one without --together: a process on each does other runs of --sweep");
     require(o.sweep.empty() || !o.overwrite,
             "--overwrite is not for a sweep, which runs what is missing");
     o.rule.validate();
@@ -318,17 +321,9 @@ OptionTable option_table(PretrainOptions& o) {
             "sweep", "FILE", o.sweep,
             "several runs, from JSON: a list of seeds, arms (each a name and the list of words "
             "that it adds to this command line), and optionally words that all arms add. Does the "
-            "missing runs in DIR/ARM/seed-S, and writes DIR/sweep.json when all are done. The "
-            "ranks of mpirun, or the GPUs of --devices, do separate runs, one after the other")
+            "missing runs in DIR/ARM/seed-S, and writes DIR/sweep.json when all are done. Start it "
+            "as often as you like: each process does one run at a time")
         .unrecorded();
-    OptionRow& shard = table.text(
-        "shard", "I/N", o.asked_shard,
-        "do only this part of the runs of --sweep, into the same DIR as the other parts: part I of "
-        "N, counted from 0, or slurm: the part of this task of a job array");
-    shard.unrecorded();
-    shard.check = [&o] {
-        if (!o.asked_shard.empty()) o.shard = parse_shard(o.asked_shard);
-    };
     table
         .flag("together", o.together,
               "the ranks of mpirun, or the GPUs of --devices, train each run of --sweep together, "
@@ -337,9 +332,8 @@ OptionTable option_table(PretrainOptions& o) {
         .unrecorded();
     add_backend(table, o);
     add_devices(table, o,
-                "GPUs that train together, each on an equal share of a step's sequences; with "
-                "--sweep, a run on each at a time; on the host, as many workers that share the "
-                "threads. See docs/many_machines.md");
+                "GPUs that train together, each on an equal share of a step's sequences; on the "
+                "host, as many workers that share the threads. See docs/many_machines.md");
     add_resume(table, o);
     add_existing(table, o);
     return table;

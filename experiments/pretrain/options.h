@@ -11,7 +11,6 @@
 
 #include "core/train/trainer.h"
 #include "experiments/driver/run_options.h"
-#include "experiments/driver/shard.h"
 #include "experiments/pretrain/evaluate.h"
 
 namespace msa::experiments::pretrain {
@@ -42,8 +41,6 @@ struct PretrainOptions : RunOptions, ComputeOptions, SizeOptions {
     int64_t until = 0;  // 0: steps
     std::filesystem::path start_from, sweep;
     bool fork = false;
-    std::string asked_shard{};  // empty: the whole sweep
-    std::optional<Shard> shard{};
     bool together = false;  // all workers train each run of the sweep together
 
     std::vector<std::string> tasks;  // empty: all

@@ -4,15 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
-#include <sstream>
 
 #include "core/error.h"
-#include "core/io/partial_file.h"
+#include "core/io/claim.h"
 #include "core/io/results.h"
-#include "experiments/driver/completed.h"
-#include "experiments/driver/program.h"
-#include "experiments/driver/queue.h"
-#include "experiments/driver/run.h"
+#include "experiments/driver/launch.h"
+#include "experiments/driver/patience.h"
 #include "experiments/driver/run_record.h"
 #include "experiments/driver/table.h"
 #include "experiments/pretrain/sweep.h"
@@ -42,86 +39,69 @@ std::optional<ordered_json> left_by(const SweepRun& run) {
     return std::nullopt;
 }
 
-/// A run that one process is at, from its first file to its last.
-class Claim {
-public:
-    explicit Claim(const fs::path& folder)
-        : lock_((fs::create_directories(folder), folder / "sweep.lock"), folder) {}
-    ~Claim() { lock_.remove(); }
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
+constexpr int64_t kTaken = -1, kAllDone = -2;
 
-private:
-    io::LockedFile lock_;
+/// The number of a run that this process now has, with its claim. kAllDone: all are done; kTaken: other
+/// processes are at those that are left, or at what these read.
+struct Next {
+    int64_t run = kAllDone;
+    std::optional<io::Claim> claim{};
 };
 
-void do_run(const SweepRun& run, std::span<const std::string> words, const Train& train,
-            const Ranks& ranks, std::ostream& said, std::ostream& progress) {
-    std::optional<Claim> claim;
-    if (ranks.is_first()) claim.emplace(run.folder);
-    const fs::path diverged = run.folder / kDiverged;
-    if (ranks.broadcast_value(fs::exists(diverged))) return;
+fs::path claim_of(const SweepRun& run) { return run.folder / "sweep.claim"; }
+
+Next take(const std::vector<SweepRun>& runs) {
+    Next next;
+    const int64_t first = launched_number(), count = std::ssize(runs);
+    for (int64_t n = 0; n < count; ++n) {
+        const int64_t number = (first + n) % count;
+        const SweepRun& run = runs[static_cast<size_t>(number)];
+        if (left_by(run)) continue;
+        next.run = kTaken;
+        if (!std::ranges::all_of(run.reads, [&](size_t read) { return left_by(runs[read]).has_value(); }))
+            continue;
+        fs::create_directories(run.folder);
+        std::optional<io::Claim> claim = io::Claim::take(claim_of(run));
+        if (claim && !left_by(run)) return {number, std::move(claim)};
+    }
+    return next;
+}
+
+std::string waited_for(const std::vector<SweepRun>& runs) {
+    std::string who;
+    for (const SweepRun& run : runs)
+        if (const std::string holder = io::Claim::holder(claim_of(run)); !holder.empty())
+            who += concat(who.empty() ? "" : "; ", run.name(), ", ", holder);
+    return "waits for what others do: " + who;
+}
+
+void do_run(const SweepRun& run, const Train& train, const Ranks& ranks, std::ostream& err) {
+    err << run.name() << '\n';
     try {
-        train(words, ranks, progress);
+        train(run.words, ranks, err);
     } catch (const Diverged& error) {
-        said << run.name() << ": " << error.what() << '\n';
-        write_text(diverged, ordered_json{{"diverged_after", error.step()}}.dump() + "\n");
+        if (!ranks.is_first()) return;
+        err << run.name() << ": " << error.what() << '\n';
+        io::replace_file(run.folder / kDiverged,
+                         ordered_json{{"diverged_after", error.step()}}.dump() + "\n");
     }
 }
 
-using Chains = std::vector<std::vector<size_t>>;
-
-/// One worker's chains. `alone`: where it writes as it goes; null where others work beside it.
-void work_on(const std::vector<SweepRun>& runs, const Chains& chains, const BackendOptions& own,
-             const Train& train, WorkQueue& queue, std::ostream* alone) {
-    Silence silent;
-    for (int64_t number = queue.take(); number >= 0; number = queue.take()) {
-        bool failed = false;
-        for (size_t n : chains[static_cast<size_t>(number)]) {
-            std::ostringstream said;
-            if (alone != nullptr) *alone << runs[n].name() << '\n';
-            try {
-                do_run(runs[n], runs[n].words_on(own), train, Ranks::alone(), said,
-                       alone != nullptr ? *alone : silent);
-            } catch (const std::exception& error) {
-                queue.fail(message_of(error));
-                failed = true;
-                said << runs[n].name() << ": not finished\n";
-            }
-            queue.count_done(said.str());
-            if (failed) break;
+/// Until all are done, by this process or by others.
+void do_missing(const std::vector<SweepRun>& runs, const Train& train, const Ranks& ranks,
+                std::ostream& err) {
+    for (Patience patience;;) {
+        Next next;
+        if (ranks.is_first()) next = take(runs);
+        const int64_t number = ranks.broadcast_value(next.run);
+        if (number == kAllDone) return;
+        if (number == kTaken) {
+            if (ranks.is_first()) patience.wait([&] { return waited_for(runs); }, err);
+            continue;
         }
+        patience.reset();
+        do_run(runs[static_cast<size_t>(number)], train, ranks, err);
     }
-}
-
-/// Every worker has a chain of its own.
-void spread(const std::vector<SweepRun>& runs, const Chains& chains, const PretrainOptions& o,
-            const Train& train, std::ostream& err) {
-    const Ranks& ranks = Ranks::world();
-    const std::vector<BackendOptions> shares =
-        shares_of(o, std::clamp<int64_t>(std::ssize(chains), 1, o.count_devices()));
-    WorkQueue queue(ranks, std::ssize(chains), OnError::stop, err);
-    if (shares.size() == 1 && ranks.size() == 1) {
-        work_on(runs, chains, shares.front(), train, queue, &err);
-    } else {
-        int64_t total = 0;
-        for (const std::vector<size_t>& chain : chains) total += std::ssize(chain);
-        if (ranks.is_first()) queue.show_bar(total, "runs");
-        queue.spread(shares, [&](const BackendOptions& own) {
-            work_on(runs, chains, own, train, queue, nullptr);
-        });
-    }
-    queue.end(kProgram.name);
-}
-
-/// Those of this process's part; all, where the ranks train each model together.
-Chains part_of(const Chains& chains, const PretrainOptions& o, const Ranks& ranks) {
-    const Shard part = o.shard.value_or(o.together ? Shard{} : Shard{ranks.rank(), ranks.size()});
-    Chains mine;
-    for (auto n = static_cast<size_t>(part.index); n < chains.size();
-         n += static_cast<size_t>(part.count))
-        mine.push_back(chains[n]);
-    return mine;
 }
 
 int64_t count_missing(const std::vector<SweepRun>& runs) {
@@ -140,15 +120,6 @@ void check_record(const SweepRun& run, PretrainOptions own, std::optional<io::Ru
     wanted.index_element = like->index_element;
     wanted.computed_in = like->computed_in;
     io::require_same_run(run.folder.string(), results.run(), wanted);
-}
-
-/// Shards that end at the same time write the same bytes.
-void write_results(const fs::path& path, const std::string& content) {
-    try {
-        write_text(path, content);
-    } catch (const InputError&) {
-        if (!fs::is_regular_file(path) && fs::exists(path)) throw;
-    }
 }
 
 /// All runs are there.
@@ -173,43 +144,19 @@ void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::o
         }
         all.push_back(std::move(entry));
     }
-    write_results(path, ordered_json{{"format", "msa-sweep"}, {"runs", all}}.dump(2) + "\n");
+    io::replace_file(path, ordered_json{{"format", "msa-sweep"}, {"runs", all}}.dump(2) + "\n");
 }
 
 }  // namespace
 
 void run_sweep(const PretrainOptions& o, std::span<const std::string> args, const Train& train,
                std::ostream& out, std::ostream& err) {
-    const Ranks& ranks = Ranks::world();
-    require(!o.shard || ranks.size() == 1,
-            "--shard is given, and so are several ranks: one of the two spreads a run");
+    const Ranks& ranks = o.together ? Ranks::world() : Ranks::alone();
     const std::vector<SweepRun> runs = runs_of(read_sweep(o.sweep), o, args);
-    const Chains mine = part_of(chains_of(runs), o, ranks);
     const fs::path path = o.out / "sweep.json";
     if (ranks.is_first() && count_missing(runs) > 0) fs::remove(path);
-    if (o.together) {
-        for (const std::vector<size_t>& chain : mine)
-            for (size_t n : chain) {
-                err << runs[n].name() << '\n';
-                do_run(runs[n], runs[n].words, train, ranks, err, err);
-            }
-    } else {
-        spread(runs, mine, o, train, err);
-    }
-    if (!ranks.is_first()) return;
-    const int64_t missing = count_missing(runs);
-    if (missing == 0) {
-        write_sweep(runs, path, out);
-        return;
-    }
-    if (!o.shard)
-        throw SystemError(
-            concat(o.out.string(), ": ", missing,
-                   " runs were done by ranks that write elsewhere: --out must lie in a "
-                   "file system that all hosts share"));
-    err << "shard " << o.shard->text() << ": its runs are done, " << missing << " of the sweep's "
-        << runs.size() << " are still missing in " << o.out.string()
-        << "; who ends last writes sweep.json\n";
+    do_missing(runs, train, ranks, err);
+    if (ranks.is_first()) write_sweep(runs, path, out);
 }
 
 }  // namespace msa::experiments::pretrain

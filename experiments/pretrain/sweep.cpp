@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "core/error.h"
@@ -61,9 +59,8 @@ std::vector<std::string> command_line(const SweepRun& run, const Sweep& sweep,
     std::vector<std::string> all(args.begin(), args.end());
     drop_options(all, sweep.words);
     all.insert(all.end(), sweep.words.begin(), sweep.words.end());
-    drop_options(all, {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--shard", "I/N",
-                       "--together", "--resume", "--json"});
-    if (!o.together) drop_options(all, {"--devices", "N", "--threads", "N"});
+    drop_options(all, {"--sweep", "FILE", "--out", "DIR", "--seed", "S", "--together", "--resume",
+                       "--json"});
     drop_options(all, of_arm);
     for (std::string word : of_arm) {
         replace_all(word, "{seed}", std::to_string(run.seed));
@@ -145,14 +142,6 @@ Sweep read_sweep(const fs::path& file) {
     return sweep;
 }
 
-std::vector<std::string> SweepRun::words_on(const BackendOptions& worker) const {
-    std::vector<std::string> all = words;
-    all.insert(all.end(), {"--devices", std::to_string(worker.device)});
-    if (!given(words, "threads"))
-        all.insert(all.end(), {"--threads", std::to_string(worker.threads)});
-    return all;
-}
-
 std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
                               std::span<const std::string> args) {
     std::vector<SweepRun> runs;
@@ -165,21 +154,6 @@ std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
         }
     for (size_t n = 0; n < runs.size(); ++n) runs[n].reads = runs_read_by(n, runs, o);
     return runs;
-}
-
-std::vector<std::vector<size_t>> chains_of(const std::vector<SweepRun>& runs) {
-    std::vector<size_t> chain(runs.size());
-    std::iota(chain.begin(), chain.end(), size_t{0});
-    for (size_t n = 0; n < runs.size(); ++n)
-        for (size_t before : runs[n].reads) {
-            const auto [first, second] = std::minmax(chain[n], chain[before]);
-            std::replace(chain.begin(), chain.end(), size_t{second}, size_t{first});
-        }
-    std::map<size_t, std::vector<size_t>> chains;
-    for (size_t n = 0; n < runs.size(); ++n) chains[chain[n]].push_back(n);
-    std::vector<std::vector<size_t>> all;
-    for (auto& [first, numbers] : chains) all.push_back(std::move(numbers));
-    return all;
 }
 
 }  // namespace msa::experiments::pretrain

@@ -38,14 +38,11 @@ struct SweepRun {
     std::string arm;
     uint64_t seed = 0;
     std::filesystem::path folder;
-    std::vector<std::string> words{};  // its command line, without a worker's GPU and threads
+    std::vector<std::string> words{};  // its command line
     PretrainOptions options{};         // the parsed words
     std::vector<size_t> reads{};       // numbers of earlier runs whose files are its inputs
 
     std::string name() const { return arm + ", seed " + std::to_string(seed); }
-    /// Its words with the GPU and the threads of a worker; threads that the arm itself sets are
-    /// kept.
-    std::vector<std::string> words_on(const BackendOptions& worker) const;
 };
 
 /// All runs, seed by seed, in the order of the arms. `args` are those of the sweep, `o` the parsed
@@ -54,26 +51,20 @@ struct SweepRun {
 std::vector<SweepRun> runs_of(const Sweep& sweep, const PretrainOptions& o,
                               std::span<const std::string> args);
 
-/// Numbers of the runs, ascending, grouped into chains: runs that read each other's files. One
-/// worker does a chain, one run after the other.
-std::vector<std::vector<size_t>> chains_of(const std::vector<SweepRun>& runs);
-
-// Spreads the runs of a sweep over workers: MPI ranks, GPUs of --devices, or processes that share
-// only DIR (--shard).
-
 /// Does one run on all of `ranks`; warnings and progress go to `err`.
 using Train =
     std::function<void(std::span<const std::string> args, const Ranks& ranks, std::ostream& err)>;
 
-/// Does the missing runs with `train`, and resumes stopped ones. A worker takes one chain (sweep.h)
-/// at a time; part I of N has the chains I, I + N, .... With --together all workers do one run
-/// after the other. A run that diverges is a result: the sweep continues, and the run is not
-/// repeated. Other errors end the sweep. InputError if another process is doing a run.
+/// Does the missing runs with `train`, one at a time, and resumes stopped ones, until all are done
+/// by this process or by others of the same sweep: a process claims its run (core/io/claim.h) in
+/// the run's folder. A run that reads another's files begins when that is done. With --together all
+/// workers do one run after the other. A run that diverges is a result: the sweep continues, and
+/// the run is not repeated. Other errors end this process.
 ///
-/// When all runs are done, the process that ends last writes sweep.json, and one line per run to
-/// `out`: {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers and tables of its
+/// When all runs are done, each process writes sweep.json, and one line per run to `out`:
+/// {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers and tables of its
 /// summary.json that do not depend on the machine's speed}]}. The bytes are the same for any number
-/// of workers. InputError if a run has other options, inputs, element types or another commit.
+/// of processes. InputError if a run has other options, inputs, element types or another commit.
 /// `args` are those of the sweep.
 void run_sweep(const PretrainOptions& options, std::span<const std::string> args,
                const Train& train, std::ostream& out, std::ostream& err);

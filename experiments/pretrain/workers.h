@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The workers of a run (driver/queue.h). The first one writes the results; the others do their
+// The workers of a run (driver/group.h). The first one writes the results; the others do their
 // shares of the steps.
 #pragma once
 
 #include "core/train/model.h"
-#include "experiments/driver/queue.h"
+#include "experiments/driver/group.h"
 #include "experiments/pretrain/options.h"
 
 namespace msa::experiments::pretrain {

@@ -185,6 +185,10 @@ void Process::collect(int status) {
     outcome_ = Outcome{WIFEXITED(status) ? WEXITSTATUS(status) : -1, text(out_), text(err_)};
 }
 
+void wait_until(const std::function<bool()>& event) {
+    while (!event()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 std::vector<Outcome> run_together(const std::string& program, const std::vector<std::string>& args,
                                   int count) {
     std::vector<Process> processes;

@@ -99,6 +99,10 @@ private:
     pid_t id_ = 0;
     std::optional<Outcome> outcome_;
 };
+
+/// Looks every millisecond.
+void wait_until(const std::function<bool()>& event);
+
 /// Starts so many processes with the same arguments and waits for all. What each gave; a failure
 /// unless all exit with 0 and print the same.
 std::vector<Outcome> run_together(const std::string& program, const std::vector<std::string>& args,

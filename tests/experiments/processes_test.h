@@ -52,9 +52,6 @@ protected:
         return files;
     }
     int64_t units(const std::string& out) const { return std::ssize(files_in(out, ".h5")); }
-    static void wait_until(const std::function<bool()>& event) {
-        while (!event()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
     /// Starts such a run, and kills it in a unit once it has so many.
     void kill_at(int64_t count, const std::string& out,
                  const std::vector<std::string>& environment = {}) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// msa-pretrain --sweep: the file, and its runs over one worker, threads, shards and ranks.
-#include <cstdlib>
+// msa-pretrain --sweep: the file, and its runs over one process and several.
+#include <algorithm>
 #include <thread>
 
-#include "core/io/partial_file.h"
 #include "experiments/pretrain/sweep.h"
 #include "tests/experiments/pretrain_test.h"
+#include "tests/support/sanitized.h"
 
 namespace msa::test {
 namespace {
@@ -53,7 +53,7 @@ protected:
                 const std::string folder =
                     concat("/", run["arm"].get<std::string>(), "/seed-", run["seed"].get<int>());
                 EXPECT_TRUE(same_weights(a + folder, b + folder)) << folder;
-                EXPECT_FALSE(std::filesystem::exists(path(a + folder + "/sweep.lock")));
+                EXPECT_FALSE(std::filesystem::exists(path(a + folder + "/sweep.claim")));
             }
     }
     std::vector<SweepRun> planned(const Words& more = {}) const {
@@ -111,7 +111,11 @@ TEST_F(PretrainSweep, ABadFileIsRefusedWithItsRule) {
     refuses(R"({"seeds": [1], "arms": {"a": "x"}})", "arm a must be a list");
     refuses(R"({"seeds": [1], "arms": {"fine": [], "b": ["--bogus"]}})", "arm b: unrecognised");
     refuses(R"({"seeds": [1], "arms": {"a": ["--help"]}})", "arm a: must be the words of one run");
-    refuses(R"({"seeds": [1], "arms": {"a": ["--shard", "0/2"]}})", "arm a: --shard is for");
+    refuses(R"({"seeds": [1], "arms": {"a": ["--together"]}})", "arm a: --together is for");
+    refuses(R"({"seeds": [1], "arms": {"a": []}})",
+            "--devices names 2 GPUs, must be one without --together: a process on each does other "
+            "runs of --sweep",
+            {"--devices", "0,1"});
     refuses(R"({"seeds": [1], "arms": {"a": ["--devices=0,1"]}})",
             "arm a has --devices, which says for the whole sweep where runs are done");
     refuses(R"({"seeds": [1], "arms": {
@@ -119,9 +123,8 @@ TEST_F(PretrainSweep, ABadFileIsRefusedWithItsRule) {
             "checkpoint.h5, of b, seed 1, which must come before it");
     refuses(R"({"seeds": [1], "arms": {"a": []}})", "--overwrite is not for a sweep",
             {"--overwrite"});
-    for (const Words& more : {Words{"--shard", "0/2"}, Words{"--together"}})
-        EXPECT_NE(refusal(more).find(more.front() + " is for the runs of --sweep"),
-                  std::string::npos);
+    EXPECT_NE(refusal({"--together"}).find("--together is for the runs of --sweep"),
+              std::string::npos);
 }
 
 /// Those of the file replace the command line's, and an arm's those of the file.
@@ -136,16 +139,18 @@ TEST_F(PretrainSweep, WordsOfTheFileAreThoseOfAllArms) {
     refuses(R"({"words": 7, "seeds": [1], "arms": {"a": []}})", "words must be a list of words");
 }
 
-/// Every run of Pilot II has a command line, and those of a trunk are one chain with it.
+/// Every run of Pilot II has a command line, and those that begin with a trunk read it.
 TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
-    const std::vector<std::tuple<const char*, size_t, size_t>> blocks{
+    const std::vector<std::tuple<const char*, size_t, int64_t>> blocks{
         {"block_a", 60, 6},  {"block_a2", 36, 12}, {"block_b", 12, 12}, {"block_c", 48, 48},
         {"block_d", 36, 36}, {"block_d2", 8, 8},   {"block_f", 9, 9}};
-    for (const auto& [name, count, chains] : blocks) {
+    for (const auto& [name, count, beginners] : blocks) {
         arms(file_text(concat(MSA_SOURCE_DIR, "/studies/pilot/", name, ".json")));
         const std::vector<SweepRun> runs = planned();
         EXPECT_EQ(runs.size(), count);
-        EXPECT_EQ(chains_of(runs).size(), chains);
+        EXPECT_EQ(
+            std::ranges::count_if(runs, [](const SweepRun& run) { return run.reads.empty(); }),
+            beginners);
         for (const SweepRun& run : runs) {
             EXPECT_EQ(run.options.sizes.model_dim, 16) << "of this command line";
             EXPECT_TRUE(run.options.training.clip.apart);
@@ -154,131 +159,118 @@ TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
     }
 }
 
-TEST_F(PretrainSweep, RunsThatReadEachOtherAreOneChain) {
-    using Chains = std::vector<std::vector<size_t>>;
-    EXPECT_EQ(chains_of(planned()), (Chains{{0}, {1, 3}, {2}, {4}, {5, 7}, {6}}));
+TEST_F(PretrainSweep, RunsReadEarlierOnes) {
     // Through a third one, and across seeds.
     arms(R"({"seeds": [1, 2], "arms": {
         "a": [], "b": ["--start-from", "{out}/a/seed-1/checkpoint.h5"], "c": [],
         "d": ["--start-from", "{out}/b/seed-{seed}/checkpoint.h5"]}})");
-    EXPECT_EQ(chains_of(planned()), (Chains{{0, 1, 3, 5, 7}, {2}, {4}, {6}}));
+    std::vector<std::vector<size_t>> reads;
+    for (const SweepRun& run : planned()) reads.push_back(run.reads);
+    EXPECT_EQ(reads, (std::vector<std::vector<size_t>>{{}, {0}, {}, {1}, {}, {0}, {}, {5}}));
 }
 
-TEST_F(PretrainSweep, AWorkersGpuAndThreadsAreThoseOfItsRuns) {
+TEST_F(PretrainSweep, ItsGpuAndThreadsAreThoseOfItsRuns) {
     arms(R"({"seeds": [1], "arms": {"a": [], "b": ["--threads", "3"]}})");
-    const std::vector<SweepRun> all = planned({"--devices", "4,6", "--threads", "8"});
-    for (const auto& [n, threads] : {std::pair{size_t{0}, 2}, {1, 3}}) {
-        std::ostringstream none;
-        const auto o = experiments::pretrain::parse_pretrain_options(
-            all[n].words_on({.threads = 2, .device = 6}), none);
-        EXPECT_EQ(o->backend_options.device, 6);
-        EXPECT_EQ(o->backend_options.threads, threads);
-        EXPECT_EQ(o->devices, std::vector<int64_t>{6});
+    const std::vector<SweepRun> all = planned({"--devices", "4", "--threads", "8"});
+    for (const auto& [n, threads] : {std::pair{size_t{0}, 8}, {1, 3}}) {
+        EXPECT_EQ(all[n].options.backend_options.threads, threads);
+        EXPECT_EQ(all[n].options.devices, std::vector<int64_t>{4});
     }
 }
 
-TEST_F(PretrainSweep, AnyNumberOfWorkersGivesTheBytesOfOne) {
+TEST_F(PretrainSweep, AnyNumberOfProcessesGivesTheBytesOfOne) {
     const Outcome whole = sweep("whole");
     ASSERT_EQ(whole.code, 0) << whole.err;
-    for (const char* devices : {"0,1", "0,1,2"}) {
-        const Outcome outcome = sweep(devices, {"--devices", devices, "--threads", "4"});
-        ASSERT_EQ(outcome.code, 0) << outcome.err;
-        EXPECT_EQ(outcome.out, whole.out);
-        expect_same(devices, "whole");
-    }
-    for (int64_t count : {2, 3}) {
-        const std::string out = concat("shards", count);
-        for (int64_t n = 0; n < count; ++n) {
-            const Outcome shard = sweep(out, {"--shard", concat(n, "/", count)});
-            ASSERT_EQ(shard.code, 0) << shard.err;
-            EXPECT_EQ(is_whole(out), n == count - 1);
-            EXPECT_EQ(shard.out, n == count - 1 ? whole.out : "");
-        }
+    for (int count : {2, 5}) {
+        const std::string out = concat("processes", count);
+        const std::vector<Outcome> outcomes = run_together("msa-pretrain", words(out), count);
+        EXPECT_EQ(outcomes[0].out, whole.out);
         expect_same(out, "whole");
     }
 }
 
-TEST_F(PretrainSweep, ShardsThatRunAtTheSameTimeGiveTheBytesOfOne) {
+TEST_F(PretrainSweep, OthersDoWhatIsFreeWhileOneIsAtARun) {
+    const std::string folder = path("sweep/msa/seed-3"), claim = folder + "/sweep.claim";
+    std::filesystem::create_directories(folder);
+    std::ofstream(claim) << R"({"host": "elsewhere", "process": 7, "process_start": 1})";
+    Process process("msa-pretrain", words("sweep"));
+    const auto is_done = [&](const std::string& run) {
+        return std::filesystem::exists(path("sweep/" + run + "/summary.json"));
+    };
+    wait_until([&] { return is_done("on/seed-4") || process.has_ended(); });
+    EXPECT_TRUE(is_done("full/seed-3"));
+    EXPECT_FALSE(process.has_ended());  // it waits for the run of the other one
+    EXPECT_FALSE(std::filesystem::exists(path("sweep/on/seed-3")));  // which this one reads
+    std::filesystem::last_write_time(
+        claim, std::filesystem::file_time_type::clock::now() - std::chrono::minutes(6));
+    const Outcome outcome = process.end();
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
     done("whole");
-    std::vector<int> codes(3, -1);
-    {
-        std::vector<std::jthread> shards;
-        for (size_t n = 0; n < codes.size(); ++n)
-            shards.emplace_back([&, n] {
-                std::string line = MSA_BIN_DIR "/msa-pretrain";
-                for (const std::string& word : words("shards", {"--shard", concat(n, "/3")}))
-                    line += " '" + word + "'";
-                codes[n] = std::system((line + " > " + path(concat("said", n)) + " 2>&1").c_str());
-            });
-    }
-    for (size_t n = 0; n < codes.size(); ++n)
-        EXPECT_EQ(codes[n], 0) << file_text(path(concat("said", n)));
-    expect_same("shards", "whole");
+    expect_same("sweep", "whole");
 }
 
-TEST_F(PretrainSweep, TwoProcessesAreNotAtOneRun) {
-    std::filesystem::create_directories(path("sweep/wild/seed-3"));
-    const std::string folder = path("sweep/wild/seed-3");
-    {
-        const io::LockedFile other(folder + "/sweep.lock", folder);
-        const Outcome outcome = sweep("sweep");
-        EXPECT_EQ(outcome.code, 2);
-        EXPECT_NE(outcome.err.find("another process is writing " + folder), std::string::npos);
-        EXPECT_FALSE(is_whole("sweep"));
-        EXPECT_FALSE(std::filesystem::exists(path("sweep/on/seed-4")));
+TEST_F(PretrainSweep, RunsOfSeveralFoldersAreCopiedTogether) {
+    arms(R"({"seeds": [3, 4], "arms": {"full": ["--attention", "full"], "msa": []}})");
+    done("whole");
+    done("other");
+    for (const char* run : {"full/seed-4", "msa/seed-3"}) {
+        std::filesystem::create_directories(path("sweep/" + std::string(run)));
+        std::filesystem::copy(path("other/" + std::string(run)), path("sweep/" + std::string(run)));
     }
     done("sweep");
-    EXPECT_TRUE(is_whole("sweep"));
+    expect_same("sweep", "whole");
 }
 
-TEST_F(PretrainSweep, AShardOfOtherChoicesIsNamed) {
+TEST_F(PretrainSweep, OtherChoicesAreNamed) {
     arms(R"({"seeds": [3], "arms": {"full": ["--attention", "full"], "msa": []}})");
-    done("sweep", {"--shard", "0/2"});
-    const Outcome other = sweep("sweep", {"--shard", "1/2", "--beta2", "0.9"});
+    done("sweep");
+    // What was whole is not while a run is missing.
+    std::filesystem::remove_all(path("sweep/msa"));
+    const Outcome other = sweep("sweep", {"--beta2", "0.9"});
     EXPECT_EQ(other.code, 2);
     EXPECT_NE(other.err.find(path("sweep/full/seed-3") + ": is of another run, options.beta2 was"),
               std::string::npos)
         << other.err;
     EXPECT_FALSE(is_whole("sweep"));
-    // What was whole is not while a run is missing.
     std::filesystem::remove_all(path("sweep/msa"));
     done("sweep");
     EXPECT_TRUE(is_whole("sweep"));
-    std::filesystem::remove_all(path("sweep/msa"));
-    done("sweep", {"--shard", "0/2"});
-    EXPECT_FALSE(is_whole("sweep"));
     // Text that has changed since.
+    std::filesystem::remove_all(path("sweep/msa"));
     text_file("a.txt", 41);
-    const Outcome changed = sweep("sweep", {"--shard", "1/2"});
+    const Outcome changed = sweep("sweep");
     EXPECT_NE(changed.err.find("is of another run, inputs.a.txt was"), std::string::npos)
         << changed.err;
 }
 
 TEST_F(PretrainSweep, AnErrorEndsIt) {
     arms(R"({"seeds": [3, 4, 5], "arms": {"far": ["--start-from", "nowhere.h5"], "msa": []}})");
-    const Outcome outcome = sweep("sweep", {"--devices", "0,1"});
+    const Outcome outcome = sweep("sweep");
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("nowhere.h5"), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("far, seed 3: not finished"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("far, seed 3\n"), std::string::npos) << outcome.err;
     EXPECT_FALSE(std::filesystem::exists(path("sweep/msa/seed-5")));
 }
 
-TEST_F(PretrainSweep, AKilledShardLosesItsRunAlone) {
+TEST_F(PretrainSweep, AKilledProcessLosesItsRunAlone) {
     arms(R"({"seeds": [3, 4], "arms": {"full": ["--attention", "full"], "msa": []}})");
     long_text();
     done("whole", slow_);
-    Words more = slow_;
-    more.insert(more.end(), {"--shard", "1/2"});
-    done("killed", more);
-    more.back() = "0/2";
-    int code = -1, killed = 0;
-    for (int64_t delay = 150; code != 0; delay += delay / 4) {
-        code = run_for("msa-pretrain", words("killed", more), std::chrono::milliseconds(delay));
-        ASSERT_TRUE(code == 0 || code == -1) << code;
-        killed += code == -1 ? 1 : 0;
+    int killed = 0;
+    for (int64_t delay = 150, both = 0; both == 0; delay += delay / 4) {
+        Process first("msa-pretrain", words("killed", slow_)),
+            second("msa-pretrain", words("killed", slow_));
+        std::this_thread::sleep_for(std::chrono::milliseconds(delay) * kSlowdown);
+        first.signal(SIGKILL);
+        const int codes[] = {first.end().code, second.end().code};
+        ASSERT_TRUE(codes[0] == 0 || codes[0] == -1) << codes[0];
+        EXPECT_EQ(codes[1], 0);
+        expect_same("killed", "whole");
+        killed += codes[0] == -1 ? 1 : 0;
+        both = codes[0] == 0 ? 1 : 0;
+        if (both == 0) std::filesystem::remove_all(path("killed/msa"));
     }
     EXPECT_GT(killed, 0);
-    expect_same("killed", "whole");
 }
 
 TEST_F(PretrainSweep, TogetherDevicesTrainEachRun) {
@@ -325,10 +317,7 @@ TEST_F(PretrainSweepRanks, AKilledOneLosesItsRunAlone) {
 }
 
 TEST_F(PretrainSweepRanks, WhatExcludesEachOtherIsRefused) {
-    EXPECT_NE(start(2, words("out", {"--shard", "0/2"})), 0);
-    EXPECT_NE(said().find("--shard is given, and so are several ranks"), std::string::npos)
-        << said();
-    EXPECT_NE(start(2, words("out", {"--devices", "0,1"})), 0);
+    EXPECT_NE(start(2, words("out", {"--devices", "0,1", "--together"})), 0);
     EXPECT_NE(said().find("--devices names 2 GPUs, and there are 2 ranks"), std::string::npos)
         << said();
     EXPECT_FALSE(std::filesystem::exists(path("out")));
