@@ -134,8 +134,8 @@ TEST_F(AnalyzeMetrics, CurvesOfRecallAreThoseOfRunsWithTheirK) {
             ASSERT_EQ(found.size(), k.size());
             for (int64_t n = 0; n < k.size(); ++n) {
                 if (k(n) != 2 && k(n) != 8) continue;
-                const io::ResultsReader& run = k(n) == 2 ? two : eight;
-                EXPECT_NEAR(found(n), run.number(metrics, name), 1e-12) << name;
+                const io::ResultsReader& results = k(n) == 2 ? two : eight;
+                EXPECT_NEAR(found(n), results.number(metrics, name), 1e-12) << name;
             }
             EXPECT_NEAR(found(k.size() - 1), 1, 1e-6) << name;  // all blocks
         }
