@@ -20,7 +20,7 @@ LAYERS = (10, 20)  # of data/sample.h5
 
 
 def _program(tree: Tree, name: str, *words) -> None:
-    done = subprocess.run([tree.program(name), *map(str, words), "--resume"], stdout=subprocess.DEVNULL)
+    done = subprocess.run([tree.program(name), *map(str, words)], stdout=subprocess.DEVNULL)
     if done.returncode:
         raise ResultsError(f"{name} ended with exit code {done.returncode}; its message is above")
 
