@@ -84,7 +84,7 @@ const std::vector<std::pair<std::string, Words>> kGroups{
     {"Numbers and backend",
      {"rotations", "backend", "threads", "element", "index-element", "seed"}},
     {"The run", {"resume", "overwrite", "unit-queries", "json", "samples", "capacity", "support"}},
-    {"Many machines", {"shard", "devices", "together", "gpus", "union-blocks"}},
+    {"Many machines", {"devices", "together", "gpus", "union-blocks"}},
 };
 
 using Option = boost::shared_ptr<po::option_description>;
