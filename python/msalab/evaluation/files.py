@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -45,13 +46,14 @@ def verify_checksum(path) -> None:
 
 
 def write_h5(path, fill) -> None:
-    """fill(file) writes an HDF5 file, which then gets its checksum and its name."""
+    """fill(file) writes an HDF5 file, which then gets its checksum and its name. It is made in memory: HDF5 crashes
+    where it reads what a full disk did not take."""
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        fill(file)
+    content = memory.getvalue()
     with PartialFile(path, overwrite=True) as whole:
-        with h5py.File(whole, "w") as file:
-            fill(file)
-        whole.check()
-        whole.seek(0, os.SEEK_END)
-        whole.write(MARK + sha256(whole.partial).encode() + b"\n")
+        whole.write(content + MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
         whole.finish()
 
 
