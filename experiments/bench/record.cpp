@@ -36,7 +36,7 @@ constexpr const char* kLegend =
 
 }  // namespace
 
-Record::Record(const BenchOptions& o, std::span<const std::string> args, std::string device,
+Record::Record(const BenchOptions& o, std::span<const std::string> args, const std::string& device,
                std::optional<Ceilings> ceilings)
     : options_(o),
       run_(start_record(kProgram.name, args,

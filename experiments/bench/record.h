@@ -64,7 +64,7 @@ struct RanksRow {
 class Record {
 public:
     /// Without ceilings, of layers over ranks. `device`: the first one's name.
-    Record(const BenchOptions&, std::span<const std::string> args, std::string device,
+    Record(const BenchOptions&, std::span<const std::string> args, const std::string& device,
            std::optional<Ceilings> = {});
 
     // Add a measurement and write the record so far to --out, if given.

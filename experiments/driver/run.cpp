@@ -174,7 +174,8 @@ std::vector<const Unit*> UnitRun::in_turn() const {
     std::vector<const Unit*> units;
     for (const Unit& unit : units_) units.push_back(&unit);
     if (!units.empty())
-        std::ranges::rotate(units, units.begin() + launched_number() % std::ssize(units));
+        std::rotate(units.begin(), units.begin() + launched_number() % std::ssize(units),
+                    units.end());
     return units;
 }
 

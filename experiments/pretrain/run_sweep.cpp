@@ -41,8 +41,8 @@ std::optional<ordered_json> left_by(const SweepRun& run) {
 
 constexpr int64_t kTaken = -1, kAllDone = -2;
 
-/// The number of a run that this process now has, with its claim. kAllDone: all are done; kTaken: other
-/// processes are at those that are left, or at what these read.
+/// The number of a run that this process now has, with its claim. kAllDone: all are done; kTaken:
+/// other processes are at those that are left, or at what these read.
 struct Next {
     int64_t run = kAllDone;
     std::optional<io::Claim> claim{};
@@ -58,7 +58,8 @@ Next take(const std::vector<SweepRun>& runs) {
         const SweepRun& run = runs[static_cast<size_t>(number)];
         if (left_by(run)) continue;
         next.run = kTaken;
-        if (!std::ranges::all_of(run.reads, [&](size_t read) { return left_by(runs[read]).has_value(); }))
+        if (!std::ranges::all_of(run.reads,
+                                 [&](size_t read) { return left_by(runs[read]).has_value(); }))
             continue;
         fs::create_directories(run.folder);
         std::optional<io::Claim> claim = io::Claim::take(claim_of(run));

@@ -27,7 +27,7 @@ import tarfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "python"))
 from msalab import claims  # noqa: E402
 from msalab.ending import Refusal  # noqa: E402
 
