@@ -48,8 +48,10 @@ void SelectionRule::validate() const {
     require(forced_local >= 1, "forced_local is ", forced_local,
             ", must be at least 1: the local block is always kept");
     require(forced_first >= 0, "forced_first is ", forced_first, ", must not be negative");
-    require(forced_local + forced_first <= top_k, "forced_local + forced_first is ",
-            forced_local + forced_first, ", must not exceed top_k = ", top_k);
+    const uint64_t forced =
+        static_cast<uint64_t>(forced_local) + static_cast<uint64_t>(forced_first);
+    require(forced <= static_cast<uint64_t>(top_k), "forced_local + forced_first is ", forced,
+            ", must not exceed top_k = ", top_k);
 }
 
 std::span<const int32_t> selected(View<const int32_t, 3> ids, int64_t query, int64_t group) {

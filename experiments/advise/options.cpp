@@ -60,7 +60,7 @@ OptionTable option_table(AdviseOptions& o) {
                  "k, blocks kept per query and group, forced ones included", at_least(1));
     add_forced_first(table, o.forced_first);
     table.counts("forced-local", "BLOCKS,...", o.forced_local,
-                 "newest blocks always kept, the query's own among them", at_least(1));
+                 "newest blocks always kept, the query's own among them", block_count(1));
     add_queries(table, o);
     table.seed(o.seed, "seed of sampling, the bootstrap and the selector random");
     add_compute(table, o);

@@ -81,7 +81,7 @@ OptionTable option_table(CompareOptions& o) {
     table.count("block-size", "TOKENS", o.block_size, "Bk, tokens of a key block",
                 between(kMinBlockSize, kMaxBlockSize));
     table.count("forced-local", "BLOCKS", o.forced_local,
-                "newest blocks always kept, the query's own among them", at_least(1));
+                "newest blocks always kept, the query's own among them", block_count(1));
     add_forced_first(table, o.forced_first);
     table.choice("forced", "WHERE", o.forced_outside, {"inside", "outside"},
                  "whether forced blocks count inside the budget or come on top of it (outside)");

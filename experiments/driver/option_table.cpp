@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -103,6 +105,11 @@ Bounds at_least(double low) {
 Bounds between(double low, double high) {
     return {msa::concat("from ", low, " to ", high),
             [=](double value) { return low <= value && value <= high; }};
+}
+Bounds block_count(double low) {
+    constexpr double kMost = std::numeric_limits<int32_t>::max();
+    return {msa::concat("at least ", low, ", at most ", static_cast<int64_t>(kMost)),
+            [=](double value) { return low <= value && value <= kMost; }};
 }
 Bounds positive() {
     return {"above 0 and finite", [](double value) { return value > 0 && std::isfinite(value); }};

@@ -48,6 +48,7 @@ struct Bounds {
 Bounds at_least(double low);
 Bounds between(double low, double high);  // both allowed
 Bounds positive();                        // and finite
+Bounds block_count(double low);           // up to the ids of blocks: sums of them stay exact
 Bounds proper_share();                    // neither nothing nor all
 
 class OptionTable {

@@ -84,7 +84,7 @@ void add_forced_first(OptionTable& table, std::vector<int64_t>& forced_first) {
         "forced-first", "BLOCKS,...", forced_first,
         "oldest blocks always kept; of several, each selector runs with each, but for those "
         "that keep some in any case",
-        at_least(0));
+        block_count(0));
 }
 
 void sort_sizes(std::vector<int64_t>& sizes) {
@@ -98,11 +98,12 @@ void add_sizes(OptionTable& table, SizeOptions& o, std::vector<int64_t>* forced_
     table.count("top-k", "BLOCKS", o.rule.top_k,
                 "k, blocks kept per query and group, forced ones included", at_least(1));
     table.count("forced-local", "BLOCKS", o.rule.forced_local,
-                "newest blocks always kept, the query's own among them");
+                "newest blocks always kept, the query's own among them", block_count(1));
     if (forced_first != nullptr)
         add_forced_first(table, *forced_first);
     else
-        table.count("forced-first", "BLOCKS", o.rule.forced_first, "oldest blocks always kept");
+        table.count("forced-first", "BLOCKS", o.rule.forced_first, "oldest blocks always kept",
+                    block_count(0));
 }
 
 namespace {

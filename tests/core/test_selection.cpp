@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 
 #include "core/selection.h"
@@ -20,6 +21,8 @@ TEST(SelectionRule, Limits) {
     EXPECT_EQ(check({.forced_first = -1}), "forced_first is -1, must not be negative");
     EXPECT_EQ(check({.top_k = 4, .forced_local = 3, .forced_first = 2}),
               "forced_local + forced_first is 5, must not exceed top_k = 4");
+    EXPECT_EQ(check({.forced_first = std::numeric_limits<int64_t>::max()}),
+              "forced_local + forced_first is 9223372036854775808, must not exceed top_k = 16");
 }
 
 TEST(SelectionRule, ForcedBlocks) {
