@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.append(str(Path(__file__).parents[1] / "python"))
 
 from msalab.arguments import CommandLine  # noqa: E402
 from msalab.capture.layer import require  # noqa: E402
