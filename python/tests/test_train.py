@@ -75,6 +75,24 @@ def values_of(out, name, part="", group="train"):
     return [float(row[4]) for row in rows if row[1:4] == [group, name, part]]
 
 
+def first_batch(tiny):
+    rows = rows_of(tiny)
+    return rows.batch(rows.order(0, 2, 0))
+
+
+def assert_first_loss(out, model, tokens, cu):
+    """The loss of a run's first step is the model's on each document by itself."""
+    nats, count = 0.0, 0
+    for begin, end in zip(cu, cu[1:]):
+        if end - begin > 1:
+            ids = torch.from_numpy(tokens[begin:end])[None]
+            with torch.no_grad():
+                nats += float(model(ids, labels=ids).loss.double()) * (end - begin - 1)
+            count += end - begin - 1
+    # Sums of `count` float32 numbers in another order.
+    assert values_of(out, "loss")[0] == pytest.approx(nats / count, rel=count * 2 ** -24)
+
+
 def weights_of(out):
     return load_file(out / "model.safetensors")
 
@@ -106,16 +124,8 @@ def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, how)
     mt.register()
     mt.configure(model, indexer=tmp_path / "a/model")
     model.set_attn_implementation(mt.NAME)
-    nats, count, rows = 0.0, 0, rows_of(tiny)
-    tokens, cu, _ = rows.batch(rows.order(0, 2, 0))
-    for begin, end in zip(cu, cu[1:]):
-        if end - begin > 1:
-            ids = torch.from_numpy(tokens[begin:end])[None]
-            with torch.no_grad():
-                nats += float(model(ids, labels=ids).loss.double()) * (end - begin - 1)
-            count += end - begin - 1
-    # Sums of `count` float32 numbers in another order.
-    assert values_of(tmp_path / "a", "loss")[0] == pytest.approx(nats / count, rel=count * 2 ** -24)
+    tokens, cu, _ = first_batch(tiny)
+    assert_first_loss(tmp_path / "a", model, tokens, cu)
 
 
 def rows_of(tiny):

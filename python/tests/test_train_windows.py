@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from test_train import ALL, CONTEXT, SIZES, attached, gradients, rows_of, tiny, torch, train, transformers  # noqa: F401
-from test_train import values_of  # noqa: F401
+from test_train import assert_first_loss, first_batch, values_of  # noqa: F401
 
 import msalab.transformers as mt
 from msalab.training import attention as attentions
@@ -89,16 +89,9 @@ def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, kind
     mt.register()
     mt.configure(model, indexer=tmp_path / "a/model")
     model.set_attn_implementation(mt.NAME)
-    nats, count, rows = 0.0, 0, rows_of(tiny)
-    tokens, cu, _ = rows.batch(rows.order(0, 2, 0))
+    tokens, cu, _ = first_batch(tiny)
     assert max(np.diff(cu)) > WINDOW
-    for begin, end in zip(cu, cu[1:]):
-        if end - begin > 1:
-            ids = torch.from_numpy(tokens[begin:end])[None]
-            with torch.no_grad():
-                nats += float(model(ids, labels=ids).loss.double()) * (end - begin - 1)
-            count += end - begin - 1
-    assert values_of(tmp_path / "a", "loss")[0] == pytest.approx(nats / count, rel=count * 2 ** -24)
+    assert_first_loss(tmp_path / "a", model, tokens, cu)
 
 
 @pytest.mark.parametrize("how", [[], ["--compile"], ["--checkpointing"]])
