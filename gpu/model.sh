@@ -3,8 +3,8 @@
 # Whole models on a machine with a GPU: the Python module with the cuda backend, its tests of caches and compiled steps, and
 # times beside dense attention.
 #   gpu/model.sh STAGE OUT [SECONDS]
-# STAGE: build, unpack (the module of an earlier build, build/module-*, in place of build), test, bench, train, serve or
-# profile; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
+# STAGE: build, unpack (the module of an earlier build, build/module-*, in place of build), test, bench, train, serve,
+# profile or profile-train; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
 # environment: ROWS, a regular expression of rows of bench/time_serve.py; TESTS, what pytest takes under python/tests;
 # CASES, ARMS of bench/time_model.py; TORCH_LOGS as PyTorch reads it.
 # shellcheck disable=SC2317 # functions that a shell of its own calls
@@ -15,7 +15,7 @@ mkdir -p "$out"
 out=$(realpath "$out")
 python=${PYTHON:-python3}
 PATH=$PATH:/usr/local/cuda/bin
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/build/release/python:$PWD/python
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/build/release/python:$PWD/python:$PWD:$PWD/bench
 export CUDA_MODULE_LOADING=EAGER TORCHINDUCTOR_CACHE_DIR=$PWD/build/inductor
 
 # The headers of Boost and cuDNN, which such a machine may lack: gpu/offline.sh, as build/offline.tar.xz.
@@ -106,6 +106,10 @@ run() {
         profile)
             "$python" bench/time_serve.py "$out/profiled.json" --seconds $((seconds - 60)) --profile "$out" \
                 --rows "${ROWS:-8b-4/decode/(8|128)K/1/msa$|8b-4/decode/128K/1/(msa-compiled|flash)$|8b-4/prefill/128K/1/msa-compiled|8b-4/prefill/128K/1/cudnn$}"
+            ;;
+        profile-train)
+            "$python" bench/time_model.py "$out/none.json" --seconds $((seconds - 60)) --cases "${CASES:-8k}" \
+                --arms "${ARMS:-msa-16,cudnn}" --profile "$out/train"
             ;;
         *) echo "gpu/model.sh: no stage $stage" >&2 && return 2 ;;
     esac

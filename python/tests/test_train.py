@@ -44,6 +44,8 @@ IN_ANOTHER_ORDER = {"float32": 2 * DEPTH * 2 ** -24, "bfloat16": KEPT * 2 ** -8}
 COMMON = ["--bytes", "--context", CONTEXT, "--batch", 2, "--block-size", BLOCK, "--top-k", TOP_K,
           "--index-dim", 16, "--lr", 1e-2, "--lr-ramp", 1, "--probe-every", 0]
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
 
 def make_model(**changes):
     torch.manual_seed(0)
@@ -405,15 +407,19 @@ def test_index_branches_come_back_from_their_file(tmp_path):
     assert np.array_equal(found.frequencies, form.frequencies)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):
+def assert_losses_of_the_cpu(tiny, tmp_path, model="model"):
     how = ["--steps", 3, "--warmup-steps", 1, "--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
-    assert train(tiny, tmp_path / "cpu", *how) == 0
+    assert train(tiny, tmp_path / "cpu", *how, model=model) == 0
     for dtype, bound in IN_ANOTHER_ORDER.items():
-        assert train(tiny, tmp_path / dtype, *how, "--device", "cuda", "--dtype", dtype) == 0
+        assert train(tiny, tmp_path / dtype, *how, "--device", "cuda", "--dtype", dtype, model=model) == 0
         for name, part in (("loss", ""), ("kl_loss", "0"), ("gradient_norm", "")):
             cpu, gpu = (values_of(tmp_path / run, name, part) for run in ("cpu", dtype))
             assert gpu == pytest.approx(cpu, rel=bound if name == "loss" else 10 * bound), (dtype, name)
+
+
+@needs_gpu
+def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):
+    assert_losses_of_the_cpu(tiny, tmp_path)
 
 
 REFUSED = [

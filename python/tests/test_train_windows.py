@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from test_train import ALL, CONTEXT, SIZES, attached, gradients, rows_of, tiny, torch, train, transformers  # noqa: F401
-from test_train import assert_first_loss, first_batch, values_of  # noqa: F401
+from test_train import assert_first_loss, assert_losses_of_the_cpu, first_batch, needs_gpu, values_of  # noqa: F401
 
 import msalab.transformers as mt
 from msalab.training import attention as attentions
@@ -50,15 +50,17 @@ def test_with_all_blocks_gradients_are_those_of_the_model_itself(kind):
     assert any((other[name] - one).norm() > 100 * (own[name] - one).norm() + 1e-6 for name, one in exact.items())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("at_once", [1024, 7])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_a_query_sees_its_window_and_its_document(monkeypatch, at_once, with_sinks):
+def test_a_query_sees_its_window_and_its_document(monkeypatch, at_once, with_sinks, device):
     monkeypatch.setattr(attentions, "AT_ONCE", at_once)
     torch.manual_seed(0)
     cu, window = [0, 1, 6, 40, 64], 9
     q, k, v = (torch.randn(64, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     sinks = torch.randn(4, requires_grad=True) if with_sinks else None
-    found = attentions.in_window(q, k, v, window, cu, softmax_scale=0.3, sinks=sinks)
+    given = (None if one is None else one.to(device) for one in (q, k, v, sinks))
+    found = attentions.in_window(*(next(given) for _ in "qkv"), window, cu, softmax_scale=0.3, sinks=next(given)).cpu()
     document = torch.bucketize(torch.arange(64), torch.tensor(cu[1:]), right=True)
     behind = torch.arange(64)[:, None] - torch.arange(64)
     seen = (document[:, None] == document) & (behind >= 0) & (behind < window)
@@ -69,7 +71,7 @@ def test_a_query_sees_its_window_and_its_document(monkeypatch, at_once, with_sin
         sinks2 = sinks.detach().double().requires_grad_()
         logits = torch.cat([logits, sinks2[:, None, None].expand(-1, 64, 1)], -1)
     expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1)[..., :64], v2.repeat_interleave(2, 1))
-    assert torch.allclose(found.double(), expected, atol=1e-6)
+    assert torch.allclose(found.double(), expected, atol=1e-6 if device == "cpu" else 1e-5)
     along = torch.randn_like(found)
     (found * along).sum().backward()
     (expected * along).sum().backward()
@@ -101,6 +103,12 @@ def test_a_windowed_model_learns(tiny, tmp_path, how):  # noqa: F811
     loss = values_of(tmp_path / "a", "loss")
     assert loss[-1] < loss[0] - 0.5
     assert values_of(tmp_path / "a", "kl_loss", "1") and not values_of(tmp_path / "a", "kl_loss", "0")
+
+
+@needs_gpu
+def test_on_a_gpu_the_losses_are_those_of_the_cpu(tiny, tmp_path):  # noqa: F811
+    make("Ministral").save_pretrained(tiny / "ministral")
+    assert_losses_of_the_cpu(tiny, tmp_path, "ministral")
 
 
 def test_a_model_of_windows_alone_has_nothing_to_select(tiny, tmp_path, capsys):  # noqa: F811
