@@ -105,10 +105,12 @@ def verdict(pairs: list, rule: Rule, budget: int) -> str:
     parts = [side_of(excess(one, base), MOST_EXCESS, 1),
              *(side_of(gained(one, base, length), -rule.most_lost, -1)
                for length in (lengths_of(one[0]) if rule.by_length else [None]))]
+    if len(pairs) < FEWEST_SEEDS:
+        return OPEN
     if NO in parts:
         return NO
     alone = [side_of(excess([mine], [other]), MOST_EXCESS, 1) for mine, other in pairs]
-    return YES if len(pairs) >= FEWEST_SEEDS and {*parts, *alone} == {YES} else OPEN
+    return YES if {*parts, *alone} == {YES} else OPEN
 
 
 def percent(interval: dict) -> dict:

@@ -112,6 +112,7 @@ def test_curves_of_several_seeds_are_averaged(tmp_path):
 @pytest.mark.parametrize("more, right, seeds, verdict", [
     (0.002, 90, 2, "near-lossless"),
     (0.002, 90, 1, "undecided"),  # one seed shows nothing of the others
+    (0.008, 70, 1, "undecided"),
     (0.0045, 90, 2, "undecided"),  # some documents cost more, so the interval reaches beyond 0.5 %
     (0.008, 90, 2, "not near-lossless"),
     (0.002, 88, 2, "undecided"),  # 2 of 100 exercises are not known to be less than 2 points

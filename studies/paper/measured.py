@@ -176,17 +176,19 @@ def _interval(found: dict) -> str:
 
 def conversion_numbers(tree: Tree) -> dict[str, str]:
     judge, found = _scripts(tree, "judge"), {}
-    for form, arms in (("large", ("msa-1024", "msa-512", "window-1024", "window-512")), ("even", ("msa-2048",))):
+    for form, arms in (("large", ("msa-1024", "msa-512", "window-1024", "window-512")),
+                       ("even", ("msa-2048", "msa-1024", "msa-512"))):
         folder = tree.studies / "conversion/records" / form
         base = judge.records(folder, "dense", "dense")
         for arm in arms:
             kind, _, budget = arm.partition("-")
             own = judge.records(folder, arm, judge.OWN[kind].format(budget))
             one, dense = zip(*((own[seed], base[seed]) for seed in sorted(own.keys() & base.keys())))
-            found[f"{arm} excess"] = _interval(judge.excess(one, dense))
-            found[f"{arm} less first"] = _interval(judge.less_first(one, dense, int(budget)))
+            named = arm if form == "large" else f"{form} {arm}"
+            found[f"{named} excess"] = _interval(judge.excess(one, dense))
+            found[f"{named} less first"] = _interval(judge.less_first(one, dense, int(budget)))
             answers = judge.gained(one, dense)
-            found[f"{arm} answers"] = (f"{100 * answers['mean']:+.1f} ({100 * answers['low']:+.1f} to "
+            found[f"{named} answers"] = (f"{100 * answers['mean']:+.1f} ({100 * answers['low']:+.1f} to "
                                        f"{100 * answers['high']:+.1f})")
     return found
 
