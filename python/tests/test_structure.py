@@ -10,7 +10,7 @@ from msalab.plots import (Results, ResultsError, entropy_per_layer, lorenz_curve
 from msalab.plots.heat_map import selection_share
 from msalab.plots.lorenz import lorenz
 from msalab.plots.needle import depth_recall
-from msalab.plots.overlap import mean_iou, overlap_matrix
+from msalab.plots.overlap import overlap_matrix, pairs_iou
 
 
 def test_lorenz_by_hand():
@@ -34,7 +34,9 @@ def test_area_under_the_lorenz_curve_is_the_mean_gini(results):
 def test_iou_by_hand():
     first = np.array([[0, 1, 2], [0, 5, -1], [-1, -1, -1]])
     second = np.array([[1, 2, 3], [0, 5, -1], [-1, -1, -1]])
-    np.testing.assert_array_equal(mean_iou(first, second), [0.5, 1, np.nan])
+    of_pairs = pairs_iou(np.stack([first, second], axis=1), 6)
+    np.testing.assert_array_equal(of_pairs[:, 0, 1], [0.5, 1, np.nan])
+    np.testing.assert_array_equal(of_pairs[:, 0, 0], [1, 1, np.nan])
 
 
 def test_overlap_is_that_of_the_sets(results):

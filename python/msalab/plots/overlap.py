@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
-
 import numpy as np
 
 from ..table import Table
 from . import style
 from .results import Results, ResultsError
 
-CHUNK = 2048  # queries at a time
+CHUNK = 1 << 21  # values at a time
 
 
-def mean_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """ids [n, k] each, -1 padded -> [n]: blocks in both over blocks in either, NaN of none."""
-    both = ((first[:, :, None] == second[:, None, :]) & (first[:, :, None] >= 0)).sum((1, 2))
-    either = (first >= 0).sum(1) + (second >= 0).sum(1) - both
+def pairs_iou(ids: np.ndarray, blocks: int) -> np.ndarray:
+    """ids [n, P, k], -1 padded -> [n, P, P]: blocks in both over blocks in either, NaN of none."""
+    chosen = np.zeros((*ids.shape[:2], blocks + 1), np.float32)
+    np.put_along_axis(chosen, ids, 1, axis=2)
+    chosen = chosen[:, :, :blocks]  # -1 went to the end
+    both, size = chosen @ chosen.transpose(0, 2, 1), chosen.sum(2, dtype=np.float64)
+    either = size[:, :, None] + size[:, None] - both
     return both / np.where(either, either, np.nan)
 
 
@@ -36,15 +37,13 @@ def overlap_matrix(results: Results, selector: str, layers: list[int]) -> np.nda
     every (layer, group) with every other. Streamed over the queries."""
     rows = _same_queries(results, layers)
     ids = [results.ids(selector, layer) for layer in layers]
-    size = sum(dataset.shape[1] for dataset in ids)
-    sums = np.zeros((size, size))
-    for start in range(0, len(rows), CHUNK):
-        part = rows[start:start + CHUNK]
+    size, blocks = sum(dataset.shape[1] for dataset in ids), max(results.sizes(layer).blocks for layer in layers)
+    sums, step = np.zeros((size, size)), max(1, CHUNK // (size * max(size, blocks)))
+    for start in range(0, len(rows), step):
+        part = rows[start:start + step]
         low, high = part[0], part[-1] + 1
         chosen = np.concatenate([dataset[low:high][part - low] for dataset in ids], axis=1)
-        for a, b in combinations_with_replacement(range(size), 2):
-            sums[a, b] += mean_iou(chosen[:, a], chosen[:, b]).sum()
-    sums = np.triu(sums) + np.triu(sums, 1).T
+        sums += pairs_iou(chosen, blocks).sum(0)
     return sums / len(rows) if len(rows) else np.full((size, size), np.nan)
 
 

@@ -268,6 +268,15 @@ class Results(ResultsFile):
         return sorted(names, key=lambda name: (name != "oracle", name))
 
     def sizes(self, layer: int) -> LayerSizes:
+        if layer not in self._sizes:
+            self._sizes[layer] = self._read_sizes(layer)
+        return self._sizes[layer]
+
+    @cached_property
+    def _sizes(self) -> dict[int, LayerSizes]:
+        return {}
+
+    def _read_sizes(self, layer: int) -> LayerSizes:
         sizes = {name: self._attribute(f"layers/{layer}", name,
                                        float if name == "softmax_scale" else int)
                  for name in LayerSizes.__dataclass_fields__}

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.colors
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -276,9 +278,10 @@ def save(figure: Figure, table, out_dir, name: str) -> list[Path]:
 
 
 def _write(figure: Figure, table, png: Path, svg: Path, numbers: Path):
-    with matplotlib.rc_context(_RC):
-        figure.savefig(png)
+    with matplotlib.rc_context(_RC):  # by the canvases: savefig() draws each file twice
+        figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+        FigureCanvasAgg(figure).print_png(png)
         figure.set_layout_engine("none")  # as it stands; laying out again costs as much as drawing
-        figure.savefig(svg, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
     svg.write_text(_with_dark(_with_titles(svg.read_text(encoding="utf-8"))), encoding="utf-8")
     table.to_csv(numbers)
