@@ -3,12 +3,14 @@
 
 import base64
 import re
+import time
 import zlib
 
 import h5py
 import numpy as np
 import pytest
 from make_explore import made_up, make_explore, words_of
+from make_results import Case, make_results
 from matplotlib import image
 from webdriver import ABSENT, Browser
 
@@ -100,6 +102,8 @@ def test_an_address_shows_what_it_says(browser, page, files):
     with Results(files[0]) as results:
         looks = int((results.ids("random", 6)[:][:, 2] == 3).any(1).sum())
     assert f"random {looks}" in browser.text(".ms-lookers")
+    of_later = browser.run("return [...document.querySelectorAll('.ms-from button')].map(one => parseInt(one.innerText))")
+    assert len(of_later) == 12 and min(of_later) >= 64, "its own queries always choose it"
     words = "".join(words_of(TOKENS)[48:64])
     assert browser.run("return document.querySelector('.ms-part-block .ms-context').textContent") == words
     where = {i // BLOCK for i, word in enumerate(words_of(TOKENS)) if word.startswith("the")}
@@ -125,6 +129,59 @@ def test_colours_say_which_blocks_are_chosen(browser, page, files):
         assert ink == ("rgb(232, 234, 240)" if dark else "rgb(28, 30, 38)")
 
 
+VIEW = "return new URLSearchParams(location.hash.slice(1)).get('view')"
+PAINTED = """return [...document.querySelectorAll('[data-map] canvas')].map(canvas =>
+    canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.reduce((a, b) => (31 * a + b) | 0, 7))"""
+
+
+def test_a_pointer_zooms_all_maps_together(browser, page):
+    browser.resize(1280)
+    browser.open(page + "#layer=3&maps=oracle+window+difference", READY)
+    whole = browser.run(PAINTED)
+    assert len(whole) == 3
+    browser.drag("[data-map=window] canvas", (0.3, 0.4), (0.6, 0.8))
+    browser.wait("location.hash.includes('view')")
+    first, last, low, high = map(int, browser.run(VIEW).split("-"))
+    assert 150 < first < 170 and 325 < last < 345 and 2 < low < 7 and 11 < high < 16
+    assert not set(whole) & set(browser.run(PAINTED)), "one that did not move"
+    browser.click("[data-map=window] canvas", times=2)
+    browser.wait("!location.hash.includes('view')")
+    browser.wheel("[data-map=oracle] canvas", -100)  # the map that has the focus is another
+    time.sleep(0.2)
+    assert browser.run(VIEW) is None, "the page scrolls until the map was clicked"
+    browser.wheel("[data-map=window] canvas", -100)
+    browser.wait("location.hash.includes('view')")
+
+
+def test_fingers_pin_and_zoom(browser, page):
+    browser.resize(390, 844)
+    browser.open(page + "#layer=3", READY)
+    left, top = browser.run("const map = document.querySelector('[data-map=oracle] canvas');"
+                            "map.scrollIntoView({ block: 'center' }); const box = map.getBoundingClientRect();"
+                            "return [box.left, box.top]")
+    browser.touch([(left + 100, top + 200)], [])
+    browser.wait("location.hash.includes('query')")
+    assert browser.text(".ms-part-query p").startswith("Token ")
+    fingers = [(left + 150 - 20 * apart, top + 150 + 10 * apart) for apart in (1, 2, 3, 4)]
+    browser.touch(*([one, (left + 200, top + 150)] for one in fingers), [])
+    browser.wait("location.hash.includes('view')")
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+
+
+def test_screen_readers_have_a_name_for_all_that_can_be_used(browser, page):
+    browser.resize(1280)
+    browser.open(page + "#layer=3&group=1&query=300&selector=window&block=2&find=the", READY)
+    nodes = browser.command("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "checkbox", "combobox", "spinbutton", "searchbox", "application", "region", "image", "link"}
+    used = [(node["role"]["value"], node.get("name", {}).get("value", "").strip()) for node in nodes
+            if not node["ignored"] and node["role"]["value"] in roles]
+    assert {role for role, _ in used} >= {"button", "checkbox", "combobox", "spinbutton", "searchbox", "application"}
+    assert not [role for role, name in used if not name]
+    assert ("button", "layer 3, group 1: sink " + browser.run(
+        "return document.querySelector('[data-measure=sink][data-group=\"1\"]').title.split('sink ')[1]")) in used
+    assert "Query 300" in browser.text("[aria-live=polite]")
+
+
 def test_keys_move_and_zoom(browser, page):
     browser.resize(1280)
     browser.open(page + "#layer=3&query=100&block=2", READY)
@@ -135,6 +192,10 @@ def test_keys_move_and_zoom(browser, page):
     assert (fields["query"], fields["block"]) == ("102", "3") and fields["view"] == "96-288-6-18"
     browser.type("0")
     browser.wait("!location.hash.includes('view')")
+    browser.run("document.querySelector('[data-measure=mass_kept][aria-pressed=true]').focus()")
+    browser.type("\ue014\ue015\ue007")  # right, down, enter
+    browser.wait("document.getElementById('microscope').dataset.layer === '6'")
+    browser.wait("location.hash.includes('group=1')")
 
 
 def fills(pdf):
@@ -189,6 +250,42 @@ def test_the_report_begins_with_the_microscope(browser, files, tmp_path, monkeyp
     assert browser.run("return document.documentElement.scrollWidth") == 390
 
 
+def test_the_contents_stay_and_lead_to_each_section(browser, files, tmp_path, monkeypatch):
+    kept = ("entropy", "mass-kept", "selection", "sink")
+    monkeypatch.setattr(report, "SECTIONS", [one for one in gallery.SECTIONS if one.key in kept])
+    assert plot([str(files[0]), "--layers", "3", "--out", str(tmp_path)]) == 0
+    browser.resize(1280)
+    browser.open((tmp_path / "report.html").as_uri(), READY)
+    links = browser.run("return [...document.querySelectorAll('.contents a')].map(one => one.hash.slice(1))")
+    assert links == ["summary", "blocks", "selection", "sink", "mass-kept", "entropy", "glossary", "run"]
+    assert browser.run("return [...document.querySelectorAll('.folded')].map(one => one.open)") == [False, False]
+    for name in links:
+        browser.click(".contents summary")
+        browser.click(f".contents a[href='#{name}']")
+        top, contents = browser.run("return [document.getElementById(arguments[0]), document.querySelector('.contents')]"
+                                    ".map(one => one.getBoundingClientRect().top)", name)
+        assert browser.run("return location.hash") == f"#{name}"
+        assert 90 <= top < 1000 and (contents == 0 or name in ("summary", "run")), name
+    browser.resize(1700)
+    browser.run("scrollTo(0, 2000)")
+    assert 0 <= browser.run("return document.querySelector('.contents ol').getBoundingClientRect().top") < 100
+
+
+def test_many_layers_leave_the_microscope_on_the_second_screen(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "SECTIONS", [one for one in gallery.SECTIONS if one.key == "entropy"])
+    path = tmp_path / "results.h5"
+    make_results(path, Case(layers=tuple(range(30)), lengths=(96,), top_k=2))
+    assert plot([str(path), "--out", str(tmp_path)]) == 0
+    browser.resize(1280)
+    browser.open((tmp_path / "report.html").as_uri(), READY)
+    rows, top = browser.run("return [document.querySelector('#summary tbody').rows.length,"
+                            "document.getElementById('blocks').getBoundingClientRect().top]")
+    assert rows == 90 and top < 1500
+    grids = browser.run("const grids = document.querySelector('.ms-part-grids');"
+                        "return grids.scrollWidth - grids.clientWidth")
+    assert grids == 0, "all 30 layers are seen"
+
+
 TOOK = "return +document.getElementById('microscope').dataset.took"
 
 
@@ -228,6 +325,7 @@ def test_128k_tokens_are_zoomed_in_50_milliseconds(browser, tmp_path):
             if begin > positions[last - 1] // 128:
                 expected = [233, 235, 240]
             assert np.abs(np.array(colour) - expected).max() <= 1, (name, x, y)
+    assert float(browser.run(f"return {READY}")) < 2000 and (tmp_path / "page.html").stat().st_size < 8e6
     browser.run("document.querySelector('[data-map=oracle] canvas').focus()")
     times = {"+": [], "0": []}
     for _ in range(8):

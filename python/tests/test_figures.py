@@ -3,8 +3,10 @@ import csv
 import json
 import math
 import shutil
+from itertools import combinations
 
 import h5py
+import matplotlib
 import numpy as np
 import pytest
 from make_report import report
@@ -217,6 +219,32 @@ def test_labels_can_be_read_on_white():
         colour = style.series_style(place)["color"]
         assert style.contrast(style.legible(colour)) >= 4.5
         assert style.contrast(style.on_dark(colour), style.PAPER_DARK) >= 4.5
+
+
+# Of Machado, Oliveira and Fernandes (2009), on linear RGB: what readers without one kind of cone see.
+SEEN_BY = {"all": np.eye(3),
+           "without red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+           "without green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+           "without blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour, seen):
+    """CIELAB of a colour as a reader sees it."""
+    parts = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    shares = TO_XYZ @ np.clip(np.array(seen) @ linear, 0, 1) / (0.9505, 1, 1.089)
+    x, y, z = np.where(shares > 0.008856, np.cbrt(shares), 7.787 * shares + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("of_mode, least", [(lambda colour: colour, 16), (style.on_dark, 9.5)])
+def test_colour_blind_readers_tell_all_colours_apart(of_mode, least):
+    """Matplotlib's own colours have a distance of 4.6 without red and 7.3 without green."""
+    colours = [of_mode(style.series_style(place)["color"]) for place in range(style.COLOURS)] + [of_mode("#000000")]
+    for who, seen in SEEN_BY.items():
+        for one, other in combinations(colours, 2):
+            assert np.linalg.norm(lab(one, seen) - lab(other, seen)) >= least, (who, one, other)
 
 
 def test_table_refuses_columns_of_different_length():

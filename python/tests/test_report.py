@@ -263,6 +263,7 @@ def test_the_page_says_what_it_is_about(results_path, tmp_path):
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "<title>a &lt;model&gt;, 384 tokens: 4 of 24 blocks of 16</title>" in page
     assert "Model <b>a &lt;model&gt;</b>" in page and "analysed on 2000-01-01" in page
+    assert "<dd><code>a.h5: a &lt;model&gt;, 1 sequence, 384 tokens</code></dd>" in page
     checked = [attributes["value"] for tag, attributes in Elements(page).found
                if tag == "input" and "checked" in attributes and attributes["name"] == "layer"]
     assert checked == ["6"] and '"first":6' in page

@@ -75,14 +75,34 @@ class Browser:
     def text(self, selector):
         return self.run("return document.querySelector(arguments[0]).innerText", selector)
 
-    def click(self, selector, x=0.5, y=0.5):
+    def click(self, selector, x=0.5, y=0.5, times=1):
         """At a share of the width and the height of the first such element, brought into view before."""
-        left, top, width, height = self.run(
+        self.drag(selector, (x, y), (x, y), times)
+
+    def drag(self, selector, begin, end, times=1):
+        left, top, width, height = self._box(selector)
+        move, until = ({"type": "pointerMove", "x": round(left + x * width), "y": round(top + y * height)}
+                       for x, y in (begin, end))
+        self._send("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [
+            move, *[{"type": "pointerDown", "button": 0}, until, {"type": "pointerUp", "button": 0}] * times]}]})
+
+    def wheel(self, selector, pixels):
+        """In the middle of the first such element."""
+        left, top, width, height = self._box(selector)
+        self.command("Input.dispatchMouseEvent", type="mouseWheel", x=left + width / 2, y=top + height / 2, deltaX=0,
+                     deltaY=pixels)
+
+    def _box(self, selector):
+        return self.run(
             "const found = document.querySelector(arguments[0]); found.scrollIntoView({ block: 'center' });"
             "const box = found.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]", selector)
-        self._send("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [
-            {"type": "pointerMove", "x": round(left + x * width), "y": round(top + y * height)},
-            {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]}]})
+
+    def touch(self, *moments):
+        """Where fingers are, one moment after the other; the last one has none."""
+        for number, fingers in enumerate(moments):
+            self.command("Input.dispatchTouchEvent", touchPoints=[{"x": x, "y": y, "id": place}
+                         for place, (x, y) in enumerate(fingers)],
+                         type="touchEnd" if not fingers else "touchMove" if number else "touchStart")
 
     def type(self, keys):
         self._send("/actions", {"actions": [{"type": "key", "id": "keys", "actions": [

@@ -187,9 +187,17 @@ def subject(results: Results, about: dict) -> dict:
 def _plain_run(results: Results) -> dict[str, str]:
     """The attributes of /run that the page shows as they are; argv as one would type it."""
     shown = {name: text for name, text in results.run.items()
-             if name not in ("program", "argv", "options", "definitions", "inputs")}
+             if name not in ("program", "argv", "captures", "options", "definitions", "inputs")}
     command = shlex.join([results.run.get("program", ""), *results.run_json("argv")])
-    return {"command": command, **shown}
+    captures = "; ".join(map(_of_capture, results.run_json("captures")))
+    return {"command": command, **({"captures": captures} if captures else {}), **shown}
+
+
+def _of_capture(of: dict) -> str:
+    """What one file of activations holds, in words."""
+    parts = [of.get("model"), f"{of['sequences']} sequence{'s' if of['sequences'] != 1 else ''}",
+             f"{of['tokens']} tokens"]
+    return f"{of['input']}: {', '.join(part for part in parts if part)}"
 
 
 def caption(picture: Shown) -> str:

@@ -36,8 +36,9 @@ MOST_LAYERS = 12  # that an axis of this width names
 
 OPAQUE = {"frameon": True, "framealpha": 1, "edgecolor": "none"}  # legends that lines run into
 
-# Of Okabe and Ito, told apart by colour-blind readers; black is the oracle's, and yellow is too light on white.
-_OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8a7b00")
+# Of Okabe and Ito, told apart by colour-blind readers; black is the oracle's, and yellow is too light on white. The last
+# two are those that are furthest from all others for any reader.
+_OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8833ff", "#88bb66")
 PAIR = _OKABE_ITO[:2]
 LABEL_CONTRAST = 4.5  # of letters in a line's colour on white
 _MARKERS = "osD^vPX*"

@@ -46,6 +46,8 @@ const MEASURES = [
   ["sink", "Sink"]
 ];
 
+const hasNumbers = () => data.layers.length <= 16; // there is room for them
+
 function buildGrids() {
   part.grids.append(element("h3", {}, "All layers"), element("p", { className: "ms-soft" },
     "Layers across, groups of query heads down; " +
@@ -63,7 +65,7 @@ function buildGrids() {
           onclick: () => set({ layer: of.layer, group }),
           onkeydown: moveInGrid
         })))));
-    part.grids.append(element("table", {}, element("caption", {}, title, element(
+    part.grids.append(element("table", { className: hasNumbers() ? "" : "ms-many" }, element("caption", {}, title, element(
       "span", { "data-of": measure })),
       element("thead", {}, head), element("tbody", {}, rows)));
   }
@@ -99,7 +101,7 @@ function paintGrids() {
       mix(look.ramp, value === null ? 0 : measure === "sink" ? value / largest : value);
     button.style.background = `rgb(${r},${g},${b})`;
     button.style.color = luminance(r, g, b) > 0.18 ? "#000" : "#fff";
-    button.textContent = data.layers.length > 16 ? "" : value === null ? "–" : value.toFixed(2);
+    button.textContent = !hasNumbers() ? "" : value === null ? "–" : value.toFixed(2);
     const text =
       `layer ${of.layer}, group ${group}: ${measure === "difference" ? "difference in mass kept" : measure.replace("_",
         " ")} ${value === null ? "unknown" : +value.toFixed(4)}`;

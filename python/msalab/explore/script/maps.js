@@ -292,7 +292,6 @@ function zoom(factor, x, y) {
 }
 
 function pin(row, block) {
-  tell(row, Math.min(block, ownBlock(row)));
   set({ query: layer.positions[row], block: Math.min(block, ownBlock(row)) });
 }
 

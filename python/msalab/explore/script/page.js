@@ -7,9 +7,10 @@ function sampledText() {
   const many = data.step > 1 ?
     `One of ${data.step} analysed queries is here: ${count(layer.queries)} of ${count(data.analysed)}` :
     `All ${count(layer.queries)} analysed queries are here`;
+  const ofAll = data.analysed < data.tokens ? `, of ${count(data.tokens)} tokens` : "";
   const two = data.beside ? `Selectors with${MARK} are of ${data.beside.b}, the others of ${data.beside.a}` + (data.beside
     .apart ? `; what differs: ${data.beside.apart}. ` : ". ") : "";
-  return two + many + (data.sequences > 1 ? `, of sequence ${data.sequence} alone, of ${data.sequences}` : "") + "." +
+  return two + many + ofAll + (data.sequences > 1 ? `, of sequence ${data.sequence} alone, of ${data.sequences}` : "") + "." +
     (layer.mass ? " Probabilities are exact to 0.4 percentage points." : "");
 }
 
@@ -60,6 +61,8 @@ async function set(change, keepAddress = false) {
   for (const map of maps) draw(map, again);
   if (everything || changed(["query"])) paintQuery();
   if (everything || changed(["block"])) paintBlock();
+  if ((everything || changed(["query", "block"])) && state.query !== null && state.block !== null)
+    tell(rowOf(state.query), Math.min(state.block, layer.blocks - 1));
   if (everything || changed(["query", "find", "block", "colour"])) {
     if (change.query !== undefined && change.query !== null) goTo(state.query);
     if (change.find && found.length) goTo(found[0]);

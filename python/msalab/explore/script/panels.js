@@ -114,16 +114,17 @@ function paintBlock() {
         ` (token ${count(one.token)}) ${percent(one.share / whole)}`
       ]), "."));
   }
-  const order = layer.mass ? [...sees].sort((a, b) => massOf(group, block, b) - massOf(group, block, a)) :
-    sees.filter(row => isChosen(state.selector, group, block, row));
-  box.append(element("p", {}, layer.mass ? "Queries that give it most:" :
-      `Queries of ${state.selector} that chose it:`),
-    element("div", { className: "ms-list" }, order.slice(0, 12).map(row => element("button", {
+  const later = sees.filter(row => ownBlock(row) > block); // its own queries always choose it
+  const order = layer.mass ? later.sort((a, b) => massOf(group, block, b) - massOf(group, block, a)) :
+    later.filter(row => isChosen(state.selector, group, block, row));
+  box.append(element("p", {}, layer.mass ? "Queries of later blocks that give it most:" :
+      `Queries of later blocks for which ${state.selector} chose it:`),
+    element("div", { className: "ms-list ms-from" }, order.length ? order.slice(0, 12).map(row => element("button", {
         type: "button",
         onclick: () => set({ query: layer.positions[row] })
       }, `${count(layer.positions[row])} `,
       words(visible(tokenText(layer.positions[row]))), layer.mass ?
-      ` ${percent(massOf(group, block, row))}` : ""))));
+      ` ${percent(massOf(group, block, row))}` : "")) : "none"));
 }
 
 function drawnTokens(block) {
