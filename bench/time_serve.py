@@ -109,16 +109,28 @@ def floor_of(model, work: str, context: int, batch: int, sparse: bool, block: in
     return 1e3 * (2 * (parameters + head) + batch * layers * keys) / BANDWIDTH
 
 
-def make_model(shape: str, layers: int, context: int):
-    sizes = SHAPES[shape] | {"num_hidden_layers": layers}
-    if shape == "8b" and layers < 32:
-        sizes["vocab_size"] = sizes["vocab_size"] * layers // 32 // 128 * 128
+def config_of(name: str) -> dict:
+    """Of a shape with so many layers, as 8b-4."""
+    shape, layers = name.split("-")
+    sizes = SHAPES[shape] | {"num_hidden_layers": int(layers)}
+    if shape == "8b" and int(layers) < 32:
+        sizes["vocab_size"] = sizes["vocab_size"] * int(layers) // 32 // 128 * 128
+    return sizes
+
+
+def shape_of(name: str) -> dict:
+    """What a record says of it."""
+    return {name: {"config": config_of(name), "block_size": BLOCK[name.split("-")[0]], "top_k": TOP_K,
+                   "index_dim": INDEX}}
+
+
+def make_model(name: str, context: int):
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(DEVICE):
             return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-                **sizes, max_position_embeddings=context + SPARE, rope_theta=1e5, eos_token_id=None)).eval()
+                **config_of(name), max_position_embeddings=context + SPARE, rope_theta=1e5, eos_token_id=None)).eval()
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -258,13 +270,12 @@ def generate_call(model, context: int, batch: int, arm: str):
 @torch.no_grad()
 def measure(name: str, profile: Path | None) -> dict:
     shape, work, context, batch, arm = name.split("/")
-    shape, layers = shape.split("-")
-    context, batch, sparse = count_of(context), int(batch), arm.startswith("msa")
+    context, batch, sparse, block = count_of(context), int(batch), arm.startswith("msa"), BLOCK[shape.split("-")[0]]
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    model = make_model(shape, int(layers), context)
+    model = make_model(shape, context)
     if sparse:
-        use_msa(model, BLOCK[shape])
+        use_msa(model, block)
     else:
         model.set_attn_implementation("sdpa")
     kernel = BACKENDS.get(arm.split("-")[0])
@@ -279,7 +290,7 @@ def measure(name: str, profile: Path | None) -> dict:
         steps = STEPS if work == "decode" else 3 if context >= 1 << 17 else 7
         found = step_ms(call, DEVICE, steps)
         flow = step_ms(call, DEVICE, 1, calls=steps)[0]
-    ms, floor = statistics.median(found), floor_of(model, work, context, batch, sparse, BLOCK[shape])
+    ms, floor = statistics.median(found), floor_of(model, work, context, batch, sparse, block)
     return {"ms": ms, "flow_ms": flow, "first_s": first, "floor_ms": floor, "share": floor / min(ms, flow), "runs_ms": found,
             "peak_bytes": (torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0)}
 
@@ -326,7 +337,8 @@ def main(arguments=None):
     torch._dynamo.config.cache_size_limit = 64
     record = json.loads(o.record.read_text()) if o.record.exists() else {
         "format": "msa-serve-times", "format_version": 1, "torch": torch.__version__,
-        "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", "rows": {}}
+        "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU",
+        "shapes": {}, "rows": {}}
     for name in filter(re.compile(o.rows).search, rows_of(o.smoke)):
         if time.monotonic() - began > o.seconds:
             print(f"{name}: no time left", flush=True)
@@ -343,6 +355,7 @@ def main(arguments=None):
         found = attempted(work) | {"commit": o.commit, "took_s": 0}
         if not o.profile:
             record["rows"][name] = found
+            record["shapes"] |= shape_of(name.split("/")[0])
             write_json(o.record, record)
         line = found.get("error") or (f"{found['ms']:9.3f} ms  flow {found['flow_ms']:9.3f}  floor {found['floor_ms']:8.3f} "
                                       f"({found['share']:.0%})  first {found['first_s']:.0f} s  "

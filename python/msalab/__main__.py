@@ -14,6 +14,7 @@ TOOLS = {"capture": "activations of a PyTorch model as a file",
          "check-batching": "whether an Index Branch chooses the same blocks however it is called",
          "conform": "whether a kernel or an engine computes MSA as the paper defines it",
          "convert": "activations from and to safetensors, npz and npy",
+         "crossover": "from which context on MSA pays in a whole model: prefill, decode and training, by the model of costs",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "explore": "one page from a token to the blocks that it chose, to click through",
@@ -42,7 +43,7 @@ PROGRAMS = {
 GROUPS = {
     "activations of a model": ("capture", "convert", "inspect", "synth"),
     "what would MSA select, lose and cost?": ("analyze", "compare", "fit-indexer", "advise", "precision", "reuse",
-                                              "cache", "cost"),
+                                              "cache", "cost", "crossover"),
     "the model itself": ("try", "evaluate", "train", "pretrain"),
     "results": ("plot", "explore", "diff"),
     "kernels and engines": ("bench", "conform", "check-batching"),
@@ -82,6 +83,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "conform":
         from .conform.__main__ import main as conform
         return conform(arguments)
+    if name == "crossover":
+        from .crossover import main as crossover
+        return crossover(arguments)
     if name == "diff":
         from .diff import main as diff
         return diff(arguments)

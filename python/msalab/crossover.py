@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: MIT
+"""msalab crossover MODEL: from which context on does MSA pay in a whole model, in prefill, decode and training?
+
+A model is its configuration: no weight is read. Of each layer the products with weights, the reading of weights and
+keys, attention and what an Index Branch adds are priced by rates that were measured on the GPU (RATES), one after the
+other, at batch 1 and in bfloat16. Both sides run compiled, and decode in a graph: what the host adds to eager calls
+counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph. Training
+keeps no activations within a layer, and has no optimizer. Layers with a window, with the keys of another layer or
+without attention stay as they are; of the last, what passes from token to token beside the weights is not counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .arguments import CommandLine
+from .ending import Refusal, ended
+from .rule import Rule
+
+WORK = ("prefill", "decode", "training")
+SELECTS, WINDOW, SHARES, OTHER = "attention", "window", "shared keys", "no attention"
+BYTES = 2  # of an element
+CONTEXTS = [1 << n for n in range(10, 21)]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of a GPU: FLOP/s and byte/s that the parts of whole models reach, and seconds of a layer."""
+
+    products: float  # of weights of infinitely many channels; of d channels d / (d + half)
+    half: float
+    read: float  # weights in decode
+    copy: float
+    dense: float  # attention over all keys, of heads of 128 channels
+    dense_grad: float
+    narrow: float  # of heads of 64 channels, the share that is reached; of MSA
+    narrow_sparse: float
+    index: float
+    sparse: float
+    sparse_grad: float
+    passes: float  # numbers of a token's activations that a layer reads or writes, of its channels
+    dense_step: float  # seconds of a layer's decode beside reading
+    msa_step: float
+    msa_train: float  # seconds of MSA in a layer's training beside its products
+
+
+# Set so that the records of data/bench are met (test_crossover.py), from the rates of single kernels there.
+_H200 = Rates(products=794e12, half=1050, read=2.99e12, copy=4.18e12, dense=640e12, dense_grad=493e12, narrow=0.388,
+              narrow_sparse=0.206, index=641e12, sparse=413e12, sparse_grad=166e12, passes=8.74, dense_step=85e-6,
+              msa_step=45e-6, msa_train=0.66e-3)
+RATES = {"h100": replace(_H200, read=2.13e12, copy=2.99e12), "h200": _H200}
+
+
+@dataclass(frozen=True)
+class Layer:
+    kind: str
+    query_heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    window: int | None = None
+
+    def pairs(self, context: int, most: int | None) -> float:
+        """(query, key) pairs of a causal sequence whose queries see `most` keys, or all."""
+        most = min(context, most or context)
+        return context * most - most * (most - 1) / 2
+
+
+@dataclass(frozen=True)
+class Model:
+    layers: tuple
+    parameters: float  # of the layers, those that a token uses
+    head: float  # of the language head
+    width: int  # numbers of a token in a layer's activations: hidden and intermediate ones
+    hidden: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Msa:
+    rule: Rule
+    index_dim: int = 64
+
+def seconds(model: Model, work: str, context: int, rates: Rates, msa: Msa | None, *, batch: int = 1,
+            recomputes: bool = True, learns: bool = False) -> float:
+    """Of dense attention, or with msa. recomputes: training keeps no activations within a layer; learns: an optimizer
+    takes its step."""
+    if work == "decode":
+        return _decode(model, context, rates, msa, batch)
+    passes = 1 if work == "prefill" else 4 if recomputes else 3
+    tokens, forward = batch * context, 2 if work == "training" and recomputes else 1
+    rate = rates.products * model.hidden / (model.hidden + rates.half)
+    found = 2 * model.parameters * tokens * passes / rate
+    found += passes * tokens * BYTES * rates.passes * model.width * len(model.layers) / rates.copy
+    for layer in model.layers:
+        found += batch * _attention(layer, context, rates, msa, forward, work == "training")
+    if work == "training":
+        found += 6 * model.head * tokens / rate + 20 * model.vocabulary * tokens / rates.copy
+        found += 32 * (model.parameters + model.head) / rates.copy if learns else 0
+    return found
+
+
+def _attention(layer: Layer, context: int, rates: Rates, msa: Msa | None, forward: int, learns: bool) -> float:
+    if layer.kind == OTHER:
+        return 0
+    of_pair = 4 * layer.query_heads * layer.head_dim
+    share, sparse_share = (1, 1) if layer.head_dim >= 128 else (rates.narrow, rates.narrow_sparse)
+    if msa is None or layer.kind != SELECTS:
+        flops = of_pair * layer.pairs(context, layer.window)
+        return flops / share * (forward / rates.dense + (2.5 / rates.dense_grad if learns else 0))
+    kept = layer.pairs(context, msa.rule.tokens)
+    index = 2 * layer.kv_heads * msa.index_dim * layer.pairs(context, None) / rates.index
+    loss = kept * (2 * layer.query_heads * layer.head_dim + 6 * layer.kv_heads * msa.index_dim)
+    found = forward * (index + of_pair * kept / sparse_share / rates.sparse)
+    if learns:
+        found += (2.5 * of_pair * kept + loss) / sparse_share / rates.sparse_grad + rates.msa_train
+    return found
+
+
+def _decode(model: Model, context: int, rates: Rates, msa: Msa | None, batch: int) -> float:
+    found = BYTES * (model.parameters + model.head) / rates.read
+    for layer in model.layers:
+        sparse = msa is not None and layer.kind == SELECTS
+        seen = min(context, (msa.rule.tokens if sparse else layer.window) or context)
+        keys = 2 * layer.kv_heads * layer.head_dim * seen + (msa.index_dim * context if sparse else 0)
+        found += batch * BYTES * keys / rates.copy + (rates.msa_step if sparse else rates.dense_step)
+    return found
+
+
+def crossover(model: Model, work: str, rates: Rates, msa: Msa) -> int | None:
+    """The least of CONTEXTS from which on MSA is faster; None: it is at none."""
+    found = None
+    for context in reversed(CONTEXTS):
+        if seconds(model, work, context, rates, msa) >= seconds(model, work, context, rates, None):
+            break
+        found = context
+    return found
+
+
+def read(name: str) -> Model:
+    """Of the configuration of a folder or of a model of the Hub. Refusal where a layer cannot be priced."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from .capture.gguf import place_of
+
+    place, how = place_of(name)
+    config = AutoConfig.from_pretrained(place, **how)
+    with torch.device("meta"):
+        return model_of(AutoModelForCausalLM.from_config(config))
+
+
+def model_of(model) -> Model:
+    from .capture.decoder import decoder_layers
+
+    config = model.config.get_text_config(decoder=True)
+    parts = decoder_layers(model)
+    experts = [getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    count, chosen = next(filter(None, experts), None), getattr(config, "num_experts_per_tok", None)
+    used, routed = 0.0, False
+    for key, one in parts.named_parameters():
+        of_expert = ".experts." in key
+        routed |= of_expert
+        if of_expert and not (count and chosen):
+            raise Refusal(f"{type(model).__name__}: its configuration does not say how many experts a token uses")
+        used += one.numel() * (chosen / count if of_expert else 1)
+    inner = config.intermediate_size
+    inner = getattr(config, "moe_intermediate_size", inner) if routed else inner
+    inner = sum(inner) / len(inner) if isinstance(inner, (list, tuple)) else inner * (chosen if routed else 1)
+    hidden, vocabulary = config.hidden_size, config.vocab_size
+    return Model(tuple(_layer(number, part) for number, part in enumerate(parts)), used, vocabulary * hidden,
+                 hidden + inner, hidden, vocabulary)
+
+
+def _layer(number: int, part) -> Layer:
+    from .capture.other_kinds import other_kind
+
+    module = next((one for one in part.modules() if hasattr(one, "num_key_value_groups") or other_kind(one)), None)
+    if module is None:
+        return Layer(OTHER)
+    if other_kind(module):
+        raise Refusal(f"layer {number}: {other_kind(module)}")
+    config = module.config
+    types = getattr(config, "layer_types", None)
+    kind = types[number] if types else "full_attention"
+    if kind not in ("full_attention", "sliding_attention", "attention"):
+        raise Refusal(f"layer {number} is of type {kind}, which is not priced")
+    window = None if kind == "full_attention" and types else getattr(module, "sliding_window", None) or getattr(
+        config, "sliding_window", None)
+    shares = getattr(module, "is_kv_shared_layer", False)
+    heads = config.num_attention_heads
+    return Layer(SHARES if shares else WINDOW if window else SELECTS, heads, heads // module.num_key_value_groups,
+                 module.head_dim, window)
+
+
+def table(model: Model, rates: Rates, msa: Msa) -> list[dict]:
+    """A row of each work and context: milliseconds of dense attention and of MSA."""
+    return [{"work": work, "context": context, "dense_ms": 1e3 * seconds(model, work, context, rates, None),
+             "msa_ms": 1e3 * seconds(model, work, context, rates, msa)} for work in WORK for context in CONTEXTS]
+
+
+def text_of(context: int | None) -> str:
+    if context is None:
+        return "at no context up to 1M"
+    return f"from {context >> 10}K on" if context < 1 << 20 else "from 1M on"
+
+
+# What was measured.
+
+IN_GRAPHS = {"decode": ("msa-replayed", "flash-graph"), "prefill": ("msa-compiled", "flash-compiled", "cudnn-compiled")}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of a record, and what the model of costs says of it."""
+
+    record: str
+    name: str
+    ms: float
+    predicted_ms: float
+    hidden: int
+    query_heads: int
+
+
+def shape_model(shape: dict) -> Model:
+    """Of a Llama with these entries of its configuration."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    import torch
+
+    with torch.device("meta"):
+        return model_of(LlamaForCausalLM(LlamaConfig(**shape)))
+
+
+def measured(folder: Path) -> list[Measured]:
+    """Of the records serve-*.json (bench/time_serve.py) and model-*.json (bench/time_model.py) in the folder: what runs
+    compiled, decode in a graph, and on a GPU whose rates are here. Of dense attention the fastest kernel."""
+    found = {}
+    if not folder.is_dir():
+        raise Refusal(f"{folder}: no such folder")
+    for path in sorted([*folder.glob("serve-*.json"), *folder.glob("model-*.json")]):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        gpu = next((name for name in RATES if name in record["device"].lower()), None)
+        rows = _served(record) if record["format"] == "msa-serve-times" else _trained(record)
+        for name, shape, work, context, msa, how, ms in rows if gpu else ():
+            arm = name.rpartition("/")[2] if msa else "dense"
+            case = path.name, name.rpartition("/")[0], arm
+            if case in found and found[case].ms <= ms:
+                continue
+            model = shape_model(shape)
+            said = 1e3 * seconds(model, work, context, RATES[gpu], msa, **how)
+            found[case] = Measured(path.name, name, ms, said, model.hidden, model.layers[0].query_heads)
+    return list(found.values())
+
+
+def _served(record):
+    for name, row in record["rows"].items():
+        shape, work, context, batch, arm = name.split("/")
+        if "ms" not in row or arm not in IN_GRAPHS.get(work, ()):
+            continue
+        of = record["shapes"][shape]
+        tokens = int(context[:-1]) << {"K": 10, "M": 20}[context[-1]]
+        msa = Msa(Rule(of["block_size"], of["top_k"]), of["index_dim"]) if arm.startswith("msa") else None
+        yield name, of["config"], work, tokens, msa, {"batch": int(batch)}, row["ms"]
+
+
+def _trained(record):
+    for row in record["measured"]:
+        case, arm = record["cases"].get(row["case"]), row["arm"]
+        if "ms" not in row or not row["compiled"] or case is None or row["case"] in IN_GRAPHS or arm == "none":
+            continue
+        top_k = arm.removeprefix("msa-")
+        msa = Msa(Rule(case["block_size"], int(top_k))) if top_k != arm else None
+        how = {"batch": case["rows"], "recomputes": not case["learns"], "learns": case["learns"]}
+        yield (f"training/{row['case']}/{row['layers']} layers/{arm}",
+               case["shape"] | {"num_hidden_layers": row["layers"]}, "training", case["context"], msa, how, row["ms"])
+
+
+def describe(model: Model) -> str:
+    kinds = Counter(layer.kind if layer.window is None else f"{layer.kind} of {layer.window} tokens"
+                    for layer in model.layers)
+    return (f"{len(model.layers)} layers ({', '.join(f'{count}: {kind}' for kind, count in kinds.items())}), "
+            f"{(model.parameters + model.head) / 1e9:.3g}e9 weights that a token uses")
+
+
+def print_answer(answer: dict, out):
+    print(f"{answer['model']}: {answer['what']}\n{answer['gpu']}, bfloat16, batch 1, {answer['rule']}\n", file=out)
+    for work, context in answer["pays"].items():
+        print(f"{work}: MSA is faster {text_of(context)}", file=out)
+    print(f"\n{'work':<10}{'context':>9}{'dense ms':>12}{'MSA ms':>12}{'dense / MSA':>13}", file=out)
+    for row in answer["table"]:
+        print(f"{row['work']:<10}{row['context'] >> 10:>8}K{row['dense_ms']:>12.4g}{row['msa_ms']:>12.4g}"
+              f"{row['dense_ms'] / row['msa_ms']:>13.2f}", file=out)
+    if answer["measured"] is not None:
+        print(f"\nmeasured of layers of this width: {'nothing' if not answer['measured'] else ''}", file=out)
+        for row in answer["measured"]:
+            print(f"  {row['record']:<24}{row['name']:<38}{row['ms']:>10.4g} ms, the model of costs "
+                  f"{row['predicted_ms']:.4g} ({row['predicted_ms'] / row['ms'] - 1:+.0%})", file=out)
+
+
+def work(options):
+    model, rates = read(options.model), RATES[options.gpu]
+    msa = Msa(Rule(options.block_size, options.top_k), options.index_dim)
+    rows = None if options.records is None else [
+        asdict(row) for row in measured(options.records) if (row.hidden, row.query_heads) in
+        {(model.hidden, layer.query_heads) for layer in model.layers}]
+    if not any(layer.kind == SELECTS for layer in model.layers):
+        raise Refusal(f"{options.model}: no layer is left to select: {describe(model)}")
+    answer = {"model": options.model, "what": describe(model), "gpu": options.gpu,
+              "rule": f"{msa.rule.top_k} blocks of {msa.rule.block_size}, Index Branch of {msa.index_dim} channels",
+              "pays": {of: crossover(model, of, rates, msa) for of in WORK}, "table": table(model, rates, msa),
+              "measured": rows}
+    if options.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        print_answer(answer, sys.stdout)
+
+
+def main(arguments=None) -> int:
+    parser = CommandLine(prog="msalab crossover", description=__doc__,
+                         example="msalab crossover meta-llama/Llama-3.1-8B --gpu h100")
+    parser.add_argument("model", metavar="MODEL", help="a folder with a config.json, or a model's id")
+    parser.add_argument("--gpu", choices=tuple(RATES), default="h100", help="whose rates (h100)")
+    parser.add_argument("--block-size", type=int, default=Rule.block_size, help="default: %(default)s")
+    parser.add_argument("--top-k", type=int, default=Rule.top_k, help="default: %(default)s")
+    parser.add_argument("--index-dim", type=int, default=Msa.index_dim, help="channels of the Index Branch; default: "
+                        "%(default)s")
+    parser.add_argument("--records", type=Path, metavar="FOLDER", help="what was measured is shown beside it: records "
+                        "of bench/, as data/bench has them")
+    parser.add_argument("--json", action="store_true", help="the answer as JSON")
+    options = parser.parse_args(arguments)
+    return ended(lambda: work(options), options)
