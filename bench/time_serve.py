@@ -19,6 +19,7 @@ cache, or decode, the next token behind a cache that holds the context (random k
   msa-compiled        decode: of fixed capacity, torch.compile(fullgraph=True, mode="reduce-overhead")
   msa-replayed        as static-replayed
   msa-autotune        likewise with mode="max-autotune"
+  msa-int8-*          with index queries and keys in int8
 generate: tokens a second of generate() itself: dynamic, static (dense), msa, msa-static.
 
 ms: median of steps between two synchronisations; flow_ms: of steps that follow each other without one, a step.
@@ -76,6 +77,9 @@ small-30/decode/8K/1: msa-replayed flash-graph static-replayed msa flash msa-com
 8b-4/decode/32K/8: msa-replayed flash-graph msa
 8b-4/generate/8K/1: dynamic msa static msa-static
 8b-4/decode/8K/1: msa-autotune
+8b-4/decode/128K/1: msa-int8-replayed
+8b-4/decode/1M/1: msa-int8-replayed
+8b-4/prefill/128K/1: msa-int8-compiled
 qwen-24/decode/32K/1: msa-compiled static-compiled flash flash-graph
 """
 
@@ -135,12 +139,12 @@ def make_model(name: str, context: int):
         torch.set_default_dtype(torch.float32)
 
 
-def use_msa(model, block: int):
+def use_msa(model, block: int, index_keys: str | None):
     rule, options = Rule(block, TOP_K), Namespace(**vars(OPTIONS) | {"attention": "msa"})
     forms = attentions.forms_of(model, attentions.trainable(model, options)[-1], options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / fitted.TRAINED).write_bytes(fitted.packed(forms, vars(rule), folder))
-        mt.configure(model, indexer=folder)
+        mt.configure(model, indexer=folder, index_keys=index_keys)
     model.set_attn_implementation(mt.NAME)
 
 
@@ -178,7 +182,11 @@ def filled(model, cache, context: int, batch: int):
                 layer.seen = context
                 layer.grow(context)
             for name in ("keys", "values", "index_keys"):
-                getattr(layer, name)[:, :context].normal_()
+                pool = getattr(layer, name)[:, :context]
+                if pool.is_floating_point():
+                    pool.normal_()
+                else:
+                    pool.random_(-127, 128)
         if rows.fixed:
             rows.at = None
             rows.seen.fill_(context)
@@ -275,7 +283,7 @@ def measure(name: str, profile: Path | None) -> dict:
         torch.cuda.reset_peak_memory_stats()
     model = make_model(shape, context)
     if sparse:
-        use_msa(model, block)
+        use_msa(model, block, "int8" if "int8" in arm else None)
     else:
         model.set_attn_implementation("sdpa")
     kernel = BACKENDS.get(arm.split("-")[0])

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from .selectors import Rule
 class IndexBranch:
     """Of one layer. Projections, rows are outputs: w_q [Hkv * didx, d_model], w_k [didx, d_model];
     norm_q, norm_k [didx] or None; RoPE's frequencies [rotary_dim / 2] float64. layer: whose hidden
-    states it reads."""
+    states it reads. int8: its queries and keys are int8."""
 
     layer: int
     groups: int
@@ -29,26 +30,48 @@ class IndexBranch:
     norm_q: Tensor | None
     norm_k: Tensor | None
     frequencies: Tensor
+    int8: bool = False
     rope: tuple = field(init=False, compare=False, repr=False)  # the frequencies on the host
+    key_scale: float = field(init=False, compare=False, repr=False)
     _joined: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self):
         self.rope = tuple(self.frequencies.tolist())
+        # The root of the mean square of a key is 1 before its norm's weights; a turn leaves pairs as long as they are.
+        self.key_scale = 127 / (math.sqrt(self.width) * float(self.norm_k.abs().max())) if self.int8 else 1.0
 
     def to(self, device) -> IndexBranch:
         tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
         return IndexBranch(self.layer, self.groups, *(None if tensor is None else tensor.to(device)
-                                                      for tensor in tensors))
+                                                      for tensor in tensors), self.int8)
+
+    def in_int8(self) -> IndexBranch:
+        """InputError where keys may be of any size."""
+        if self.norm_k is None:
+            raise InputError(f"layer {self.layer}: its Index Branch has no norm, so its keys may be of any size; int8 "
+                             "needs one scale for all of them")
+        return replace(self, int8=True)
 
     def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """index_q [..., Hkv, didx] and index_k [..., didx], float32, of the hidden states x [..., d_model]. turns:
-        nn.rotation of their positions by the frequencies, float32. On a GPU the projection is of the type of x."""
+        """index_q [..., Hkv, didx] and index_k [..., didx], float32 or int8, of the hidden states x [..., d_model].
+        turns: nn.rotation of their positions by the frequencies, float32. On a GPU the projection is of the type of x.
+
+        int8: a query's largest number becomes 127, and of keys the largest that any may have: which blocks a query
+        selects depends neither on its own scale nor on one that all keys share."""
         weight, norm = self.joined(x.dtype if x.is_cuda else torch.float32)
         heads = linear(x.to(weight.dtype), weight).float().unflatten(-1, (self.groups + 1, -1))
         if norm is not None:
             heads = rms_norm(heads, heads.shape[-1:], eps=fitted.EPSILON) * norm
         heads = turn(heads, *turns)
-        return heads[..., :-1, :], heads[..., -1, :]
+        index_q, index_k = heads[..., :-1, :], heads[..., -1, :]
+        if not self.int8:
+            return index_q, index_k
+        largest = index_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        return (index_q * (127 / largest)).round().to(torch.int8), (index_k * self.key_scale).round().to(torch.int8)
+
+    def stored(self, heads: Tensor, dtype) -> Tensor:
+        """Queries or keys that it gave, of dtype, but for those in int8."""
+        return heads if self.int8 else heads.to(dtype)
 
     @property
     def width(self) -> int:

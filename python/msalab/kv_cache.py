@@ -260,15 +260,15 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         # The kernels of the CPU take float32 alone.
         self.kept = torch.float32 if self.device.type == "cpu" else self.dtype
         for name, states in (("keys", key_states), ("values", value_states)):
-            setattr(self, name, self._pool(states.shape[1], states.shape[3], key_states.shape[2]))
+            setattr(self, name, self._pool(self.kept, states.shape[1], states.shape[3], key_states.shape[2]))
         self.is_initialized = True
 
-    def _pool(self, *shape) -> Tensor:
+    def _pool(self, dtype, *shape) -> Tensor:
         """Zeros [rows, capacity, heads, width] for so many tokens, the last of `shape`."""
         *shape, tokens = shape
         capacity = self.rows.capacity if self.rows.fixed else tokens + tokens // GROWTH
         capacity = max(-(-capacity // self.rows.unit), 1) * self.rows.unit
-        return stays(torch.zeros((self.rows.count, capacity, *shape), dtype=self.kept, device=self.device))
+        return stays(torch.zeros((self.rows.count, capacity, *shape), dtype=dtype, device=self.device))
 
     def _all(self):
         return [name for name in ("keys", "values", "index_keys") if getattr(self, name) is not None]
@@ -278,7 +278,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         for name in self._all():
             old = getattr(self, name)
             if tokens > old.shape[1]:
-                new = self._pool(*old.shape[2:], tokens)
+                new = self._pool(old.dtype, *old.shape[2:], tokens)
                 new[:, :old.shape[1]] = old
                 setattr(self, name, new)
 
@@ -293,12 +293,12 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         self.rows.start(len(key_states), key_states.device)
         return key_states, value_states
 
-    def step(self, width: int | None, new: int):
-        """Begins to take in `new` tokens: their index keys of `width` channels get a place. Returns the lengths of the
+    def step(self, branch, new: int):
+        """Begins to take in `new` tokens: their index keys of the Index Branch get a place. Returns the lengths of the
         rows with them, on the device, and on the host, or None."""
         rows = self.rows
-        if width is not None and self.index_keys is None:
-            self.index_keys = self._pool(width, new)
+        if branch is not None and self.index_keys is None:
+            self.index_keys = self._pool(torch.int8 if branch.int8 else self.kept, branch.width, new)
         if rows.fixed:
             if self.leads:
                 rows.known = self._known(new)

@@ -270,7 +270,7 @@ class Plan:
 
 
 def configure(model, selector=None, block_size=None, top_k=None, indexer=None, dense_layers=(), *,
-              forced_first=None, forced_local=None, advice=None, observe=None) -> list[int]:
+              forced_first=None, forced_local=None, advice=None, observe=None, index_keys=None) -> list[int]:
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
@@ -283,6 +283,7 @@ def configure(model, selector=None, block_size=None, top_k=None, indexer=None, d
     dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
     to it. observe(layer, ids): is told the blocks [n, Hkv, k] that the n queries of all rows
     attend to, and for a dense layer None.
+    index_keys: "int8", how an Index Branch, and with it a cache, has its keys; None: as the model has its own.
     Returns the layers that select. InputError where a layer cannot."""
     parts = {"block_size": block_size, "top_k": top_k, "forced_first": forced_first,
              "forced_local": forced_local}
@@ -293,7 +294,8 @@ def configure(model, selector=None, block_size=None, top_k=None, indexer=None, d
         _require(not given, f"{', '.join(given)} is given, and so is advice, which says it for each "
                  "layer")
         how = advice if isinstance(advice, dict) else advices.read(advice)
-    made = plan(model, how, indexer, dense_layers, observe)
+    _require(index_keys in (None, "int8"), f"index_keys is {index_keys!r}, must be 'int8' or None")
+    made = plan(model, how, indexer, dense_layers, observe, index_keys)
     made.apply()
     return made.sparse
 
@@ -309,7 +311,7 @@ def choice(selector, indexer, **parts) -> Choice:
                                              if value is not None}))
 
 
-def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan:
+def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_keys=None) -> Plan:
     """What configure() would apply. how: of every layer, or of each one."""
     modules, windows = attention_modules(model)
     dense = set(dense_layers)
@@ -330,6 +332,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan
                    if getattr(modules[number], "indexer", None)}
         _require(choices, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
     branches = _branches(choices, indexer)
+    _require(index_keys is None or branches, "index_keys is said, but no layer selects by a fitted Index Branch")
     layers = {}
     numbered = {}
     for number, module in sorted(modules.items()):
@@ -339,6 +342,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None) -> Plan
         if branch is not None:
             _check_fit(branch, module, number)
             if branch.layer == number:
+                branch = branch if index_keys is None else branch.in_int8()
                 layer.branch = branch.to(next(module.parameters()).device)
             else:
                 layer.source = numbered[branch.layer]
@@ -538,9 +542,10 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
         kept.prefetch()
     q, k, v = (heads.transpose(1, 2).to(kept.kept) for heads in (query, key, value))
     branch, index_q, index_k = layer.branch, None, None
-    lengths, known = kept.step(None if branch is None else branch.width, new)
+    lengths, known = kept.step(branch, new)
     if branch is not None:
-        index_q, index_k = (heads.to(kept.kept) for heads in branch(x, rows.turned(branch.rope, branch.frequencies)))
+        index_q, index_k = (branch.stored(heads, kept.kept) for heads in branch(x, rows.turned(
+            branch.rope, branch.frequencies)))
     kept.write(k, v, index_k, lengths, known)
     where = (rows.table, lengths)
     if branch is not None:
@@ -667,7 +672,7 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     tokens, new, spans = mask.keys, x.shape[1], mask.rows
     begins = tuple(span[0] for span in spans)
     index_q, index_k = layer.branch(x, _turns_of(layer.branch, mask, new, x.device))
-    index_k = index_k.to(element)
+    index_q, index_k = (layer.branch.stored(heads, element) for heads in (index_q, index_k))
     as_left = call.is_as_left and begins == held.begins
     marks = None if call.cache is None else torch.cat(
         [held.marks, *_marks(key, tokens - new, tokens)] if as_left
@@ -679,7 +684,7 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
         layer.held[call.cache] = Held(index_k, marks, begins, weakref.ref(key), _version(key))
     rule = layer.rule
     return m.index_select(
-        _packed(index_q, mask, 2, element), _packed(index_k, mask, 0, element), rule.top_k,
+        _packed(index_q, mask, 2, index_q.dtype), _packed(index_k, mask, 0, index_k.dtype), rule.top_k,
         block_size=rule.block_size, force_begin_blocks=rule.forced_first,
         force_end_blocks=rule.forced_local, **lengths)
 

@@ -181,6 +181,74 @@ def test_generates_what_no_cache_generates(indexer, way, kind):
 
 
 @pytest.mark.parametrize("kind", CACHES)
+def test_int8_index_keys_select_the_reference_s_blocks(indexer, kind):
+    """Queries and keys as they were stored, whose products are exact integers."""
+    model, ids, seen, stored = model_of(), tokens_of(rows=2), [], []
+    configured(indexer, model=model, index_keys="int8", observe=lambda layer, ids: seen.append((layer, ids)))
+    branch = mt.layers_of(model)[0].branch
+    compute = branch.__class__.__call__
+
+    def keeping(self, *of):
+        found = compute(self, *of)
+        if self is branch:
+            stored.append(found)
+        return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(branch), "__call__", keeping)
+        cache = mt.Cache(model, max_cache_len=None if kind == "growing" else PROMPT)
+        after(model, cache, ids[:, :-9])
+        after(model, cache, ids[:, -9:])
+    pool = cache.layers[0].index_keys[:, :PROMPT]
+    assert pool.dtype == torch.int8 and pool.equal(torch.cat([k for _, k in stored], 1))
+    assert pool.abs().max() > 127 / 4 and all(q.abs().amax(-1).eq(127).all() for q, _ in stored)
+    found = [ids.unflatten(0, (2, -1)) for layer, ids in seen if layer == 0]
+    best = torch.cat(found, 1).sort(-1).values.cpu()
+    scores = torch.einsum("nqhd,nkd->nqhk", torch.cat([q for q, _ in stored], 1).cpu().double(), pool.cpu().double())
+    visible = torch.arange(PROMPT)[:, None] >= torch.arange(PROMPT)
+    scores = scores.masked_fill(~visible[None, :, None], -torch.inf)
+    scores = torch.nn.functional.pad(scores, (0, -PROMPT % BLOCK), value=-torch.inf).unflatten(3, (-1, BLOCK)).amax(-1)
+    number = torch.arange(scores.shape[-1])
+    scores = scores - 1e-3 * number  # of equal integers the lower one
+    scores[:, torch.arange(PROMPT), :, torch.arange(PROMPT) // BLOCK] = torch.inf
+    top = scores.topk(3)
+    expected = torch.where(top.values == -torch.inf, -1, top.indices).sort(-1).values
+    assert torch.equal(best, expected.to(best.dtype))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_int8_index_keys_generate_what_no_cache_generates(indexer, kind):
+    model, ids = configured(indexer, index_keys="int8"), tokens_of(rows=2)
+    mask = torch.ones_like(ids)
+    mask[0, :29] = 0
+    for how in ({}, {"prefill_chunk_size": BLOCK - 3}):
+        found = model.generate(ids, attention_mask=mask, **GREEDY, **CACHES[kind], **how, return_dict_in_generate=True)
+        assert found.past_key_values.layers[0].index_keys.dtype == torch.int8
+        assert_best(model, found.sequences, mask)
+    cache = transformers.DynamicCache(config=model.config)
+    assert_best(model, model.generate(ids, **{CACHE: cache}, **GREEDY))
+
+
+def test_int8_index_keys_compile(indexer):
+    model, ids = configured(indexer, index_keys="int8"), tokens_of(PROMPT, rows=2)
+    cache = mt.Cache(model, max_cache_len=PROMPT)
+    after(model, cache, ids[:, :-9])
+    call = torch.compile(model, fullgraph=True, dynamic=False, **MODE)
+    steps = [after(model, cache, ids[:, at:at + 1], call).clone() for at in range(PROMPT - 9, PROMPT)]
+    assert_close(torch.cat(steps, 1), logits_of(model, ids)[:, -9:])
+
+
+def test_int8_index_keys_select_nearly_what_others_do(indexer):
+    """Rounding to 1 of 127 changes few blocks; a key that is another token's, many."""
+    chosen, ids = {}, tokens_of()
+    for name in (None, "int8"):
+        configured(indexer, model=(model := model_of()), index_keys=name,
+                   observe=lambda layer, found, name=name: chosen.setdefault(name, found) if layer == 0 else None)
+        logits_of(model, ids)
+    same = (chosen[None] == chosen["int8"]).float().mean()
+    assert 0.9 < same < 1, same
+
+
+@pytest.mark.parametrize("kind", CACHES)
 def test_beams_are_those_of_no_cache(indexer, kind):
     model, ids = configured(indexer), tokens_of(rows=2)
     options = GREEDY | {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True}
@@ -322,8 +390,9 @@ def test_layers_that_share_an_index_branch_and_dense_ones(tmp_path):
 def test_a_stale_index_key_is_seen(indexer):
     """What these tests are worth: an index key that is not the token's, and one key of K, this in bfloat16, too."""
     ids = tokens_of()
-    for wrong, dtype in (("index_keys", FULL), ("keys", FULL), ("keys", HALF)):
-        model = configured(indexer, EVERY if dtype is HALF else 3, model_of(dtype=dtype))
+    for wrong, dtype, stored in (("index_keys", FULL, None), ("index_keys", FULL, "int8"), ("keys", FULL, None),
+                                 ("keys", HALF, None)):
+        model = configured(indexer, EVERY if dtype is HALF else 3, model_of(dtype=dtype), index_keys=stored)
         own, cache = logits_of(model, ids)[:, -8:], cached(model, ids[:, :-8])
         exact = exact_logits(model, ids)[:, -8:] if dtype is HALF else None
         pool = getattr(cache.layers[0], wrong)
@@ -356,6 +425,11 @@ def test_what_a_cache_cannot_do_is_refused(indexer):
     refused("asked to remove 9999 tokens", lambda: cached(model, ids).crop(-9999))
     refused("under torch.no_grad", lambda: model(ids, **{CACHE: mt.Cache(model)}))
     refused("has not been told", lambda: mt.Cache(model_of()))
+    refused("index_keys is 'int4', must be 'int8' or None", lambda: configured(indexer, index_keys="int4"))
+    refused("no layer selects by a fitted Index Branch", lambda: mt.configure(model, "mean-key", index_keys="int8"))
+    bare = make_indexer(indexer.with_name("bare.h5"), range(LAYERS), groups=GROUPS, dim=WIDTH,
+                        model_dim=SIZES["hidden_size"], norm=False)
+    refused("layer 0: its Index Branch has no norm", lambda: configured(bare, index_keys="int8"))
     mt.configure(model, "mean-key", block_size=BLOCK, top_k=3)
     refused("no layer selects by an Index Branch", lambda: mt.Cache(model))
     if GPU:
