@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Algorithm 1 of the paper (alg:msa-train) as a module to drop into a training script."""
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,11 @@ def plain_frequencies(rotary_dim: int, theta: float, device=None) -> Tensor:
     return theta ** (-2 * channels / max(rotary_dim, 1))
 
 
+@functools.cache
+def frequencies_of(values: tuple, device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
 class IndexBranch(nn.Module):
     """index_q [N, groups, index_dim] and index_k [N, 1, index_dim] of x [N, dim] at positions [N]
     (eq:msa-index-proj). frequencies: of RoPE, [rotary_dim / 2] float64."""
@@ -56,12 +63,23 @@ class IndexBranch(nn.Module):
         self.q_norm = RMSNorm(index_dim) if norm else nn.Identity()
         self.k_norm = RMSNorm(index_dim) if norm else nn.Identity()
 
+    @property
+    def frequencies(self) -> Tensor:
+        return self.frequency_bits.view(torch.float64)
+
     def forward(self, x: Tensor, positions: Tensor):
-        frequencies = self.frequency_bits.view(torch.float64)
-        q, k = (norm(projection(x).unflatten(1, (-1, self.index_dim)))
-                for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
-        turns = rotation(positions, frequencies, q.dtype)
-        return turn(q, *turns), turn(k, *turns)
+        return self.turned(x, rotation(positions, self.frequencies, torch.promote_types(x.dtype, torch.float32)))
+
+    def turned(self, x: Tensor, turns: tuple[Tensor, Tensor]):
+        """Of x at the positions of which `turns` is the rotation() by the frequencies: one product, and what follows
+        in the type of `turns`, as it is served (indexer.IndexBranch)."""
+        made = nn.functional.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight]))
+        heads = made.unflatten(1, (-1, self.index_dim)).to(turns[0].dtype)
+        if isinstance(self.q_norm, RMSNorm):
+            weights = torch.cat([self.q_norm.weight.expand(heads.shape[1] - 1, -1), self.k_norm.weight[None]])
+            heads = nn.functional.rms_norm(heads, heads.shape[-1:], eps=EPSILON) * weights
+        heads = turn(heads, *turns).to(made.dtype)
+        return heads[:, :-1].contiguous(), heads[:, -1:].contiguous()
 
 
 def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, rule: Rule, cu,

@@ -34,7 +34,7 @@ from . import kv_cache, operations, selectors
 from . import torch as m
 from .capture.decoder import decoder_of, number_attention
 from .capture.other_kinds import other_kind
-from .nn import rotation
+from .nn import frequencies_of, rotation
 from .operations import InputError
 from .selectors import Choice, Rule
 
@@ -697,22 +697,20 @@ def _begins(mask: Spans, device) -> Tensor:
 def _turns_of(branch, mask: Spans, new: int, device) -> tuple:
     """Of the `new` last tokens of the rows, as nn.turn takes them."""
     if torch.compiler.is_compiling():
-        return _turns(mask, branch.frequencies, new, device)
+        at = branch.rope, new
+        if at not in mask.made:
+            mask.made[at] = _turns(mask, branch.frequencies, new, device)
+        return mask.made[at]
     return mask.once(_known_turns, branch.rope, new, device)
 
 
 def _known_turns(mask: Spans, rope: tuple, new: int, device):
-    return _turns(mask, _frequencies(rope, device), new, device)
+    return _turns(mask, frequencies_of(rope, device), new, device)
 
 
 def _turns(mask: Spans, frequencies: Tensor, new: int, device):
     positions = torch.arange(mask.keys - new, mask.keys, device=device) - mask.once(_begins, device)
     return rotation(positions.clamp(min=0), frequencies, torch.float32)
-
-
-@functools.cache
-def _frequencies(rope: tuple, device) -> Tensor:
-    return torch.tensor(rope, dtype=torch.float64, device=device)
 
 
 def _marks(key: Tensor, first: int, end: int) -> list[Tensor]:

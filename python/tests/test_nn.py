@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msalab._msalab")
 h5py = pytest.importorskip("h5py")
 
-from msalab.nn import MSAttention  # noqa: E402
+from msalab.nn import IndexBranch, MSAttention, plain_frequencies, rotation, turn  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 ARMS = ["full", "full_sink", "msa", "msa_warmup", "msa_full_support", "msa_sink", "lm_signal",
@@ -87,3 +87,23 @@ def test_refuses_sizes_by_name():
         module(torch.zeros(3, 8))
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2\], must end with 3, the rows of x"):
         module(torch.zeros(3, 16), [0, 2])
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_one_product_gives_what_two_give(norm):
+    """In double precision, with the gradients of its weights."""
+    torch.manual_seed(0)
+    branch = IndexBranch(24, 3, 8, plain_frequencies(6, 1e4), norm).double()
+    for weight in branch.parameters():
+        torch.nn.init.normal_(weight)
+    x, positions = torch.randn(11, 24, dtype=torch.float64), torch.arange(11)
+    turns = rotation(positions, branch.frequencies, torch.float64)
+    expected = [turn(norm(projection(x).unflatten(1, (-1, 8))), *turns) for projection, norm in (
+        (branch.q_proj, branch.q_norm), (branch.k_proj, branch.k_norm))]
+    found = branch(x, positions)
+    along = [torch.randn_like(one) for one in expected]
+    weights = list(branch.parameters())
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+    own, other = (torch.autograd.grad([(a * b).sum() for a, b in zip(of, along)], weights) for of in (found, expected))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(own, other))

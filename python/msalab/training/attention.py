@@ -21,7 +21,7 @@ from ..capture.decoder import decoder_layers, decoder_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
-from ..nn import IndexBranch, select_and_attend
+from ..nn import IndexBranch, frequencies_of, rotation, select_and_attend
 from ..operations import InputError
 from ..transformers import attention_modules
 
@@ -37,7 +37,7 @@ class Attention:
     """The attention of all layers. kind: one of KINDS. dense: the layers that attend to everything. warming: only the
     Index Branches learn, beside full attention. keeps: activations within a layer are kept; otherwise they are
     computed again. The other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the
-    CPU, positions [N], and, where `measured` is a list, its measures (name, layer, value)."""
+    CPU, and, where `measured` is a list, its measures (name, layer, value)."""
 
     kind: str
     rule: selectors.Rule
@@ -48,14 +48,18 @@ class Attention:
     layers: list[Layer] = field(default_factory=list)
     cu: list = field(default_factory=list)
     ends: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
     measured: list | None = None
 
     def begin(self, cu, positions, measure: bool):
-        self.cu, self.ends, self.positions = cu, torch.tensor(cu), positions
+        """positions [N], None where there is no micro-batch."""
+        self.cu, self.ends, turns = cu, torch.tensor(cu), {}
         self.measured = [] if measure else None
         for layer in self.layers:
-            layer.kl = None
+            layer.kl = layer.turns = None
+            if layer.rope is not None and positions is not None:
+                if layer.rope not in turns:  # once for all layers of these frequencies
+                    turns[layer.rope] = rotation(positions, frequencies_of(layer.rope, positions.device), torch.float32)
+                layer.turns = turns[layer.rope]
 
     @property
     def kl(self) -> dict:
@@ -78,9 +82,8 @@ class Attention:
         x, layer.x = layer.x, None
         with torch.enable_grad():  # in the warm-up, of this alone
             # Without its hooks, which are FSDP2's: the learner has gathered its weights.
-            index_q, index_k = module.indexer.forward(x.detach() if self.detach or self.warming else x,
-                                                      self.positions)
-            index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype).contiguous()
+            index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns)
+            index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype)
             heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
                                                sparse=not self.warming, **given)
         if layer.kl is None:  # a layer runs again where its activations were not kept
@@ -119,13 +122,16 @@ class Attention:
 @dataclass
 class Layer:
     """One that attends so. selects: by an Index Branch or a selector; window: tokens that it sees, None where all are
-    seen; x: its input, until it attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which
+    seen; rope: frequencies of its Index Branch; turns: nn.rotation of the micro-batch by them; x: its input, until it
+    attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which
     do not read its number."""
 
     number: int
     attention: Attention
     selects: bool
     window: int | None = None
+    rope: tuple | None = None
+    turns: tuple | None = None
     x: torch.Tensor | None = None
     kl: torch.Tensor | None = None
 
@@ -225,6 +231,7 @@ def attach(modules, windows, model, attention: Attention, branches: dict[int, In
         object.__setattr__(module, _ATTRIBUTE, layer)
         if number in branches:
             module.indexer = branches[number]
+            layer.rope = tuple(branches[number].frequencies.tolist())
             module.register_forward_pre_hook(_keep_input, with_kwargs=True)
     for part in _carriers(model, modules):
         part.forward = _by_document(part.forward, attention)
