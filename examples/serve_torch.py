@@ -11,22 +11,25 @@ tokens with drafts behind them that the same pass verifies. Requests with a comm
 pages, and pages of finished requests are used again. At the end a reference without a cache judges
 every new token (judge()): MSA on packed keys, or the model's own attention where all blocks fit into k.
 
-On a GPU the model is in bfloat16, and a step in which all requests decode is a CUDA graph, captured
-once: lengths and pages are read there. --dense serves the same requests once more by PyTorch's SDPA, for
-the tokens a second of both. SDPA takes no pages, so every call copies the keys of its sequence first.
-Its decode steps are a graph, too. Both rates are those of a second pass: the first one loads kernels.
+On a GPU the model is in bfloat16, its layers are compiled, once for all of them and all lengths, and a
+step in which all requests decode is a CUDA graph, captured once: lengths and pages are read there.
+--dense serves the same requests once more by PyTorch's SDPA, for the tokens a second of both. SDPA takes
+no pages, so every call copies the keys of its sequence first. It is compiled and replayed likewise. Both
+rates are those of a second pass: the first one compiles and loads kernels.
 
 The Index Branch stands in for a fitted one: of a group's queries the sum, of all groups' keys the sum.
 """
 
 import argparse
 import contextlib
+import functools
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
 import torch
 import transformers
+from torch import Tensor
 from transformers.modeling_utils import AttentionInterface
 
 import msalab.torch as msa
@@ -51,6 +54,8 @@ class Request:
     tokens: list = field(default_factory=list)  # the prompt's, then new ones
     cached: int = 0  # of the tokens, those whose keys are in the pages
     pages: list = field(default_factory=list)
+    places: dict = field(default_factory=dict)  # token -> where it stood last, of the first `looked_up`
+    looked_up: int = 0
 
     @property
     def done(self):
@@ -79,38 +84,39 @@ class Pool:
 
 
 class PagedKeys:
-    """The cache: of each layer K and V in one pool, and index keys in another. On a CPU unused rows are
-    NaN here, to show that nobody reads them."""
+    """The cache: of each layer K and V in one pool, and index keys in another, where its attention finds
+    them. On a CPU unused rows are NaN here, to show that nobody reads them."""
     unused = torch.nan
 
-    def __init__(self, config, pages, at):
+    def __init__(self, model, pages, at):
         def pool(*shape):
             unused = self.unused if at.device == "cpu" else 0
             return torch.full((pages, *shape), unused, dtype=at.dtype, device=at.device)
-        heads, self.block = (config.num_key_value_heads, config.head_dim), at.block
-        self.kv = [pool(2, at.page, *heads) for _ in range(config.num_hidden_layers)]
-        self.index = [pool(at.page, config.head_dim) for _ in self.kv]
+        config = model.config
+        for layer in model.model.layers:
+            layer.self_attn.pools = (pool(2, at.page, config.num_key_value_heads, config.head_dim),
+                                     pool(at.page, config.head_dim))
 
-    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
-        keys, values = self.kv[layer].unbind(1)
-        for pool, rows in ((keys, k), (values, v), (self.index[layer], index_k)):
+    @staticmethod
+    def attend(q, k, v, index_q, index_k, kv, index, table, used, ends, top_k, block):
+        where = lengths(table, used, ends, kv)
+        for pool, rows in ((kv[:, 0], k), (kv[:, 1], v), (index, index_k)):
             msa.append(pool, rows, **where)
-        ids = msa.msa_index_select(index_q, self.index[layer], top_k, block_size=self.block, **where)
-        return msa.msa_sparse_attention(q, keys, values, ids, block_size=self.block, **where)
+        ids = msa.msa_index_select(index_q, index, top_k, block_size=block, **where)
+        return msa.msa_sparse_attention(q, kv[:, 0], kv[:, 1], ids, block_size=block, **where)
 
 
 class DensePages(PagedKeys):
     """The same pages. SDPA reads a copy of all keys that the row of the table has room for."""
     unused = 0  # which a weight of 0 does not hide
 
-    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
-        pools = self.kv[layer].unbind(1)
-        for pool, rows in zip(pools, (k, v)):
+    @staticmethod
+    def attend(q, k, v, index_q, index_k, kv, index, table, used, ends, top_k, block):
+        where, cu, out = lengths(table, used, ends, kv), ends.tolist(), []
+        for pool, rows in zip(kv.unbind(1), (k, v)):
             msa.append(pool, rows, **where)
-        cu, out = where["cu_seqlens_q"], []
-        used = torch.as_tensor(where["seqused_k"], device=q.device)
-        for row, tokens, begin, end in zip(where["page_table"], used, cu, cu[1:]):
-            keys, values = (pool[row.clamp(min=0)].flatten(0, 1).transpose(0, 1) for pool in pools)
+        for row, tokens, begin, end in zip(table, used, cu, cu[1:]):
+            keys, values = (pool[row.clamp(min=0)].flatten(0, 1).transpose(0, 1) for pool in kv.unbind(1))
             at = tokens - end + torch.arange(begin, end, device=q.device)[:, None]
             seen = torch.arange(keys.shape[1], device=q.device) <= at
             out.append(torch.nn.functional.scaled_dot_product_attention(
@@ -119,39 +125,65 @@ class DensePages(PagedKeys):
         return torch.cat(out)
 
 
-class PackedKeys:
-    """The same without a cache: all tokens of one sequence at once. MSA takes no float64."""
+def lengths(table, used, ends, kv):
+    """Of pages, as operations take them: on a GPU `used` is read there, on the CPU here."""
+    where = {"page_table": table, "cu_seqlens_q": ends.tolist()}
+    if used.is_cuda:
+        return where | {"seqused_k": used, "max_seqlen_k": table.shape[1] * kv.shape[2]}
+    return where | {"seqused_k": used.tolist()}
 
-    def __init__(self, at):
-        self.block = at.block
 
-    def attend(self, layer, q, k, v, index_q, index_k, top_k, where):
-        dtype = q.dtype
-        if dtype == torch.float64:
-            q, k, v, index_q, index_k = (each.float() for each in (q, k, v, index_q, index_k))
-        ids = msa.msa_index_select(index_q, index_k, top_k, block_size=self.block)
-        return msa.msa_sparse_attention(q, k, v, ids, block_size=self.block).to(dtype)
+def operator(cache):
+    """cache.attend as an operator, which compilers do not look into."""
+    def attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, kv: Tensor, index: Tensor,
+               table: Tensor, used: Tensor, ends: Tensor, top_k: int, block: int) -> Tensor:
+        return cache.attend(q, k, v, index_q, index_k, kv, index, table, used, ends, top_k, block)
+    made = torch.library.custom_op(f"serve::{cache.__name__}", attend, mutates_args=("kv", "index"))
+    made.register_fake(lambda q, *_: q.new_empty(q.shape))
+    return made
+
+
+OPERATORS = {cache: operator(cache) for cache in (PagedKeys, DensePages)}
+
+
+def packed(q, k, v, index_q, index_k, kv, index, top_k, block):
+    """Without a cache: all tokens of one sequence at once. MSA takes no float64."""
+    dtype = q.dtype
+    if dtype == torch.float64:
+        q, k, v, index_q, index_k = (each.float() for each in (q, k, v, index_q, index_k))
+    ids = msa.msa_index_select(index_q, index_k, top_k, block_size=block)
+    return msa.msa_sparse_attention(q, k, v, ids, block_size=block).to(dtype)
 
 
 def attention(module, query, key, value, _mask, msalab_step=None, **_options):
     """What transformers calls in every layer: [1, heads, tokens, dh], all requests on one axis."""
-    cache, top_k, where = msalab_step
+    attend, *where = msalab_step
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     index_q = q.unflatten(1, (k.shape[1], -1)).sum(2)
-    out = cache.attend(module.layer_idx, q, k, v, index_q, k.sum(1), top_k, where)
-    return out[None], None
+    return attend(q, k, v, index_q, k.sum(1), *getattr(module, "pools", (None, None)), *where)[None], None
 
 
 AttentionInterface.register("msalab_paged", attention)  # without a mask of its own
 
 
 @contextlib.contextmanager
-def paged(model):
-    """The model attends by attention() within this context."""
+def paged(model, compiler=None):
+    """The model attends by attention() within this context, its layers compiled by compiler(forward)."""
     before = model.config._attn_implementation
     model.set_attn_implementation("msalab_paged")
-    yield
-    model.set_attn_implementation(before)
+    for layer in model.model.layers if compiler else ():
+        layer.forward = compiler(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in model.model.layers if compiler else ():
+            del layer.forward  # the class's own again
+        model.set_attn_implementation(before)
+
+
+def compiler_of(device):
+    """All layers share what is compiled, for any number of tokens and pages."""
+    return functools.partial(torch.compile, dynamic=True) if device == "cuda" else None
 
 
 @torch.no_grad()
@@ -165,39 +197,39 @@ def next_tokens(model, tokens, positions, step):
     return next_logits(model, tokens, positions, step).argmax(-1)
 
 
-def best_tokens(model, tokens, positions, step):
-    """The same of lists."""
-    on_device = (torch.tensor([list(each)], device=model.device) for each in (tokens, positions))
-    return next_tokens(model, *on_device, step).tolist()
-
-
 class Decode:
     """A step of `places` requests, each with its newest token and as many drafts as any, under one CUDA
-    graph. A place that nobody has is a sequence of length 0."""
+    graph. A place that nobody has is a sequence of length 0. What a step is told goes to the GPU in one
+    copy."""
 
-    def __init__(self, model, cache, top_k, places, drafts, pages, page):
-        def zeros(*shape, dtype=torch.int32):
-            return torch.zeros(shape, dtype=dtype, device=model.device)
+    def __init__(self, model, step, places, drafts, pages):
         each = 1 + drafts
-        self.tokens, self.positions = (zeros(1, places * each, dtype=torch.int64) for _ in range(2))
-        self.table, self.used = zeros(places, pages), zeros(places)
-        where = {"page_table": self.table, "seqused_k": self.used, "max_seqlen_k": pages * page,
-                 "cu_seqlens_q": list(range(0, places * each + 1, each))}
+        sizes = (places * each, places * each, places, places * pages)
+        self.host = torch.zeros(sum(sizes), dtype=torch.int64).pin_memory()
+        self.there = self.host.to(model.device)
+        self.tokens, self.positions, self.used, table = self.host.split(sizes)
+        self.table = table.view(places, pages)
+        tokens, positions, used, table = self.there.split(sizes)
+        ends = torch.arange(0, places * each + 1, each)
 
-        def step():
-            return next_tokens(model, self.tokens, self.positions, (cache, top_k, where))
+        def run():
+            return next_tokens(model, tokens[None], positions[None], step(
+                table.view(places, pages).int(), used.int(), ends))
         self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            step()  # loads kernels
+            for _ in range(3):
+                run()  # compiles and loads kernels
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, stream=stream):
-            self.best = step()
+            self.best = run()
 
-    def __call__(self, tokens, positions, table, used):
-        for to, values in ((self.tokens[0], tokens), (self.positions[0], positions),
-                           (self.used, used)):
-            to.zero_()[:len(values)] = torch.tensor(values, dtype=to.dtype)
-        self.table[:len(table), :table.shape[1]] = table
+    def __call__(self, tokens, positions, tables, used):
+        self.host.zero_()
+        for to, values in ((self.tokens, tokens), (self.positions, positions), (self.used, used)):
+            to[:len(values)] = torch.tensor(values)
+        for row, pages in zip(self.table, tables):
+            row[:len(pages)] = torch.tensor(pages)
+        self.there.copy_(self.host, non_blocking=True)
         self.graph.replay()
         return self.best[:len(tokens)].tolist()
 
@@ -207,14 +239,18 @@ class Engine:
 
     def __init__(self, model, pages, top_k, chunk, at=Place(), cache=PagedKeys, longest=None, drafts=4,
                  most_running=4):
-        self.model, self.top_k, self.chunk, self.drafts = model, top_k, chunk, drafts
-        self.cache, self.pool, self.page = cache(model.config, pages, at), Pool(pages), at.page
+        self.model, self.chunk, self.drafts = model, chunk, drafts
+        self.cache, self.pool, self.page = cache(model, pages, at), Pool(pages), at.page
+
+        def step(table, used, ends):
+            return OPERATORS[cache], table, used, ends, top_k, at.block
+        self.describe = step
         self.most_running, self.waiting, self.running = most_running, deque(), []
         self.steps = self.accepted = self.shared = self.replayed = 0
         self.decode = None
         if at.device == "cuda":
             each = pages if longest is None else min(pages, -(-(longest + drafts) // at.page))
-            self.decode = Decode(model, self.cache, top_k, most_running, drafts, each, at.page)
+            self.decode = Decode(model, step, most_running, drafts, each)
 
     def add(self, request):
         request.tokens = list(request.prompt)
@@ -235,12 +271,14 @@ class Engine:
         self.shared += len(request.pages)
         self.running.append(request)
 
-    def draft(self, tokens):
+    def draft(self, request):
         """What came after the last earlier place of the last token (prompt lookup)."""
-        for at in range(len(tokens) - 2, -1, -1):
-            if tokens[at] == tokens[-1]:
-                return tokens[at + 1:at + 1 + self.drafts]
-        return []
+        tokens = request.tokens
+        for at in range(request.looked_up, len(tokens) - 1):  # each token once in a request's life
+            request.places[tokens[at]] = at
+        request.looked_up = len(tokens) - 1
+        at = request.places.get(tokens[-1])
+        return [] if at is None else tokens[at + 1:at + 1 + self.drafts]
 
     def fits(self, request):
         """Whether there are pages for all tokens that it and the running requests may reach."""
@@ -259,7 +297,7 @@ class Engine:
         for request in self.running:
             new = request.tokens[request.cached:request.cached + self.chunk]
             decodes = request.cached + len(new) == len(request.tokens)
-            drafts = self.draft(request.tokens) if decodes else []
+            drafts = self.draft(request) if decodes else []
             if replays:  # as many drafts of each: the last token once more is as good as any
                 drafts = drafts + request.tokens[-1:] * (self.drafts - len(drafts))
             end = request.cached + len(new) + len(drafts)
@@ -270,15 +308,16 @@ class Engine:
             positions += range(request.cached, end)
             cu.append(len(tokens))
             used.append(end)
-        table = torch.full((len(batch), max(len(each.pages) for each in self.running)), -1,
-                           dtype=torch.int32)
-        for row, request in zip(table, self.running):
-            row[:len(request.pages)] = torch.tensor(request.pages)
+        tables = [request.pages for request in self.running]
         if replays:
-            best = self.decode(tokens, positions, table, used)
+            best = self.decode(tokens, positions, tables, used)
         else:
-            where = {"page_table": table.to(self.model.device), "seqused_k": used, "cu_seqlens_q": cu}
-            best = best_tokens(self.model, tokens, positions, (self.cache, self.top_k, where))
+            most = max(map(len, tables))
+            table, *given = (torch.tensor(each, dtype=dtype).to(self.model.device) for each, dtype in (
+                ([pages + [-1] * (most - len(pages)) for pages in tables], torch.int32),
+                ([tokens], torch.int64), ([positions], torch.int64)))
+            step = self.describe(table, torch.tensor(used, dtype=torch.int32), torch.tensor(cu))
+            best = next_tokens(self.model, *given, step).tolist()
         self.replayed += replays
         for (request, new, drafts, decodes), begin in zip(batch, cu):
             request.cached += new
@@ -409,15 +448,15 @@ def main(arguments=None):
             engine = None  # frees its pool
             requests = make_requests(model, o.requests, o.tokens, o.prompt)
             longest = max(len(request.prompt) + request.most for request in requests)
-            with paged(model):
+            with paged(model, compiler_of(at.device)):
                 engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest, most_running=o.running)
                 rate = engine.serve(requests)
-        engine.decode = engine.cache = None  # a graph reads weights where they lie now
+        engine.decode = None  # a graph reads weights where they lie now
         engines.append(engine)
         used = sum(-(-len(request.tokens) // at.page) for request in requests)
         everything = cache is DensePages or o.top_k * at.block >= longest
         with contextlib.nullcontext() if everything else paged(model):
-            verdict = judge(model, requests, (PackedKeys(at), o.top_k, None))
+            verdict = judge(model, requests, (packed, o.top_k, at.block))
         right = right and verdict.right
         print(f"{name}: {rate:.0f} new tokens a second, {o.requests} requests of up to {longest} tokens")
         print(f"  {engine.steps} steps, {engine.replayed} of them replays of a graph; "

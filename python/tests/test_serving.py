@@ -2,6 +2,7 @@
 """examples/serve_torch.py: requests that share a batch, pages and a prefix get the tokens that they get
 alone."""
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -45,6 +46,28 @@ def test_requests_get_the_tokens_of_generate(serve):
         serve.Engine(model, 17, 64, 32).serve([request for request, _ in requests])
     for request, tokens in requests:
         assert request.tokens == tokens
+
+
+def test_layers_share_what_is_compiled(serve, monkeypatch, capsys):
+    """Without a break, and with the tokens of the eager model; for one row and more, and for a page and more."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(serve, "compiler_of", lambda _: functools.partial(
+        torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
+    _, right = serve.main(["--requests", "3", "--tokens", "5", "--top-k", "3"])
+    assert right and "15 of 15 new tokens are the best of MSA" in capsys.readouterr().out
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # one row or more, one page or more
+
+
+@pytest.mark.parametrize("ended", [[5, 6, 7, 5, 9, 5], [1, 2, 3]])
+def test_drafts_are_what_came_after_the_last_earlier_place(serve, ended):
+    engine = serve.Engine(serve.tiny_model(16), 3, 2, 32, drafts=2)
+    request = serve.Request([], 0)
+    for token in ended:  # as it grows
+        request.tokens.append(token)
+        earlier = [at for at in range(len(request.tokens) - 1) if request.tokens[at] == token]
+        expected = request.tokens[earlier[-1] + 1:][:2] if earlier else []
+        assert engine.draft(request) == expected
 
 
 def test_dense_attention_serves_the_same_requests(serve, capsys):
