@@ -5,6 +5,7 @@ transformers and the compiled module. On a GPU, where there is one, in CUDA grap
 in float32, where all blocks are selected: with fewer, rounding decides between blocks that are about as good."""
 
 import copy
+import dataclasses
 import os
 import subprocess
 import sys
@@ -22,6 +23,8 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 from make_indexer import make_indexer  # noqa: E402
 from test_transformers import CACHE, cache_of  # noqa: E402
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import msalab  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
@@ -192,6 +195,11 @@ def test_int8_index_keys_select_the_reference_s_blocks(indexer, kind):
         found = compute(self, *of)
         if self is branch:
             stored.append(found)
+            (q, k), (q8, k8) = compute(dataclasses.replace(self, int8=False), *of), found
+            half = 0.501  # of a step; float32 rounds, too
+            assert (q8 * (q.abs().amax(-1, keepdim=True) / 127) - q).abs().le(
+                half * q.abs().amax(-1, keepdim=True) / 127).all()
+            assert (k8 / self.key_scale - k).abs().max() <= half / self.key_scale
         return found
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(branch), "__call__", keeping)
@@ -460,6 +468,55 @@ def test_a_second_thread_gets_the_same_tokens(indexer):
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_two_models_take_turns(indexer, how):
+    """Of unlike weights and selections, step by step, each with a cache of its own."""
+    models = {3: configured(indexer), 2: configured(indexer, 2, model_of(6))}
+    own, caches, calls, found = {}, {}, {}, {}
+    for top_k, model in models.items():
+        own[top_k], caches[top_k] = logits_of(model, tokens_of()), mt.Cache(model, max_cache_len=PROMPT)
+        calls[top_k] = torch.compile(model, fullgraph=True, dynamic=False, **MODE) if how == "compiled" else None
+        after(model, caches[top_k], tokens_of()[:, :-6])
+        found[top_k] = []
+    for at in range(PROMPT - 6, PROMPT):
+        for top_k, model in models.items():
+            found[top_k].append(after(model, caches[top_k], tokens_of()[:, at:at + 1], calls[top_k]).clone())
+    for top_k in models:
+        assert_close(torch.cat(found[top_k], 1), own[top_k][:, -6:])
+    with pytest.raises(AssertionError):
+        assert_close(torch.cat(found[2], 1), own[3][:, -6:])
+
+
+class _Counted(TorchDispatchMode):
+    """The operators called, and the most numbers that one of them was given a copy of."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.most = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.calls += 1
+        if isinstance(found, torch.Tensor) and not function.is_view:
+            self.most = max(self.most, found.numel())
+        return found
+
+
+@pytest.mark.parametrize("fixed", [None, 16 * PROMPT])
+def test_a_step_costs_the_same_at_every_length(indexer, fixed):
+    """As many operators, none of which makes a tensor of the cache's size; keys stay where they lie."""
+    model, counted, places = configured(indexer), {}, {}
+    for length in (PROMPT, 8 * PROMPT):
+        cache = cached(model, tokens_of(length), max_cache_len=fixed)
+        places[length] = [layer.keys.data_ptr() for layer in cache.layers]
+        after(model, cache, tokens_of(1))
+        with _Counted() as counted[length]:
+            after(model, cache, tokens_of(1))
+        assert places[length] == [layer.keys.data_ptr() for layer in cache.layers]
+    short, long = counted.values()
+    assert short.calls == long.calls and short.most == long.most < PROMPT * WIDTH
 
 
 def test_a_copy_of_a_model_makes_caches_of_its_own(indexer):
