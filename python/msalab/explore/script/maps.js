@@ -59,8 +59,8 @@ function buildMaps() {
 }
 
 function legend(kind) {
-  const key = (colour, text) => [" ", element("span", { className: "ms-key",
-    style: `background: rgb(${colour})` }), text];
+  const key = (colour, text) => [" ", element("span", { className: "ms-whole" }, element("span", { className: "ms-key",
+    style: `background: rgb(${colour})` }), text)];
   const look = colours();
   if (kind === "difference") {
     const isOracle = other() === oracle, [own, best] = alone();
