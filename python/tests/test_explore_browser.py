@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(ABSENT is not None, reason=ABSENT or "")
 
 READY = "document.getElementById('microscope')?.dataset.ready"
 TOKENS, BLOCK, CLICK = 384, 16, 0.05  # seconds that a click may take
+SHARES = """return [...document.querySelectorAll('tr[data-block]')].map(row =>
+    [row.dataset.verdict, parseFloat(row.cells[1].textContent)])"""
 TABLE = """return [...document.querySelectorAll('tr[data-block]')].map(row =>
     [+row.dataset.block, row.dataset.verdict, row.querySelector('td:last-child .ms-words').textContent])"""
 # Colour of a map in the middle of a query's cell and a block's; the image of the demo's 24 blocks is drawn whole.
@@ -70,6 +72,14 @@ def check_query(browser, files, query, group, selector="window", layer=3):
     for block, _, words in found:
         assert words == text_of(block)
     assert f"{selector} chose {len(chosen)} blocks" in browser.text(".ms-sentence")
+    shares = browser.run(SHARES)
+    order = [share for _, share in shares]
+    assert order == sorted(order, reverse=True)
+    said = [float(part) for part in re.findall(r"with ([\d.]+)", browser.text(".ms-sentence"))]
+    of = [("both", "wasted"), ("both", "missed"), ("missed",), ("wasted",)]  # in the sentence's order; rounded to 0.5 %
+    sums = [sum(share for verdict, share in shares if verdict in verdicts) for verdicts in of]
+    np.testing.assert_allclose(said, sums, atol=0.5 + 0.5 * len(shares))
+    assert sums[0] + sums[1] > 20
 
 
 def test_a_click_pins_a_query(browser, page, files):
@@ -132,6 +142,34 @@ def test_colours_say_which_blocks_are_chosen(browser, page, files):
 VIEW = "return new URLSearchParams(location.hash.slice(1)).get('view')"
 PAINTED = """return [...document.querySelectorAll('[data-map] canvas')].map(canvas =>
     canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.reduce((a, b) => (31 * a + b) | 0, 7))"""
+
+
+def test_a_typed_position_pins_a_query(browser, page, files):
+    browser.open(page + "#layer=3&group=1&selector=window", READY)
+    browser.run("document.querySelector('.ms-part-bar input[type=number]').focus()")
+    browser.type("317\ue007")
+    browser.wait("location.hash.includes('query=317')")
+    check_query(browser, files, 317, 1)
+
+
+# Tokens of the text that have a colour, and those that have the strongest one.
+COLOURED = """const alpha = one => +(one.style.background.match(/[\\d.]+(?=\\))/) ?? [0])[0];
+    const spans = [...document.querySelectorAll('.ms-text span')], most = Math.max(...spans.map(alpha));
+    return [0, most - 1e-9].map(least => spans.filter(one => alpha(one) > least).map(one => +one.dataset.token))"""
+
+
+def test_the_text_is_coloured_as_is_asked(browser, page, files):
+    with Results(files[0]) as results:
+        ids, position = results.ids("window", 3)[:][:, 1], results.queries(3).position
+    chosen = {token for block in ids[300] if block >= 0 for token in range(block * BLOCK, (block + 1) * BLOCK)}
+    browser.open(page + "#layer=3&group=1&query=300&selector=window&colour=query", READY)
+    assert set(browser.run(COLOURED)[0]) == chosen & set(range(TOKENS))
+    browser.run("const choice = document.querySelector('[aria-label=\"colour of the text\"]');"
+                "choice.value = 'blocks'; choice.dispatchEvent(new Event('change'))")
+    browser.wait("location.hash.includes('colour=blocks')")
+    often = [(ids[position // BLOCK >= block] == block).any(1).mean() for block in range(TOKENS // BLOCK)]
+    most = [block for block, share in enumerate(often) if share == max(often)]
+    assert set(browser.run(COLOURED)[1]) == {token for block in most for token in range(block * BLOCK, (block + 1) * BLOCK)}
 
 
 def test_a_pointer_zooms_all_maps_together(browser, page):
@@ -313,6 +351,8 @@ def test_128k_tokens_are_zoomed_in_50_milliseconds(browser, tmp_path):
     microscope, chosen, positions = made_up(131072, 128, 2048, ("oracle", "index"))
     browser.resize(1280)
     browser.open(write_page(microscope, tmp_path / "page.html").as_uri() + "#layer=0&selector=index", READY)
+    said = browser.text(".ms-part-sampled").replace("\u202f", " ")
+    assert "All 2 048 analysed queries are here, of 131 072 tokens" in said
     places = [(0.1, 0.2), (0.01, 0.9), (0.5, 0.8), (0.3, 0.31), (0.62, 0.97), (0.9, 0.5)]
     for name in ("oracle", "index"):
         width, height, colours = browser.run(PIXELS, name, places)
