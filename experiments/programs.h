@@ -11,15 +11,16 @@
 #include <vector>
 
 namespace msa::io {
+class ResultsReader;
 class UnitWriter;
-}
+}  // namespace msa::io
 
 namespace msa::experiments {
 
 namespace report {
 struct Shape;
 }
-struct Completed;
+struct RunAnswer;
 using Arguments = std::span<const std::string>;
 
 /// A program's name and question.
@@ -28,18 +29,17 @@ struct Named {
     const char* question;
 };
 
-#define MSA_PROGRAM(space, name, question, tables_of)                                      \
-    namespace space {                                                                      \
-    inline constexpr Named kProgram{name, question};                                       \
-    int run(Arguments args, std::ostream& out, std::ostream& err);                         \
-    /** The tables of its answer, without rows. */                                         \
-    std::vector<report::Shape> tables();                                                   \
-    /** Writes and prints what follows results.h5. Returns what comes nearest to the run's \
-        target if that is missed, else nothing. */                                         \
-    std::string complete(const Completed&);                                                \
-    /** Writes a layer's datasets from the files of its parts, in the order of queries:    \
-        their rows and sums are joined in that order. The activations are not needed. */   \
-    void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to);  \
+#define MSA_PROGRAM(space, name, question, tables_of)                                     \
+    namespace space {                                                                     \
+    inline constexpr Named kProgram{name, question};                                      \
+    int run(Arguments args, std::ostream& out, std::ostream& err);                        \
+    /** The tables of its answer, without rows. */                                        \
+    std::vector<report::Shape> tables();                                                  \
+    /** What it answers, from results.h5 or what becomes it. */                           \
+    RunAnswer answer(const io::ResultsReader& results);                                   \
+    /** Writes a layer's datasets from the files of its parts, in the order of queries:   \
+        their rows and sums are joined in that order. The activations are not needed. */  \
+    void join_layer(const std::vector<std::filesystem::path>& parts, io::UnitWriter& to); \
     }
 #include "experiments/programs.def"
 #undef MSA_PROGRAM

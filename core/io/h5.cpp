@@ -55,14 +55,6 @@ void check_write(herr_t status, const Place& place) {
     if (status < 0) refused(place.text());
 }
 
-Handle half_type() {
-    Handle half(H5Tcopy(H5T_IEEE_F32LE), H5Tclose);
-    H5Tset_fields(half, 15, 10, 5, 0, 10);
-    H5Tset_size(half, 2);
-    H5Tset_ebias(half, 15);
-    return half;
-}
-
 /// `size` bytes filled up with NUL, or H5T_VARIABLE ones that end with it.
 Handle text_type(size_t size) {
     Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
@@ -248,12 +240,30 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
     return file;
 }
 
-Handle create_file(const std::filesystem::path& path) {
-    const Lock lock;
-    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+namespace {
+
+/// Of a file that is written, without HDF5's own lock.
+Handle write_access() {
+    Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     H5Pset_file_locking(access, false, true);
+    return access;
+}
+
+}  // namespace
+
+Handle create_file(const std::filesystem::path& path) {
+    const Lock lock;
+    const Handle access = write_access();  // until the reason is read: to close it forgets that
     Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), H5Fclose);
+    if (!file) refused(path.string());
+    return file;
+}
+
+Handle open_to_add(const std::filesystem::path& path) {
+    const Lock lock;
+    const Handle access = write_access();
+    Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, access), H5Fclose);
     if (!file) refused(path.string());
     return file;
 }
@@ -400,48 +410,6 @@ void set_attribute(hid_t object, const std::string& name, const std::vector<doub
     const hsize_t count = values.size();
     put_attribute(object, name, H5T_NATIVE_DOUBLE, values.data(),
                   Handle(H5Screate_simple(1, &count, nullptr), H5Sclose));
-}
-
-std::vector<int64_t> extents(hid_t dataset) {
-    const Handle space(H5Dget_space(dataset), H5Sclose);
-    const int rank = H5Sget_simple_extent_ndims(space);
-    if (rank <= 0) return {};
-    std::vector<hsize_t> sizes(static_cast<size_t>(rank));
-    H5Sget_simple_extent_dims(space, sizes.data(), nullptr);
-    return {sizes.begin(), sizes.end()};
-}
-
-std::optional<Element> element(hid_t dataset, const Place& place) {
-    const Handle type(H5Dget_type(dataset), H5Tclose);
-    const size_t size = H5Tget_size(type);
-    switch (H5Tget_class(type)) {
-        case H5T_FLOAT:
-            if (size == 4) return Element::f32;
-            if (size == 8) return Element::f64;
-            if (size == 2)
-                return H5Tequal(type, half_type()) > 0 ? std::optional(Element::f16) : std::nullopt;
-            return std::nullopt;
-        case H5T_INTEGER:
-            if (size == 4) return Element::i32;
-            if (size == 2 && has_attribute(dataset, "logical_dtype") &&
-                text_attribute(dataset, "logical_dtype", place) == "bfloat16")
-                return Element::bf16;
-            return std::nullopt;
-        default: return std::nullopt;
-    }
-}
-
-Handle memory_type(Element element) {
-    switch (element) {
-        case Element::f16: return half_type();
-        case Element::bf16: return {H5Tcopy(H5T_NATIVE_UINT16), H5Tclose};
-        case Element::f32: return {H5Tcopy(H5T_NATIVE_FLOAT), H5Tclose};
-        case Element::f64: return {H5Tcopy(H5T_NATIVE_DOUBLE), H5Tclose};
-        case Element::i32: return {H5Tcopy(H5T_NATIVE_INT32), H5Tclose};
-        case Element::e4m3:
-        case Element::int8: break;
-    }
-    throw std::logic_error("no file stores e4m3 or int8");
 }
 
 void read(hid_t dataset, hid_t memory, const Slab& slab, void* to, const Place& place) {

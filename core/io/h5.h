@@ -63,6 +63,8 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
 /// Creates or truncates a file without HDF5's own lock; the caller holds one (partial_file.h).
 /// SystemError if the system refuses.
 Handle create_file(const std::filesystem::path& path);
+/// Opens a file that create_file() made, to add to it.
+Handle open_to_add(const std::filesystem::path& path);
 /// Flushes and closes `file`, then waits, without the library's lock, until the bytes are on the
 /// disk.
 void close_durably(Handle file, const std::filesystem::path& path);

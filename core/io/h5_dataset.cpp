@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a dataset must be before its values are read: stored in the file itself, with what this
-// library reads, and no larger than the file can hold.
+// The types of datasets, and what one must be before its values are read: stored in the file itself,
+// with what this library reads, and no larger than the file can hold.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -62,7 +62,57 @@ std::vector<int64_t> chunk_of(hid_t layout, size_t rank) {
     return {chunk.begin(), chunk.end()};
 }
 
+Handle half_type() {
+    Handle half(H5Tcopy(H5T_IEEE_F32LE), H5Tclose);
+    H5Tset_fields(half, 15, 10, 5, 0, 10);
+    H5Tset_size(half, 2);
+    H5Tset_ebias(half, 15);
+    return half;
+}
+
 }  // namespace
+
+std::vector<int64_t> extents(hid_t dataset) {
+    const Handle space(H5Dget_space(dataset), H5Sclose);
+    const int rank = H5Sget_simple_extent_ndims(space);
+    if (rank <= 0) return {};
+    std::vector<hsize_t> sizes(static_cast<size_t>(rank));
+    H5Sget_simple_extent_dims(space, sizes.data(), nullptr);
+    return {sizes.begin(), sizes.end()};
+}
+
+std::optional<Element> element(hid_t dataset, const Place& place) {
+    const Handle type(H5Dget_type(dataset), H5Tclose);
+    const size_t size = H5Tget_size(type);
+    switch (H5Tget_class(type)) {
+        case H5T_FLOAT:
+            if (size == 4) return Element::f32;
+            if (size == 8) return Element::f64;
+            if (size == 2)
+                return H5Tequal(type, half_type()) > 0 ? std::optional(Element::f16) : std::nullopt;
+            return std::nullopt;
+        case H5T_INTEGER:
+            if (size == 4) return Element::i32;
+            if (size == 2 && has_attribute(dataset, "logical_dtype") &&
+                text_attribute(dataset, "logical_dtype", place) == "bfloat16")
+                return Element::bf16;
+            return std::nullopt;
+        default: return std::nullopt;
+    }
+}
+
+Handle memory_type(Element element) {
+    switch (element) {
+        case Element::f16: return half_type();
+        case Element::bf16: return {H5Tcopy(H5T_NATIVE_UINT16), H5Tclose};
+        case Element::f32: return {H5Tcopy(H5T_NATIVE_FLOAT), H5Tclose};
+        case Element::f64: return {H5Tcopy(H5T_NATIVE_DOUBLE), H5Tclose};
+        case Element::i32: return {H5Tcopy(H5T_NATIVE_INT32), H5Tclose};
+        case Element::e4m3:
+        case Element::int8: break;
+    }
+    throw std::logic_error("no file stores e4m3 or int8");
+}
 
 Handle open_dataset(hid_t file, const Place& place) {
     Handle dataset = open_object(file, place);

@@ -43,6 +43,8 @@ enum class IfExists : uint8_t {
     replace,  // as overwrite, but joins other processes that are at the same run
 };
 
+class ResultsReader;
+
 /// The units of a run under way. Its functions may be called by several threads.
 class ResultsWriter {
 public:
@@ -90,10 +92,12 @@ public:
     /// order.
     using JoinParts =
         std::function<void(const std::vector<std::filesystem::path>& parts, UnitWriter& to)>;
-    /// Joins parts into their units, assembles all units, adds /run and /done, and renames to
-    /// `path`. Removes the unit files, but not of a run that processes share: see end(). InputError
-    /// if the unit of another process is damaged or of another run.
-    void finish(const JoinParts& join = {});
+    /// Writes what is made of all units, as tables, from results that have no name yet.
+    using Derive = std::function<void(const ResultsReader& results, UnitWriter& to)>;
+    /// Joins parts into their units, assembles all units, adds /run, /done and what `derive`
+    /// writes, and renames to `path`. Removes the unit files, but not of a run that processes
+    /// share: see end(). InputError if the unit of another process is damaged or of another run.
+    void finish(const JoinParts& join = {}, const Derive& derive = {});
     /// The same of a run with this unit alone, which is not finished by itself: its file becomes
     /// the results, without a copy.
     void finish(UnitWriter only);

@@ -55,6 +55,8 @@ struct ResultsWriter::Impl {
     void join_parts(const JoinParts& join);
     /// Everything in one file, which is still open.
     h5::Handle assemble(const std::filesystem::path& to, const JoinParts& join);
+    /// Adds what is made of the results to the file that holds them.
+    void add_derived(const std::filesystem::path& to, const ResultsWriter::Derive& derive);
     /// Makes the file `whole` of the folder the results.
     void put_in_place(const std::filesystem::path& whole);
     void open(IfExists if_exists);

@@ -238,6 +238,26 @@ h5::Handle ResultsWriter::Impl::assemble(const std::filesystem::path& to, const 
     return file;
 }
 
+void ResultsWriter::Impl::add_derived(const std::filesystem::path& to, const Derive& derive) {
+    const std::filesystem::path file = temporary_of(directory / "derived");
+    try {
+        UnitWriter derived(std::make_unique<UnitWriter::Impl>(
+            file, "derived", [] { return std::string(); }, [] {}));
+        derive(ResultsReader(to), derived);
+        derived.finish();
+        const h5::Lock library;
+        h5::Handle whole = h5::open_to_add(to);
+        reserve(to, std::filesystem::file_size(to) + std::filesystem::file_size(file) + kAbout);
+        merge(h5::open_file(file), whole, "/", to);
+        h5::close_durably(std::move(whole), to);
+    } catch (...) {
+        std::error_code ignored;
+        std::filesystem::remove(file, ignored);
+        throw;
+    }
+    std::filesystem::remove(file);
+}
+
 void ResultsWriter::Impl::put_in_place(const std::filesystem::path& whole) {
     append_checksum(whole);
     std::filesystem::rename(whole, path);
@@ -255,7 +275,7 @@ void ResultsWriter::Impl::put_in_place(const std::filesystem::path& whole) {
 
 void ResultsWriter::end() { impl_->remove_folder(); }
 
-void ResultsWriter::finish(const JoinParts& join) {
+void ResultsWriter::finish(const JoinParts& join, const Derive& derive) {
     if (impl_->complete) return;
     if (impl_->shared) {
         impl_->read_units();
@@ -268,6 +288,7 @@ void ResultsWriter::finish(const JoinParts& join) {
     const auto units = impl_->units;
     try {
         h5::close_durably(impl_->assemble(assembled, join), assembled);
+        if (derive) impl_->add_derived(assembled, derive);
         release_rest(assembled);
         impl_->put_in_place(assembled);
     } catch (...) {

@@ -36,6 +36,12 @@ void put(hid_t file, const h5::Place& place, const std::string& name, const Valu
     h5::set_attribute(object, name, value);
 }
 
+void set_description(hid_t dataset, const Describe& describe) {
+    h5::set_attribute(dataset, "axes", describe.axes);
+    h5::set_attribute(dataset, "unit", describe.unit);
+    h5::set_attribute(dataset, "description", describe.description);
+}
+
 }  // namespace
 
 UnitWriter::Impl::Impl(std::filesystem::path unit_file, const std::string& unit, Identity of_run,
@@ -63,10 +69,7 @@ void UnitWriter::Impl::create(const std::string& name, hid_t type,
                               const std::vector<hsize_t>& shape, const Describe& describe) const {
     h5::Storage storage;
     if (describe.deflated) storage.chunk = chunk_of(shape, type);
-    const h5::Handle dataset = h5::create_dataset(file, at(name), type, shape, storage);
-    h5::set_attribute(dataset, "axes", describe.axes);
-    h5::set_attribute(dataset, "unit", describe.unit);
-    h5::set_attribute(dataset, "description", describe.description);
+    set_description(h5::create_dataset(file, at(name), type, shape, storage), describe);
 }
 
 template <typename T, int Rank>
@@ -90,6 +93,13 @@ void UnitWriter::write(const std::string& name, View<const T, Rank> values,
                        const Describe& describe) {
     create<T, Rank>(name, values.shape(), describe);
     write_rows<T, Rank>(name, 0, values);
+}
+
+void UnitWriter::write_texts(const std::string& name, const std::vector<std::string>& values,
+                             const Describe& describe) {
+    const h5::Lock lock;
+    h5::write_texts(impl_->file, impl_->at(name), values);
+    set_description(h5::open_object(impl_->file, impl_->at(name)), describe);
 }
 
 void UnitWriter::attribute(const std::string& object, const std::string& name, double value) {

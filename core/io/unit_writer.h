@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -35,6 +36,9 @@ public:
     void create(const std::string& dataset, const Shape<Rank>& shape, const Describe& describe);
     template <typename T, int Rank>
     void write_rows(const std::string& dataset, int64_t first_row, View<const T, Rank> rows);
+    /// A list of texts, of variable length.
+    void write_texts(const std::string& dataset, const std::vector<std::string>& values,
+                     const Describe& describe);
     /// Sets a number or text on a dataset of this unit or on a group, which is created if missing.
     void attribute(const std::string& object, const std::string& name, double value);
     void attribute(const std::string& object, const std::string& name, int64_t value);

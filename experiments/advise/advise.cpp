@@ -93,11 +93,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
             advise_layer(o, file, layer, grid.settings, on, worker, to);
         });
     std::ranges::move(windowed_units(file, windowed, o, on), std::back_inserter(units));
-    return job.run(std::move(units), o, *backend, complete, out);
+    return job.run(std::move(units), o, *backend, answer, out);
 }
 
-std::string complete(const Completed& run) {
-    return write_report(run, "advice.txt", make_report(run.results));
-}
+RunAnswer answer(const io::ResultsReader& results) { return {make_report(results), "advice.txt"}; }
 
 }  // namespace msa::experiments::advise

@@ -64,15 +64,16 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                        [&](const LayerPart& part, const Worker& worker, io::UnitWriter& to) {
                            analyze_part(o, file, part, worker, to);
                        }),
-                   o, *backend, complete, out, join_layer);
+                   o, *backend, answer, out, join_layer);
 }
 
-std::string complete(const Completed& run) {
-    const io::ResultsReader& results = run.results;
+RunAnswer answer(const io::ResultsReader& results) {
     const Findings findings = make_findings(results);
     check_mass_bounds(results, findings);
-    write_text(run.out / "metrics.csv", metrics_csv(results));
-    return write_report(run, "analyze.txt", make_report(results, findings));
+    return {make_report(results, findings), "analyze.txt",
+            [csv = metrics_csv(results)](const Completed& run) {
+                write_text(run.out / "metrics.csv", csv);
+            }};
 }
 
 }  // namespace msa::experiments::analyze

@@ -99,11 +99,9 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
         units.push_back({concat("layer ", layer.layer), [&](const Worker& worker, auto& to) {
                              measure_layer(o, io::ResultsReader(o.results), layer, worker, to);
                          }});
-    return job.run(std::move(units), on_host, *backend, complete, out);
+    return job.run(std::move(units), on_host, *backend, answer, out);
 }
 
-std::string complete(const Completed& run) {
-    return write_report(run, "cache.txt", make_report(run.results));
-}
+RunAnswer answer(const io::ResultsReader& results) { return {make_report(results), "cache.txt"}; }
 
 }  // namespace msa::experiments::cache

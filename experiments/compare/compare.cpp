@@ -133,16 +133,17 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                            compare_part(o, file, part, layer_before(file, layer),
                                         selectors_for(o, file, layer), queries(layer), worker, to);
                        }),
-                   o, *backend, complete, out, join_layer);
+                   o, *backend, answer, out, join_layer);
 }
 
-std::string complete(const Completed& run) {
-    const io::ResultsReader& results = run.results;
+RunAnswer answer(const io::ResultsReader& results) {
     const std::vector<LayerRows> rows = read_rows(results);
     check_compare_order(results, rows);
-    write_text(run.out / "metrics.csv", compare_csv(results, rows));
-    write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
-    return write_report(run, "compare.txt", make_report(results, rows));
+    return {make_report(results, rows), "compare.txt",
+            [csv = compare_csv(results, rows)](const Completed& run) {
+                write_text(run.out / "metrics.csv", csv);
+                write_text(run.out / "timing.json", compare_timing(run.out / "run.json"));
+            }};
 }
 
 }  // namespace msa::experiments::compare

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/io/claim.h"
-#include "experiments/report/report.h"
 
 namespace msa::experiments {
 
@@ -29,14 +28,15 @@ void write_tables(const std::filesystem::path& folder, const report::Report& rep
 
 }  // namespace
 
-std::string write_report(const Completed& run, const std::string& name,
-                         const report::Report& report) {
+std::string write_answer(const Completed& run, const RunAnswer& answer) {
+    const report::Report& report = answer.report;
     std::ostringstream page;
     report::print(report, page);
     const std::string summary = report::json_text(report, run.results.run());
     if (run.writes) {
+        if (answer.files) answer.files(run);
         write_tables(run.out / "tables", report);
-        write_text(run.out / name, page.str());
+        write_text(run.out / answer.page, page.str());
         write_text(run.out / "summary.json", summary);
     }
     run.print << (run.json ? summary : page.str());

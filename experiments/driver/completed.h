@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: MIT
-// The end of a run: a program writes files from results.h5.
+// The end of a run: a program answers from its results, and the answer is written.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/io/results.h"
+#include "experiments/report/report.h"
 
 namespace msa::experiments {
-
-namespace report {
-struct Report;
-}
 
 /// A run whose results.h5 is complete.
 struct Completed {
@@ -25,10 +23,18 @@ struct Completed {
     bool writes = true;  // false: another process has written all files
 };
 
-/// Writes a program's answer: the page to the file `name`, each table to tables/NAME.csv and, as
+/// What a program answers, from its results alone.
+struct RunAnswer {
+    report::Report report;
+    std::string page;                               // the file of the page
+    std::function<void(const Completed&)> files{};  // writes the program's other files
+};
+using MakeAnswer = RunAnswer (*)(const io::ResultsReader&);
+
+/// Writes the answer to a folder: the other files, each table to tables/NAME.csv, the page and, as
 /// the last file, summary.json. Prints the page or summary.json. Returns the verdict if the target
 /// is missed, else nothing.
-std::string write_report(const Completed&, const std::string& name, const report::Report&);
+std::string write_answer(const Completed&, const RunAnswer&);
 
 /// Writes a small file by a rename. Several processes may write the same one at the same time.
 /// SystemError naming file and reason.

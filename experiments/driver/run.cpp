@@ -299,17 +299,16 @@ void UnitRun::work(const ComputeOptions& compute, Backend& backend, OnError on_e
 }
 
 int UnitRun::run(std::vector<Unit> units, const ComputeOptions& compute, Backend& backend,
-                 std::string (*complete)(const Completed&), std::ostream& out,
-                 const io::ResultsWriter::JoinParts& join) {
+                 MakeAnswer make, std::ostream& out, const io::ResultsWriter::JoinParts& join) {
     begin(std::move(units));
     work(compute, backend, OnError::stop);
-    const std::string nearest = end(complete, out, 0, join);
+    const std::string nearest = end(make, out, 0, join);
     if (nearest.empty()) return 0;
     err_ << program_ << ": " << nearest << '\n';
     return kRefused;
 }
 
-std::string UnitRun::end(std::string (*complete)(const Completed&), std::ostream& out, int threads,
+std::string UnitRun::end(MakeAnswer make, std::ostream& out, int threads,
                          const io::ResultsWriter::JoinParts& join) {
     for (Patience patience;;) {
         to_->look();
@@ -326,10 +325,11 @@ std::string UnitRun::end(std::string (*complete)(const Completed&), std::ostream
         try {
             const bool assembles = !to_->complete();
             const bool writes = assembles || !fs::exists(path("summary.json"));
-            if (assembles) assemble(join);
+            const RunAnswer answer =
+                assembles ? finish(make, join) : make(io::ResultsReader(path("results.h5")));
             const io::ResultsReader results(path("results.h5"));
             std::string nearest =
-                complete({results, o_.out, inputs_, o_.json, threads, out, writes});
+                write_answer({results, o_.out, inputs_, o_.json, threads, out, writes}, answer);
             for (const Unit& unit : units_) unit.done();
             if (assembles) to_->end();
             return nearest;
@@ -339,12 +339,7 @@ std::string UnitRun::end(std::string (*complete)(const Completed&), std::ostream
     }
 }
 
-io::ResultsReader UnitRun::finish() {
-    assemble({});
-    return io::ResultsReader(path("results.h5"));
-}
-
-void UnitRun::assemble(const io::ResultsWriter::JoinParts& join) {
+RunAnswer UnitRun::finish(MakeAnswer make, const io::ResultsWriter::JoinParts& join) {
     using nlohmann::ordered_json;
     if (!to_->complete()) {
         ordered_json units = ordered_json::array();
@@ -363,7 +358,12 @@ void UnitRun::assemble(const io::ResultsWriter::JoinParts& join) {
                    about.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
     }
     fs::remove(path("summary.json"));
-    to_->finish(join);
+    std::optional<RunAnswer> answer;
+    to_->finish(join, [&](const io::ResultsReader& results, io::UnitWriter& to) {
+        answer = make(results);
+        report::write(answer->report, to);
+    });
+    return answer ? *std::move(answer) : make(io::ResultsReader(path("results.h5")));
 }
 
 }  // namespace msa::experiments

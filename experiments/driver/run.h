@@ -68,19 +68,18 @@ public:
     /// at the end, further ones are printed. Throws Interrupted if a unit does, or if it is asked
     /// to stop while it waits.
     void work(const ComputeOptions& compute, Backend& backend, OnError on_error);
-    /// Completes results.h5 and calls the program's complete(), which writes what another process
-    /// has not yet, and prints. Returns its answer. `join` makes a unit of its parts, if there are
-    /// any.
-    std::string end(std::string (*complete)(const Completed&), std::ostream& out, int threads = 0,
+    /// Completes results.h5 with the tables of the program's answer, writes what another process
+    /// has not yet, and prints (write_answer). Returns the verdict if the target is missed. `join`
+    /// makes a unit of its parts, if there are any.
+    std::string end(MakeAnswer, std::ostream& out, int threads = 0,
                     const io::ResultsWriter::JoinParts& join = {});
     /// begin(), work() and end(). The exit code: that of a refusal, with a message, where the
     /// target is missed.
-    int run(std::vector<Unit> units, const ComputeOptions&, Backend&,
-            std::string (*complete)(const Completed&), std::ostream& out,
+    int run(std::vector<Unit> units, const ComputeOptions&, Backend&, MakeAnswer, std::ostream& out,
             const io::ResultsWriter::JoinParts& join = {});
-    /// Of a run that no other process joins: completes results.h5 and opens it. Writes run.json,
-    /// and removes an old summary.json, which programs write last.
-    io::ResultsReader finish();
+    /// Completes results.h5, with the tables of the answer, and writes run.json. Removes an old
+    /// summary.json, which is written last.
+    RunAnswer finish(MakeAnswer, const io::ResultsWriter::JoinParts& join = {});
 
 private:
     struct Taken {
@@ -102,7 +101,6 @@ private:
     void do_unit(Taken taken, const Worker& worker);
     bool finish_computed(bool wait);
     bool fail(const Unit* unit);
-    void assemble(const io::ResultsWriter::JoinParts& join);
 
     RunOptions o_;
     std::string program_;

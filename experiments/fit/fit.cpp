@@ -135,7 +135,7 @@ void lead(Prepared p, std::span<const std::string> args, Backend& backend,
     // Whom the others wait for does not go on after an error.
     job.work(o, backend, o.together ? OnError::stop : OnError::finish_others);
     announce(workers, kNoLayer);
-    job.end(complete, out, o.backend_options.threads);
+    job.end(answer, out, o.backend_options.threads);
 }
 
 void follow(const Prepared& p, Backend& backend, int threads, const parallel::Group& workers) {
@@ -180,13 +180,14 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     return 0;
 }
 
-std::string complete(const Completed& run) {
-    const io::ActivationsReader file(run.inputs);
-    std::vector<int64_t> layers;
-    for (const std::string& layer : run.results.list("/fit")) layers.push_back(std::stoll(layer));
-    if (run.writes)
-        write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
-    return write_report(run, kPage, make_report(run.results));
+RunAnswer answer(const io::ResultsReader& results) {
+    return {make_report(results), kPage, [](const Completed& run) {
+                const io::ActivationsReader file(run.inputs);
+                std::vector<int64_t> layers;
+                for (const std::string& layer : run.results.list("/fit"))
+                    layers.push_back(std::stoll(layer));
+                write_indexer_file(run.out / "indexer.h5", file, run.results, layers, run.threads);
+            }};
 }
 
 }  // namespace msa::experiments::fit

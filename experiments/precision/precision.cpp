@@ -113,11 +113,11 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
                                         branch == weights.end() ? nullptr : &branch->second, worker,
                                         to);
                     }),
-        o, *backend, complete, out);
+        o, *backend, answer, out);
 }
 
-std::string complete(const Completed& run) {
-    return write_report(run, "precision.txt", make_report(run.results));
+RunAnswer answer(const io::ResultsReader& results) {
+    return {make_report(results), "precision.txt"};
 }
 
 }  // namespace msa::experiments::precision

@@ -83,17 +83,18 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
         training.resume();
     agree_to_train(workers, !job.is_done());
     job.work(o, model.ops().backend(), OnError::stop);
-    const io::ResultsReader results = job.finish();
+    const RunAnswer answered = job.finish(answer);
+    const io::ResultsReader results(job.path("results.h5"));
     if (o.capture > 0)
         write_capture(job.path("activations.h5"), model, captured_text(o, text),
                       o.training.sparse(o.training.steps), results.run().options);
-    write_report({.results = results,
+    write_answer({.results = results,
                   .out = o.out,
                   .inputs = o.inputs(),
                   .json = o.json,
                   .threads = 0,
                   .print = out},
-                 kPage, make_report(results));
+                 answered);
 }
 
 /// The text of a process's runs: one that the run before read, too, is in memory once.
@@ -160,5 +161,7 @@ int run(std::span<const std::string> args, std::ostream& out, std::ostream& err)
     run_sweep(*o, args, train, out, err);
     return 0;
 }
+
+RunAnswer answer(const io::ResultsReader& results) { return {make_report(results), kPage}; }
 
 }  // namespace msa::experiments::pretrain

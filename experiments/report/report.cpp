@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -52,6 +53,12 @@ std::string lines_of(const ordered_json& json, const std::string& indent) {
     return concat(json.is_object() ? '{' : '[', lines, '\n', indent, json.is_object() ? '}' : ']');
 }
 
+std::vector<Shape> shapes_of(const Report& report) {
+    std::vector<Shape> shapes;
+    for (const Table& table : report.tables) shapes.push_back(table.shape());
+    return shapes;
+}
+
 bool same(const Column& a, const Column& b) {
     return a.type == b.type && a.unit == b.unit && a.definition == b.definition;
 }
@@ -82,23 +89,22 @@ std::string definitions(std::span<const Shape> tables) {
     return json.dump();
 }
 
+void check(const Report& report) {
+    std::set<std::string> notes, tables;
+    for (const Note& note : report.notes) MSA_CHECK(notes.insert(note.key).second);
+    for (const Table& table : report.tables) MSA_CHECK(tables.insert(table.shape().name).second);
+    for (const Column& column : columns_of(shapes_of(report)))
+        MSA_CHECK(column.type != Type::estimate || notes.contains(kIntervals));
+}
+
 std::string json_text(const Report& report, const io::RunRecord& record) {
+    check(report);
     ordered_json notes = ordered_json::object(), columns = ordered_json::object(),
                  tables = ordered_json::object();
-    for (const Note& note : report.notes) {
-        MSA_CHECK(!notes.contains(note.key));
-        notes[note.key] = note.text;
-    }
-    std::vector<Shape> shapes;
-    for (const Table& table : report.tables) {
-        MSA_CHECK(!tables.contains(table.shape().name));
-        tables[table.shape().name] = table.json();
-        shapes.push_back(table.shape());
-    }
-    for (const Column& column : columns_of(shapes)) {
+    for (const Note& note : report.notes) notes[note.key] = note.text;
+    for (const Table& table : report.tables) tables[table.shape().name] = table.json();
+    for (const Column& column : columns_of(shapes_of(report)))
         columns[column.key] = column_json(column);
-        MSA_CHECK(column.type != Type::estimate || notes.contains(kIntervals));
-    }
     const ordered_json json{
         {"format", kFormat},
         {"format_version", kVersion},

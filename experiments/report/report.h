@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A program's whole answer: tables, notes and a verdict. summary.json and the page are written from
-// it, in one schema for all programs: `msa-report` in data/FORMAT.md.
+// A program's whole answer: tables, notes and a verdict. summary.json, the tables of results.h5 and
+// the page are written from it, in one schema for all programs: `msa-report` in data/FORMAT.md.
 #pragma once
 
 #include <iosfwd>
@@ -43,9 +43,13 @@ struct Report {
     void note(std::string key, std::string text);
 };
 
-/// summary.json. Throws std::logic_error if tables or notes share a name, a key means two things,
-/// or the note on intervals is missing.
+/// Throws std::logic_error if tables or notes share a name, a key means two things, or the note on
+/// intervals is missing.
+void check(const Report&);
+/// summary.json, of a report that passes the check.
 std::string json_text(const Report&, const io::RunRecord&);
+/// The group /tables of results.h5, which has the record in /run. The report passes the check.
+void write(const Report&, io::UnitWriter&);
 /// The page: title, tables, verdict, notes.
 void print(const Report&, std::ostream&);
 

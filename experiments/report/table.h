@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Tables, the one form of a program's answer. A program describes each of its tables once: the
-// name, the columns that identify a row, and all columns. Plain structs fill it. JSON, CSV and the
-// page are written from the same rows.
+// name, the columns that identify a row, and all columns. Plain structs fill it. JSON, CSV, HDF5
+// and the page are written from the same rows.
 #pragma once
 
 #include <iosfwd>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/io/unit_writer.h"
 #include "experiments/report/column.h"
 
 namespace msa::experiments::report {
@@ -39,6 +40,8 @@ public:
     /// A header and a line for each row, with the entries of JSON. Reading a number back gives the
     /// same bits; null is empty.
     std::string csv() const;
+    /// A dataset for each column, in the group /tables/NAME.
+    void write(io::UnitWriter&) const;
     /// Prints what the table is about and the columns with a heading that have a value in any row;
     /// nothing if there are none.
     void print(std::ostream&) const;

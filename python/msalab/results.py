@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import h5py
 import numpy as np
 
-from . import table
+from . import hdf5, table
 from .ending import Refusal
 
 FORMAT, VERSION = "msa-report", 1
@@ -130,18 +131,96 @@ class Report:
         return np.array(values, in_array)
 
 
-def open(path, program: str | None = None) -> Report:
-    """The answer in a summary.json, in its folder, or beside a results.h5. ResultsError names what
-    is wrong, also where the answer is not one of `program`."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / SUMMARY
-    elif path.suffix == ".h5":
-        path = path.with_name(SUMMARY)
+class _Hdf5:
+    """The content of a summary.json, from a results.h5 with the group /tables."""
+
+    def __init__(self, path: Path, file: h5py.File):
+        self._path, self._file = path, file
+
+    def content(self) -> dict:
+        of, run = self._attributes("tables"), self._attributes("run")
+        columns: dict[str, dict] = {}
+        tables = {name: self._table(f"tables/{name}", columns) for name in of["tables"].split()}
+        parsed = {name: json.loads(run[name]) for name in ("options", "inputs", "captures") if run.get(name)}
+        known = {name: run[name] for name in _OF_RUN if name in run} | parsed
+        if not known.get("inputs"):
+            known.pop("inputs", None)
+        return {"format": of["format"], "format_version": of["format_version"], "program": run["program"],
+                "run": known, "title": of["title"],
+                "verdict": {"reached": bool(of["reached"]) if "reached" in of else None, "text": of["verdict"]},
+                "notes": json.loads(of["notes"]), "columns": columns, "tables": tables}
+
+    def _at(self, place: str):
+        return hdf5.checked(self._file[place], self._file, f"{self._path}: /{place}", ResultsError)
+
+    def _attributes(self, place: str) -> dict:
+        found = {name: hdf5.attribute(value) for name, value in self._at(place).attrs.items()}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}
+
+    def _table(self, place: str, columns: dict) -> dict:
+        of = self._attributes(place)
+        names, entries = of["columns"].split(), {}
+        for name in names:
+            about = self._attributes(f"{place}/{name}")
+            columns.setdefault(name, {"type": about["type"], "unit": about["unit"],
+                                      "definition": about["description"]}
+                               | ({"null": about["null"]} if "null" in about else {}))
+            values = self._values(f"{place}/{name}", columns[name])
+            if about["type"] == "estimate":
+                entries |= {name + end: [row[n] for row in values] for n, end in enumerate(ENDS)}
+            else:
+                entries[name] = values
+        rows = [dict(zip(entries, values)) for values in zip(*entries.values(), strict=True)]
+        return {"about": of["about"], "key": of["key"].split(), "columns": names, "rows": rows}
+
+    def _values(self, place: str, column: dict) -> list:
+        kind, values = column["type"], self._at(place)[()].tolist()
+        if kind == "estimate":
+            return [[_number(value) for value in row] for row in values]
+        if kind == "truth":
+            return [None if value < 0 else bool(value) for value in values]
+        if kind == "integer":
+            return [None if value != value else int(value) for value in values]
+        if kind == "text":
+            return [value.decode() or (None if "null" in column else "") for value in values]
+        return [_number(value) for value in values]
+
+
+_OF_RUN = ("commit", "compiler", "seed", "options", "element", "index_element", "computed_in", "inputs", "captures")
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _content_of_hdf5(path: Path) -> dict | None:
+    """None of a file without tables, as older ones are."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ResultsError(f"{path}: not a readable HDF5 file ({error})") from error
+    with file, blamed(path, "is damaged"):
+        return _Hdf5(path, file).content() if "tables" in file else None
+
+
+def _content(path: Path) -> tuple[Path, dict]:
+    if path.suffix == ".h5":
+        content = _content_of_hdf5(path) if path.exists() else None
+        if content is not None:
+            return path, content
+        path = path.with_name(SUMMARY)
+    elif path.is_dir():
+        path = path / SUMMARY
+    try:
+        return path, json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
+
+
+def open(path, program: str | None = None) -> Report:
+    """The answer in a summary.json, in its folder, or in a results.h5; of an older results.h5, which has no tables,
+    the one beside it. ResultsError names what is wrong, also where the answer is not one of `program`."""
+    path, content = _content(Path(path))
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise ResultsError(f'{path}: format is "{found}", must be "{FORMAT}"')

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/io/results.h"
 #include "experiments/programs.h"
 #include "experiments/report/report.h"
 #include "tests/experiments/report_of.h"
@@ -107,6 +108,85 @@ TEST(Report, CsvHasTheEntriesOfJson) {
               "a,1,0.25,0.1,0.05,0.75,true\n"
               "\"b, \"\"c\"\"\",2,,0.5,,,false\n"
               "d,3,,,,,false\n");
+}
+
+struct Missing {
+    std::string name;
+    std::optional<int64_t> count{};
+    std::optional<bool> is_good{};
+    std::optional<std::string> words{};
+};
+const report::TableOf<Missing> kMissing{
+    "missing",
+    "what may not be there",
+    1,
+    {{{"name", "", "what it is called"}, &Missing::name},
+     {{.key = "steps", .unit = "", .definition = "how many", .null = "none"}, &Missing::count},
+     {{.key = "is_late", .unit = "", .definition = "whether", .null = "none"}, &Missing::is_good},
+     {{.key = "words", .unit = "", .definition = "said", .null = "none"}, &Missing::words}}};
+
+class ReportFile : public CliTest {
+protected:
+    /// A file with the report's tables.
+    io::ResultsReader with(const report::Report& report) const {
+        io::RunRecord record;
+        record.program = "msa-things";
+        record.options = "{}";
+        io::ResultsWriter writer(path("results.h5"), record, io::IfExists::refuse);
+        writer.begin("a unit").finish();
+        writer.finish({}, [&](const io::ResultsReader& results, io::UnitWriter& to) {
+            EXPECT_EQ(results.done(), (std::vector<std::string>{"a unit"}));
+            report::write(report, to);
+        });
+        return io::ResultsReader(path("results.h5"));
+    }
+};
+
+TEST_F(ReportFile, HasADatasetForEachColumn) {
+    report::Report things = things_report();
+    things.tables.push_back(
+        kMissing.of(std::vector<Missing>{{"a", 3, false, "text"}, {"b"}, {"c", 0, true, ""}}));
+    const io::ResultsReader file = with(things);
+    io::verify_checksum(path("results.h5"));
+    EXPECT_EQ(file.list("/"), (std::vector<std::string>{"done", "run", "tables"}));
+    for (const auto& [name, text] : {std::pair{"format", "msa-report"},
+                                     {"title", "of things"},
+                                     {"verdict", "enough"},
+                                     {"notes", R"({"intervals":"none"})"},
+                                     {"tables", "things missing"}})
+        EXPECT_EQ(file.text("/tables", name), text);
+    EXPECT_EQ(file.number("/tables", "format_version"), 1);
+    EXPECT_EQ(file.number("/tables", "reached"), 1);
+    EXPECT_EQ(file.text("/tables/things", "about"), "what there is");
+    EXPECT_EQ(file.text("/tables/things", "key"), "name");
+    EXPECT_EQ(file.text("/tables/things", "columns"), "name count share mass is_good");
+
+    const auto mass = file.read<double, 2>("/tables/things/mass");
+    ASSERT_EQ(mass.shape(), (Shape<2>{3, 3}));
+    EXPECT_EQ(mass(0, 0), 0.1);
+    EXPECT_EQ(mass(0, 1), 0.05);
+    EXPECT_EQ(mass(0, 2), 0.75);
+    EXPECT_TRUE(mass(1, 0) == 0.5 && std::isnan(mass(1, 1)) && std::isnan(mass(2, 0)));
+    for (const auto& [name, text] : {std::pair{"axes", "row,end"},
+                                     {"unit", "probability"},
+                                     {"description", "a mean"},
+                                     {"type", "estimate"}})
+        EXPECT_EQ(file.text("/tables/things/mass", name), text);
+    EXPECT_EQ((file.read<int64_t, 1>("/tables/things/count")(2)), 3);
+    EXPECT_EQ(file.text("/tables/things/share", "null"), "there is no whole");
+    EXPECT_TRUE(std::isnan(file.read<double, 1>("/tables/things/share")(1)));
+
+    const auto steps = file.read<double, 1>("/tables/missing/steps");
+    EXPECT_TRUE(steps(0) == 3 && std::isnan(steps(1)) && steps(2) == 0);
+    const auto late = file.read<int32_t, 1>("/tables/missing/is_late");
+    EXPECT_TRUE(late(0) == 0 && late(1) == -1 && late(2) == 1);
+}
+
+TEST_F(ReportFile, RefusesWhatAReaderCouldNotTellApart) {
+    report::Report silent = things_report();
+    silent.notes.clear();
+    EXPECT_NE(logic_fault([&] { with(silent); }), "nothing");
+    EXPECT_FALSE(std::filesystem::exists(path("results.h5")));
 }
 
 TEST(Report, ThePageHasTheColumnsWithAHeading) {

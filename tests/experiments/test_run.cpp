@@ -233,6 +233,7 @@ protected:
         experiments::RunOptions o;
         o.out = path("out");
         experiments::UnitRun job("test", {}, o, {path("input")}, {}, err_);
+        job.record.options = "{}";
         int64_t computed = 0;
         std::vector<experiments::Unit> all;
         for (int64_t n = 0; n < units; ++n)
@@ -243,7 +244,11 @@ protected:
         job.begin(std::move(all));
         const auto backend = make_backend("cpu");
         job.work({}, *backend, experiments::OnError::finish_others);
-        job.end([](const experiments::Completed&) { return std::string(); }, err_);
+        job.end(
+            [](const io::ResultsReader&) {
+                return experiments::RunAnswer{{}, "page.txt"};
+            },
+            out_);
         return computed;
     }
     void remove_temporary(int64_t n) const {
@@ -256,7 +261,7 @@ protected:
     std::string unit_file(int64_t n) const {
         return path(concat("out/results.h5.partial/unit-unit-", n, ".h5"));
     }
-    std::ostringstream err_;
+    std::ostringstream out_, err_;
     int64_t loses_ = -1;  // the unit whose file vanishes
 };
 

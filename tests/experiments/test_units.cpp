@@ -45,6 +45,11 @@ json comparable(const std::string& summary) {
     return all;
 }
 
+/// The same of the tables in results.h5.
+bool of_the_cut(const std::string& dataset) {
+    return dataset == "/tables/layers/largest_mass_bound";
+}
+
 /// One layer, whose 1200 queries are cut into units.
 class Cut : public Processes {
 protected:
@@ -66,7 +71,7 @@ protected:
         ASSERT_EQ(left.code, 0) << left.err;
         const Outcome right = of.program(cut(of, "cut", more));
         ASSERT_EQ(right.code, 0) << right.err;
-        EXPECT_TRUE(same_data(path("layer/results.h5"), path("cut/results.h5")));
+        EXPECT_TRUE(same_data(path("layer/results.h5"), path("cut/results.h5"), of_the_cut));
         EXPECT_EQ(comparable(path("layer/summary.json")), comparable(path("cut/summary.json")));
     }
 };
@@ -125,7 +130,7 @@ TEST_P(Units, AreTheLayerToTheBit) {
     EXPECT_EQ(file_text(path("layer/metrics.csv")), file_text(path("cut/metrics.csv")));
     for (const std::string queries : {"300", "5000"}) {
         ASSERT_EQ(run(args(queries, {"--unit-queries", queries})).code, 0);
-        EXPECT_TRUE(same_data(path("layer/results.h5"), path(queries + "/results.h5")));
+        EXPECT_TRUE(same_data(path("layer/results.h5"), path(queries + "/results.h5"), of_the_cut));
     }
 }
 

@@ -133,6 +133,48 @@ TEST_F(Results, PartsAreJoinedIntoAUnit) {
     EXPECT_TRUE(ResultsWriter(path_, record_, IfExists::resume).done("layer 3, a"));
 }
 
+/// What is made of all units: whole in the results, or they get no name and the units stay.
+TEST_F(Results, WhatIsMadeOfThemIsInThemFromTheStart) {
+    const auto sums = [](const std::vector<double>& values) {
+        return View<const double, 1>(values.data(), {std::ssize(values)});
+    };
+    for (const IfExists rule : {IfExists::resume, IfExists::join}) {
+        std::filesystem::remove(path_);
+        {
+            ResultsWriter writer(path_, record_, rule);
+            record_.units = {"a"};
+            UnitWriter unit = writer.begin("a");
+            unit.write<double, 1>("/group/values", sums({1, 2}), {"x", "1", ""});
+            unit.finish();
+            EXPECT_THROW(writer.finish({},
+                                       [&](const ResultsReader&, UnitWriter& to) {
+                                           to.write<double, 1>("/sum", sums({3}), {"", "1", ""});
+                                           throw SystemError("the disk is full");
+                                       }),
+                         SystemError);
+            EXPECT_FALSE(std::filesystem::exists(path_));
+            for (const auto& file :
+                 std::filesystem::directory_iterator(path_.string() + ".partial"))
+                EXPECT_NE(file.path().extension(), ".tmp") << file.path();
+        }
+        ResultsWriter writer(path_, record_, rule);
+        EXPECT_TRUE(writer.done("a"));
+        writer.finish({}, [&](const ResultsReader& results, UnitWriter& to) {
+            EXPECT_EQ(results.run().program, "test");
+            const Tensor<double, 1> values = results.read<double, 1>("/group/values");
+            to.write<double, 1>("/group/sum", sums({values(0) + values(1)}), {"x", "1", ""});
+            to.write_texts("/group/words", {"", "two words"}, {"x", "", "said"});
+        });
+        verify_checksum(path_);
+        const ResultsReader reader(path_);
+        EXPECT_EQ((reader.read<double, 1>("/group/sum")(0)), 3);
+        EXPECT_EQ(reader.text("/group/words", "description"), "said");
+        EXPECT_EQ(reader.done(), (std::vector<std::string>{"a"}));
+        EXPECT_EQ(reader.list("/"), (std::vector<std::string>{"done", "group", "run"}));
+        if (rule == IfExists::join) writer.end();
+    }
+}
+
 TEST_F(Results, SeveralThreadsWriteUnitsAndTheOrderDoesNotMatter) {
     const Tensor<float, 3> values = test::normal<3>({3000, 2, 8}, 1);
     const auto write = [&](ResultsWriter& writer, int64_t number) {

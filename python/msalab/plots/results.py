@@ -127,9 +127,9 @@ class ResultsFile:
 
     @cached_property
     def _answer(self) -> results.Report | None:
-        """What the summary.json beside the file answers; None where there is no such file."""
-        beside = self.path.parent / results.SUMMARY
-        return results.open(beside, self.program) if beside.is_file() else None
+        """The tables of the run; None of an older file without a summary.json beside it."""
+        known = "tables" in self._file or self.path.with_name(results.SUMMARY).is_file()
+        return results.open(self.path, self.program) if known else None
 
     def _interval(self, table: str, name: str, **row) -> tuple[float, float]:
         """The 95 % interval of an average in a table of the answer; NaN where none is known."""
