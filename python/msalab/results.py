@@ -141,7 +141,7 @@ class _Hdf5:
         of, run = self._attributes("tables"), self._attributes("run")
         columns: dict[str, dict] = {}
         tables = {name: self._table(f"tables/{name}", columns) for name in of["tables"].split()}
-        parsed = {name: json.loads(run[name]) for name in ("options", "inputs", "captures") if run.get(name)}
+        parsed = {name: json.loads(run[name]) for name in ("options", "inputs", "captures", "model") if run.get(name)}
         known = {name: run[name] for name in _OF_RUN if name in run} | parsed
         if not known.get("inputs"):
             known.pop("inputs", None)
@@ -186,7 +186,7 @@ class _Hdf5:
         return [_number(value) for value in values]
 
 
-_OF_RUN = ("commit", "compiler", "seed", "options", "element", "index_element", "computed_in", "inputs", "captures")
+_OF_RUN = ("commit", "compiler", "seed", "options", "element", "index_element", "computed_in", "inputs", "captures", "model")
 
 
 def _number(value: float) -> float | None:

@@ -4,15 +4,16 @@ Branch, what a selection keeps with and without the first block, the model's los
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from . import results
 from .arguments import CommandLine
 from .ending import Refusal, ended
+from .evaluation.intervals import interval_of
 from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
@@ -138,12 +139,12 @@ def _report(out: Path) -> None:
             out / "evaluation/summary.json", "--cost", out / "cost.json", "--activations", out / "capture.h5")
 
 
-def verdict(summary: dict) -> list[str]:
-    """Of the summary of an evaluation, in sentences; it names no setting that did not run."""
-    dense = next(config for config in summary["configs"] if "budget" not in config)["bits_per_token"]
-    lines = [f"Dense: {dense:.3f} bits per token of the text held out, {summary['tokens']} tokens."]
-    of = {(config["selector"], config["budget"], config["forced_first"]): config["excess"]
-          for config in summary["configs"] if "budget" in config}
+def verdict(answer: results.Report) -> list[str]:
+    """Of an evaluation, in sentences; it names no setting that did not run."""
+    dense, run = answer["configs"].row(config="dense")["bits_of_text"], answer["evaluated"].row()
+    lines = [f"Dense: {dense:.3f} bits per token of the text held out, {run['foretold_tokens']} tokens."]
+    of = {(config["selector"], int(config["token_budget"]), int(config["forced_first"])): interval_of(config, "excess")
+          for config in answer["configs"].records() if config["selector"]}
     for budget in sorted({budget for _, budget, _ in of}):
         for selector, called in (("index", "the Index Branch"), ("oracle", "the best choice of blocks")):
             free, forced = of.get((selector, budget, 0)), of.get((selector, budget, 1))
@@ -153,7 +154,7 @@ def verdict(summary: dict) -> list[str]:
     largest = max(budget for _, budget, _ in of)
     best = min(of["index", largest, first]["mean"] for first in (0, 1) if ("index", largest, first) in of)
     oracle = min(of["oracle", largest, first]["mean"] for first in (0, 1) if ("oracle", largest, first) in of)
-    length, context = summary["tokens"] / summary["sequences"], summary["options"]["context"]
+    length, context = run["foretold_tokens"] / run["text_sequences"], run["context"]
     if length < FULL * context:
         lines.append(f"The documents held out have {length:.0f} tokens on average, for a context of {context}: a text "
                      f"{math.ceil(context / length)} times as long says what MSA loses there.")
@@ -192,7 +193,7 @@ def _try(options) -> None:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     run_all(steps_of(options, out), out, lambda line: print(line, file=sys.stderr, flush=True))
-    found = verdict(json.loads((out / "evaluation/summary.json").read_text(encoding="utf-8")))
+    found = verdict(results.open(out / "evaluation", "msalab evaluate"))
     (out / "verdict.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
     print(*found, f"Pictures: {out / 'report/report.html'}", sep="\n")
 

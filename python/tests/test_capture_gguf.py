@@ -15,6 +15,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: requireme
 
 from test_capture_models import SIZES, make_model  # noqa: E402
 
+from msalab import results  # noqa: E402
 from msalab.capture.__main__ import main  # noqa: E402
 from msalab.capture.layer import bfloat16  # noqa: E402
 from msalab.capture.reader import ActivationsReader  # noqa: E402
@@ -129,8 +130,7 @@ def test_a_gguf_file_is_evaluated_as_its_weights_in_a_folder_are(tmp_path):
         assert evaluate([str(tmp_path / name), "--text", str(text), "--bytes", "--context", "100",
                          "--out", str(tmp_path / f"out-{name}"), "--block-size", "16", "--top-k", "2",
                          "--tasks", "", "--selectors", "mean-key", "--forced-first", "0"]) == 0
-        summary = json.loads((tmp_path / f"out-{name}/summary.json").read_text())
-        found[name] = [config["bits_per_token"] for config in summary["configs"]]
+        found[name] = results.open(tmp_path / f"out-{name}")["configs"]["bits_of_text"].tolist()
     assert found["folder"] == found["small.gguf"] and len(found["folder"]) == 2
 
 

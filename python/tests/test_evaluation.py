@@ -21,6 +21,7 @@ from make_indexer import make_indexer  # noqa: E402
 from test_capture_models import BIN, SIZES, make_model, needs_programs, run_program  # noqa: E402
 
 import msalab.transformers as mt  # noqa: E402
+from msalab import results  # noqa: E402
 from msalab.capture.__main__ import main as capture  # noqa: E402
 from msalab.evaluation import exercises, scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
@@ -58,7 +59,14 @@ def evaluate(folder, text_file, out, *more):
 
 
 def summary_of(out):
-    return json.loads((out / "summary.json").read_text())
+    """The rows of each table, the same in both files."""
+    answer = results.open(out / "results.h5", "msalab evaluate")
+    assert answer.path.suffix == ".h5"
+    by_json = results.open(out)
+    found = {name: table.records() for name, table in by_json.tables.items()}
+    assert repr(found) == repr({name: table.records() for name, table in answer.tables.items()})
+    assert (by_json.run, by_json.columns, by_json.notes) == (answer.run, answer.columns, answer.notes)
+    return found
 
 
 def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, tmp_path, capsys):
@@ -90,23 +98,23 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
     assert (errors[:, [1, 3]] < 1e-5).all() and (errors[:, [0, 2]] > 1e-3).all()
     dense, sparse = summary["configs"][:2]
     bits = nats.astype(float) / np.log(2)
-    assert dense["bits_per_token"] == pytest.approx(bits[0].mean(), rel=1e-12)
-    assert dense["bits_per_byte"] == dense["bits_per_token"]
-    assert sparse["excess"]["mean"] == pytest.approx((bits[1] - bits[0]).mean(), rel=1e-9)
+    assert dense["bits_of_text"] == pytest.approx(bits[0].mean(), rel=1e-12)
+    assert dense["bits_of_bytes"] == dense["bits_of_text"]
+    assert sparse["excess"] == pytest.approx((bits[1] - bits[0]).mean(), rel=1e-9)
     # Of three documents there is no interval, and the table says why.
-    assert sparse["excess"]["low"] is None and sparse["excess"]["units"] == 3
+    assert np.isnan(sparse["excess_low"]) and sparse["units"] == 3
     assert "none: 3 documents, fewer than 6" in printed
-    assert summary["resampled"] == "documents" and summary["documents"] == 3
+    assert summary["evaluated"][0]["resampled"] == "documents" and summary["evaluated"][0]["documents"] == 3
     # Before 32 tokens, all of which a query reads, nothing is lost.
     with h5py.File(out / "results.h5") as file:
         beyond = file["evaluate/text/position"][()] >= 32
-    assert sparse["excess_beyond"]["tokens"] == beyond.sum() < len(beyond)
-    assert sparse["excess_beyond"]["mean"] == pytest.approx((bits[1] - bits[0])[beyond].mean(), rel=1e-9)
+    assert sparse["beyond_tokens"] == beyond.sum() < len(beyond)
+    assert sparse["excess_beyond"] == pytest.approx((bits[1] - bits[0])[beyond].mean(), rel=1e-9)
     assert np.abs((nats[1] - nats[0])[~beyond]).max() < 1e-4
     by_position = [row for row in summary["by_position"] if row["config"] == "mean-key@32"]
-    assert [(row["first"], row["end"]) for row in by_position] == [(0, 64), (64, 128), (128, 199)]
-    assert sum(row["tokens"] for row in by_position) == summary["tokens"] == nats.shape[1]
-    assert sum(row["tokens"] * row["excess"]["mean"] for row in by_position) == pytest.approx(
+    assert [(row["first_position"], row["end_position"]) for row in by_position] == [(0, 64), (64, 128), (128, 199)]
+    assert sum(row["foretold_tokens"] for row in by_position) == summary["evaluated"][0]["foretold_tokens"] == nats.shape[1]
+    assert sum(row["foretold_tokens"] * row["excess"] for row in by_position) == pytest.approx(
         (bits[1] - bits[0]).sum(), rel=1e-9)
     assert f"{dense['bits_per_token']:.4f}" in printed
     assert {"loss_by_budget.png", "loss_by_position.svg", "error_by_layer.csv"} <= {
@@ -145,12 +153,12 @@ def test_answers_are_scored_where_they_stand(folder, text_file, tmp_path, monkey
     assert evaluate(folder, text_file, tmp_path / "out", "--sequences", 0, "--tasks",
                     "needle,recall", "--selectors", "window", "--pairs", 2) == 0
     rows = summary_of(tmp_path / "out")["retrieval"]
-    assert {row["exact_match"] for row in rows if row["config"] != "window@32,first=1"} == {1.0}
+    assert {row["right_answers"] for row in rows if row["config"] != "window@32,first=1"} == {1.0}
     for row in rows:
         if row["config"] == "window@32,first=1":
-            assert row["exact_match"] == (0 if row["task"] == "needle" else 0.5)
+            assert row["right_answers"] == (0 if row["task"] == "needle" else 0.5)
             assert row["log_likelihood"] == (-2 if row["task"] == "needle" else -1)
-            assert row["exact_match_difference"]["mean"] == row["exact_match"] - 1
+            assert row["right_answers_above"] == row["right_answers"] - 1
     assert [row["exercises"] for row in rows if row["task"] == "needle"
             and row["config"] == "dense"] == [1, 2]
 
@@ -173,7 +181,7 @@ def test_a_stopped_run_goes_on_where_it_was(folder, text_file, tmp_path, monkeyp
     assert evaluate(*arguments, out, "--seed", 1) == 2
     assert f"error: {out / 'units'}: seed was 0, is 1; it is of another run" in capsys.readouterr().err
     assert evaluate(*arguments, out) == 0
-    units = len(summary_of(out)["configs"]) and summary_of(out)["sequences"] + 3  # 3 exercises
+    units = len(summary_of(out)["configs"]) and summary_of(out)["evaluated"][0]["text_sequences"] + 3  # 3 exercises
     assert len(scored) == units + 1
     printed = capsys.readouterr().out
     assert evaluate(*arguments, out) == 0  # it is complete
@@ -214,8 +222,8 @@ def test_a_fitted_indexer_comes_first(folder, text_file, tmp_path):
     summary = summary_of(tmp_path / "out")
     assert [c.get("selector") for c in summary["configs"][1::2]] == ["index", "mean-key", "window",
                                                                     "oracle"]
-    assert summary["resampled"] == "sequences"
-    assert summary["configs"][1]["excess"]["low"] is None  # of one sequence
+    assert summary["evaluated"][0]["resampled"] == "sequences"
+    assert np.isnan(summary["configs"][1]["excess_low"])  # of one sequence
 
 
 @needs_programs
@@ -291,8 +299,8 @@ def test_a_tokenizers_bytes_are_those_of_the_text(tmp_path):
                  "--lengths", "150", "--exercises", "1"]) == 0
     found = summary_of(tmp_path / "out")
     config = found["configs"][1]
-    assert config["config"] == "window@32,first=1" and 0 < config["bits_per_byte"] < config["bits_per_token"]
-    assert {row["length"] for row in found["retrieval"]} == {150}
+    assert config["config"] == "window@32,first=1" and 0 < config["bits_of_bytes"] < config["bits_of_text"]
+    assert {row["exercise_tokens"] for row in found["retrieval"]} == {150}
 
 
 def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys):
@@ -332,7 +340,7 @@ def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
     assert [c["config"] for c in summary["configs"]] == ["dense", "mean-key@32", "mean-key@32,first=1",
                                                         "window@32,first=1"]
     (row,) = summary["first_block"]
-    assert row["gain"]["mean"] == pytest.approx(row["excess"]["mean"] - row["forced"]["mean"], abs=1e-9)
+    assert row["first_block_gain"] == pytest.approx(row["excess"] - row["forced_excess"], abs=1e-9)
     assert "The first block, not forced and forced" in capsys.readouterr().out
 
 
@@ -344,12 +352,12 @@ def test_sensitivity_is_that_of_runs_with_dense_layers(folder, text_file, tmp_pa
                     "--dense-layers", "0") == 0
     summary = summary_of(tmp_path / "out")
     assert f"mean-key@32, one layer {one}" in capsys.readouterr().out
-    rows = {row["layer"]: row["bits"]["mean"] for row in summary["sensitivity"]}
+    rows = {row["layer"]: row["layer_bits"] for row in summary["sensitivity"]}
     assert sorted(rows) == [1, 2, 3] and list(rows.values()) == sorted(rows.values(), reverse=True)
     dense = "0,2" if one == "dense" else "0,1,3"
     assert evaluate(folder, text_file, tmp_path / "two", *arguments, "--dense-layers", dense) == 0
-    excess = summary_of(tmp_path / "two")["configs"][1]["excess"]["mean"]
-    alone = summary["configs"][1]["excess"]["mean"] - excess if one == "dense" else excess
+    excess = summary_of(tmp_path / "two")["configs"][1]["excess"]
+    alone = summary["configs"][1]["excess"] - excess if one == "dense" else excess
     assert rows[2] == pytest.approx(alone, abs=1e-9)
     assert [c["config"] for c in summary["configs"]] == ["dense", "mean-key@32"]
     assert (tmp_path / "out/sensitivity.csv").exists()
@@ -361,8 +369,9 @@ def test_advice_runs_layer_by_layer(folder, text_file, tmp_path, capsys):
     assert evaluate(folder, text_file, tmp_path / "out", "--from-advice", advice, "--tasks", "",
                     "--sequences", 1) == 0
     dense, config = summary_of(tmp_path / "out")["configs"]
-    assert (config["config"], config["budget"]) == ("advice", 64)
-    assert config["layers"]["1"]["top_k"] == 3 and config["layers"]["0"] is None
+    assert (config["config"], config["token_budget"]) == ("advice", 64)
+    (asked,) = results.open(tmp_path / "out").run["options"]["configs"]
+    assert asked["layers"]["1"]["top_k"] == 3 and asked["layers"]["0"] is None
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     first = torch.as_tensor(np.frombuffer(TEXT.encode(), np.uint8)[:CONTEXT].astype(np.int64))[None]
     asked = {}
@@ -371,7 +380,7 @@ def test_advice_runs_layer_by_layer(folder, text_file, tmp_path, capsys):
     model.set_attn_implementation(mt.NAME)
     with torch.no_grad():
         loss = model(first, labels=first).loss.item()
-    assert config["bits_per_token"] == pytest.approx(loss / np.log(2), rel=1e-5)
+    assert config["bits_of_text"] == pytest.approx(loss / np.log(2), rel=1e-5)
     assert asked[0] is None and asked[1].shape[-1] == 3 and asked[2].shape[-1] == 2
     assert (asked[1][20:, :, 0] == 0).all()  # the first block is forced there
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Made, models, pre_tokenizers, processors  # 
 
 import msalab  # noqa: E402
 import msalab.evaluation.__main__  # noqa: E402
-from msalab import advice  # noqa: E402
+from msalab import advice, results  # noqa: E402
 from msalab.capture.layer import CaptureError  # noqa: E402
 from msalab.evaluation import exercises, files, scoring  # noqa: E402
 from msalab.evaluation.tables import differences_table  # noqa: E402
@@ -85,8 +85,8 @@ def test_the_tokens_before_a_text_are_read_and_not_foretold(tokenizer_of, tmp_pa
         np.testing.assert_allclose(file["evaluate/text/nats"][0], nats, rtol=1e-4)
         assert file["evaluate/text/position"][()].tolist() == list(range(1, 79))
     found = summary_of(tmp_path / "out")
-    assert found["tokens"] == 78 and found["configs"][1]["excess_beyond"]["tokens"] == 79 - 32
-    assert [row["tokens"] for row in found["by_position"][:2]] == [63, 63]
+    assert found["evaluated"][0]["foretold_tokens"] == 78 and found["configs"][1]["beyond_tokens"] == 79 - 32
+    assert [row["foretold_tokens"] for row in found["by_position"][:2]] == [63, 63]
 
 
 @pytest.mark.parametrize("prepend", ["always", "first", "never"])
@@ -127,20 +127,20 @@ def test_settings_of_one_budget_are_compared_in_pairs(folder, text_file, tmp_pat
         document = file["evaluate/text/document"][()][file["evaluate/text/sequence"][()]]
     names = [config["config"] for config in summary["configs"]]
     rows = {(row["config"], row["above"]): row for row in summary["differences"]}
-    assert {row["budget"] for row in rows.values()} == {32, 208} and len(rows) == 2 * 3
+    assert {row["token_budget"] for row in rows.values()} == {32, 208} and len(rows) == 2 * 3
     for (config, above), row in rows.items():
         more = bits[names.index(config)] - bits[names.index(above)]
-        assert row["bits"]["mean"] == pytest.approx(more.mean(), rel=1e-9, abs=1e-12)
+        assert row["more_bits"] == pytest.approx(more.mean(), rel=1e-9, abs=1e-12)
         means = [more[document == number].mean() for number in range(7)]
-        assert min(means) - 1e-12 <= row["bits"]["low"] <= row["bits"]["high"] <= max(means) + 1e-12
-        assert row["bits"]["units"] == 7
-    best = min((c for c in summary["configs"][1:] if c["budget"] == 32 and c["selector"] != "oracle"),
-               key=lambda c: c["excess"]["mean"])["config"]
-    lines = differences_table(summary).split("\n\n")[0].splitlines()
+        assert min(means) - 1e-12 <= row["more_bits_low"] <= row["more_bits_high"] <= max(means) + 1e-12
+        assert row["units"] == 7
+    best = min((c for c in summary["configs"][1:] if c["token_budget"] == 32 and c["selector"] != "oracle"),
+               key=lambda c: c["excess"])["config"]
+    lines = differences_table(results.open(tmp_path / "out")).split("\n\n")[0].splitlines()
     assert lines[0].endswith(f"paired difference from {best}") and lines[0] in printed
     for line in lines[1:]:
         name, mean = line.split()[:2]
-        own = {c["config"]: c["excess"]["mean"] for c in summary["configs"][1:]}
+        own = {c["config"]: c["excess"] for c in summary["configs"][1:]}
         assert float(mean) == pytest.approx(own[name] - own[best], abs=1e-4) and "7 documents" in line
     assert len(lines) == 3
 
@@ -176,9 +176,9 @@ def unsealed(path, damage):
     ("results.h5", flipped, "is damaged, its bytes do not match the checksum at its end"),
     ("results.h5", lambda path: path.write_bytes(b"no HDF5"), "is no result of msalab evaluate"),
     ("results.h5", lambda path: unsealed(path, lambda file: file.__delitem__("run")), "is no result of msalab evaluate"),
-    ("summary.json", lambda path: path.write_text("{}"), "is not the summary of this run; --overwrite begins anew"),
-    ("summary.json", lambda path: path.write_text("[]"), "is not the summary of this run; --overwrite begins anew"),
-    ("summary.json", lambda path: path.write_text("[" * 300000), "is damaged, and no JSON"),
+    ("summary.json", lambda path: path.write_text("{}"), "it is not of this run, --overwrite begins anew"),
+    ("summary.json", lambda path: path.write_text("[]"), "it is not of this run, --overwrite begins anew"),
+    ("summary.json", lambda path: path.write_text("[" * 300000), "not a readable JSON file"),
     ("summary.json", lambda path: path.unlink(), "no such file; --overwrite begins anew")])
 def test_results_that_are_damaged_are_not_taken_as_complete(complete, capsys, name, damage, said):
     out, again = complete

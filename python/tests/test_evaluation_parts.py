@@ -5,14 +5,16 @@ import csv
 import hashlib
 import json
 import math
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from make_evaluation import summary
+from make_evaluation import answer, estimate, made, rows_of
 
 from msalab.capture.layer import CaptureError
 from msalab.evaluation import exercises, files, text
+from msalab.evaluation.columns import SHAPES
 from msalab.evaluation.intervals import interval_text, ratio_interval
 from msalab.evaluation.tables import retrieval_table, sensitivity_table, table
 from msalab.progress import Progress
@@ -20,6 +22,7 @@ from msalab.plots import evaluation as pictures
 from msalab.plots.__main__ import main as plot
 from msalab.plots.results import ResultsError
 
+FORMAT_PAGE = Path(__file__).parents[2] / "data/FORMAT.md"
 FILLER = ["Blocks of keys. " * 60, "Another document! " * 5]
 
 
@@ -136,16 +139,15 @@ def test_intervals_are_those_of_the_bootstrap():
 
 
 def test_tables_have_counts_and_intervals_or_the_reason():
-    said = summary()
-    for config in said["configs"]:
-        config.setdefault("bits_per_byte", None)
-    said["configs"][0]["bits_per_token"] = 3.0
-    said["configs"][1]["excess"] = {"mean": 0.5, "low": None, "high": None, "units": 2}
+    rows = rows_of()
+    rows["configs"][0]["bits_of_text"] = 3.0
+    rows["configs"][1].update(estimate("excess", 0.5, None, None), units=2)
+    for row in rows["retrieval_total"][1:]:
+        row.update(estimate("right_answers_above", -0.5, None, None))
+    said = answer(rows)
     lines = table(said).splitlines()
     assert lines[2].endswith("none: 2 documents, fewer than 6") and "beyond" in lines[0]
     assert sensitivity_table(said).splitlines()[1].startswith("  layer   1  +0.5000")
-    for row in said["retrieval_total"][1:]:
-        row["exact_match_difference"] = {"mean": -0.5, "low": None, "high": None, "units": 4}
     lines = retrieval_table(said).splitlines()
     assert lines[1].endswith("4 exercises, 4 answers")
     assert lines[2].endswith("-0.5000  none: 4 exercises, fewer than 6")
@@ -176,7 +178,7 @@ def test_files_end_with_their_checksum(tmp_path):
 
 
 def test_pictures_show_the_numbers_of_the_summary(tmp_path):
-    pictures.draw_all(summary(), tmp_path)
+    pictures.draw_all(answer(rows_of()), tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".csv"}
 
     def rows(name):
@@ -189,7 +191,7 @@ def test_pictures_show_the_numbers_of_the_summary(tmp_path):
     assert len(rows("loss_by_position")) == 8
     assert {row["error"] for row in rows("error_by_layer")} == {"0.25", "nan"}
     assert {row["exact_match"] for row in rows("retrieval")} == {"0.25"}
-    figure, _ = pictures.loss_by_budget(summary())
+    figure, _ = pictures.loss_by_budget(answer(rows_of()))
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["oracle"] == [0.5, 0.5]
 
@@ -197,14 +199,14 @@ def test_pictures_show_the_numbers_of_the_summary(tmp_path):
 def test_axes_of_layers_name_layers():
     for draw, label in ((pictures.error_by_layer, "behind layer"),
                         (pictures.sensitivity, "layer, dense beside the sparse others")):
-        axes = draw(summary())[0].axes[-1]
+        axes = draw(answer(rows_of()))[0].axes[-1]
         assert axes.get_xlabel() == label
         assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
 
 
 def test_the_report_has_a_section_of_it(results_path, tmp_path):
     path = tmp_path / "summary.json"
-    path.write_text(json.dumps(summary()))
+    path.write_text(json.dumps(made(rows_of())))
     assert plot([str(results_path), "--out", str(tmp_path / "out"), "--layers", "3", "--evaluate",
                  str(path)]) == 0
     page = (tmp_path / "out/report.html").read_text("utf-8")
@@ -217,8 +219,40 @@ def test_the_report_has_a_section_of_it(results_path, tmp_path):
 def test_refuses_a_summary_of_another_program(tmp_path):
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"format": "msa-compare-summary"}))
-    with pytest.raises(ResultsError, match='must be "msalab-evaluation"'):
+    with pytest.raises(ResultsError, match='must be "msa-report"'):
         pictures.read_evaluation(path)
+
+
+def tables_as_described() -> str:
+    """The generated part of data/FORMAT.md, as that of the other programs."""
+    lines = ["| table | a row | row key | other columns |", "|---|---|---|---|"]
+    for shape in SHAPES:
+        names = [f"`{key}`" for key in shape.columns]
+        lines.append(f"| `{shape.name}` | {shape.about} | {', '.join(names[:shape.keys]) or 'one row'} | "
+                     f"{', '.join(names[shape.keys:])} |")
+    lines += ["", "| column | type | unit | definition |", "|---|---|---|---|"]
+    columns = {key: column for shape in reversed(SHAPES) for key, column in shape.columns.items()}
+    for key, column in sorted(columns.items()):
+        definition = column.definition.replace("|", "\\|") + (f"; null: {column.null}" if column.null else "")
+        lines.append(f"| `{key}` | {column.type} | {column.unit} | {definition} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_format_page_has_the_tables():
+    begin, end = "<!-- tables of msalab evaluate -->\n", "<!-- end of msalab evaluate -->\n"
+    before, _, rest = FORMAT_PAGE.read_text("utf-8").partition(begin)
+    assert rest.partition(end)[0] == tables_as_described()
+
+
+def test_columns_of_programs_mean_the_same_here():
+    page = FORMAT_PAGE.read_text("utf-8").partition("<!-- tables -->")[2].partition("<!-- end -->")[0]
+    known = {cells[0]: tuple(cells[1:]) for cells in (line.strip("|").replace("`", "", 2)[1:-1].split(" | ")
+                                                      for line in page.splitlines()) if len(cells) == 4}
+    ours = {key: column for shape in SHAPES for key, column in shape.columns.items() if key in known}
+    assert {"selector", "token_budget", "first_position", "answers", "model"} <= ours.keys()
+    for key, column in ours.items():
+        kind, unit, definition = known[key]
+        assert (column.type, column.unit, column.definition) == (kind, unit, definition.partition("; null: ")[0]), key
 
 
 def test_differences_of_records_are_named():

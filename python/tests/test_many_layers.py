@@ -10,7 +10,7 @@ import make_results as maker
 import numpy as np
 import pytest
 from make_cost import advice, cache, comparison
-from make_evaluation import summary
+from make_evaluation import answer, rows_of
 from make_results import Case, make_results
 from matplotlib.lines import Line2D
 
@@ -98,9 +98,9 @@ def test_lines_that_lie_on_each_other_have_markers(many):
              if name.partition(",")[0] in ELEVEN}
     assert len(looks) == len(ELEVEN) and figure.axes[0].get_legend() is None  # it lies outside
     # Of one budget, a line is a point.
-    one = summary()
-    one["configs"] = [config for config in one["configs"] if config.get("budget") != 128]
-    assert lines_of(loss_by_budget(one)[0].axes[0])["oracle"].get_marker() == "x"
+    rows = rows_of()
+    rows["configs"] = [config for config in rows["configs"] if config.get("token_budget") != 128]
+    assert lines_of(loss_by_budget(answer(rows))[0].axes[0])["oracle"].get_marker() == "x"
 
 
 def test_a_report_of_many_layers_shows_six_by_themselves(many, tmp_path, capsys, monkeypatch):

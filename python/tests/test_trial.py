@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
 pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab test builds it")
 
+from make_evaluation import answer  # noqa: E402
 from test_capture_models import BIN, make_model, needs_programs  # noqa: E402
 
 from msalab import steps, trial  # noqa: E402
@@ -87,13 +88,15 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch):
         trial.find_program("msa-none")
 
 
-def summary(index, oracle):
+def evaluated(index, oracle, tokens=1024):
     def config(selector, budget, first, percent):
-        return {"selector": selector, "budget": budget, "forced_first": first, "bits_per_token": 2.0,
-                "excess": {"mean": 0.02 * percent, "low": None, "high": None}}
-    return {"tokens": 1024, "sequences": 4, "options": {"context": 256}, "configs": [{"config": "dense", "bits_per_token": 2.0}, *(
+        return {"config": f"{selector}@{budget}", "selector": selector, "token_budget": budget, "forced_first": first,
+                "bits_of_text": 2.0, "excess": 0.02 * percent, "units": 4, "beyond_units": 4, "beyond_tokens": 1}
+    return answer({"evaluated": [{"model": "m", "foretold_tokens": tokens, "text_sequences": 4, "documents": 4,
+                                  "resampled": "documents", "context": 256, "model_layers_run": "0"}],
+                   "configs": [{"config": "dense", "bits_of_text": 2.0}, *(
         config(selector, budget, 0, percent * 128 / budget) for budget in (64, 128)
-        for selector, percent in (("index", index), ("oracle", oracle)))]}
+        for selector, percent in (("index", index), ("oracle", oracle)))]})
 
 
 @pytest.mark.parametrize("index, oracle, says", [
@@ -101,13 +104,13 @@ def summary(index, oracle):
     (4, 0.5, "128 tokens are enough (the best choice loses 0.50 %), the Index Branch does not find them yet (4.00 %)"),
     (9, 3, "Even the best choice of 128 tokens loses 3.00 %")])
 def test_the_verdict_follows_the_loss_at_the_larger_budget(index, oracle, says):
-    lines = trial.verdict(summary(index, oracle))
+    lines = trial.verdict(evaluated(index, oracle))
     assert lines[-1].startswith(says)
     assert lines[1].startswith(f"64 tokens a query, the Index Branch: +{2 * index:.2f} % (no interval")
 
 
 def test_short_documents_have_no_verdict():
-    lines = trial.verdict({**summary(0.5, 0.1), "tokens": 400})
+    lines = trial.verdict(evaluated(0.5, 0.1, 400))
     assert lines[-1] == ("The documents held out have 100 tokens on average, for a context of 256: a text 3 times as long "
                          "says what MSA loses there.")
 

@@ -91,9 +91,9 @@ def _work(options):
     from .run import run
 
     first = launched_rank() == 0  # of several ranks, one prints
-    summary = run(options, lambda line: print(line, file=sys.stderr) if first else None)
+    answer = run(options, lambda line: print(line, file=sys.stderr) if first else None)
     if first:
-        print_tables(summary)
+        print_tables(answer)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,14 @@ def write_h5(path, fill) -> None:
         whole.finish()
 
 
-def write_json(path, content) -> None:
+def write_text(path, text: str) -> None:
     with PartialFile(path, overwrite=True) as file:
-        file.write((json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        file.write(text.encode())
         file.finish()
+
+
+def write_json(path, content) -> None:
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path):

@@ -39,6 +39,12 @@ def _quantiles(of_drawn, units: int, seed: int) -> dict:
     return {"low": float(low), "high": float(high), "units": units}
 
 
+def interval_of(row: dict, key: str, units: str = "units") -> dict:
+    """Of an estimate in a row of a table."""
+    low, high = (None if row[f"{key}{end}"] != row[f"{key}{end}"] else row[f"{key}{end}"] for end in ("_low", "_high"))
+    return {"mean": row[key], "low": low, "high": high, "units": int(row[units])}
+
+
 def opposite(one: dict) -> dict:
     """Of the difference the other way round."""
     low, high = one["low"], one["high"]

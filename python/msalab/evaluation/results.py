@@ -11,36 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from ..plots.evaluation import draw_all
-from .files import write_h5, write_json
-from .intervals import FEWEST, RESAMPLES, SHARE, opposite, ratio_interval
+from ..report import content, csv, write_tables
+from ..results import ENDS, Report
+from .columns import INTERVALS, SHAPES
+from .files import write_h5, write_json, write_text
+from .intervals import opposite, ratio_interval
 
-FORMAT, VERSION = "msalab-evaluation", 2
 DENSE = "dense"
 FIRST_BUCKET = 64  # positions; each bucket behind it ends at twice the position
-DEFINITIONS = {
-    "bits_per_token": "mean of -log2 of the probability that the model gives the next token",
-    "bits_per_byte": "the same sum over the UTF-8 bytes of the text foretold; null where the "
-                     "tokenizer does not say which they are",
-    "perplexity": "2 ^ bits_per_token",
-    "excess": "bits per token above the model's own attention, the same tokens under both; low "
-              f"and high: percentile bootstrap interval of {SHARE:.0%}, {RESAMPLES} resamples of "
-              "whole documents, or of sequences where there is one document; below "
-              f"{FEWEST} of them there is none",
-    "excess_beyond": "the same over the tokens that are foretold from positions beyond the budget: "
-                     "before them a query reads all there is",
-    "layer_error": "mean over tokens of |h - h_dense| / |h_dense| of the hidden state behind each "
-                   "layer, the error of all layers before included; then over sequences. It says "
-                   "where states differ, not which layer to keep dense: sensitivity does",
-    "sensitivity": "bits per token: of one sparse layer, the excess with this layer alone sparse; of "
-                   "one dense layer, what of the excess is gone with this layer dense, too",
-    "first_block": "excess without and with the first block forced, and their paired difference",
-    "differences": "bits per token of one setting above another of the same budget, on the same tokens: the "
-                   "mean of the paired differences and its interval, as of excess",
-    "exact_match": "share of the answers of which every token is the likeliest one, those before "
-                   "it being right",
-    "log_likelihood": "mean natural logarithm of the probability of an answer",
-    "budget": "tokens that a query reads: block size times selected blocks",
-}
+DEFINITIONS = {key: column.definition for shape in SHAPES for key, column in shape.columns.items()}
 
 
 def unit_names(record, plan) -> list[str]:
@@ -51,8 +30,8 @@ def unit_names(record, plan) -> list[str]:
         for number in range(asked["exercises"])]
 
 
-def complete(out: Path, record, plan, read) -> dict:
-    """Writes summary.json, the pictures and, as the last one, results.h5; returns the summary. record and
+def complete(out: Path, record, plan, read) -> Report:
+    """Writes summary.json, its tables, the pictures and, as the last one, results.h5; returns the answer. record and
     plan: those of the run (units.py); read(name): the arrays of a unit."""
     texts = [read(f"text {number}") for number in range(plan["texts"])]
     asked = record["options"]
@@ -60,10 +39,14 @@ def complete(out: Path, record, plan, read) -> dict:
                                      for number in range(asked["exercises"])]))
              for task in asked["tasks"] for length in asked["lengths"]]
     summary = summarise(record, plan, texts, tasks)
-    write_json(out / "summary.json", summary)
-    draw_all(summary, out)
-    write_h5(out / "results.h5", lambda file: _fill(file, record, plan, texts, tasks))
-    return summary
+    answer = Report(out / "summary.json", summary)
+    write_json(answer.path, summary)
+    (out / "tables").mkdir(exist_ok=True)
+    for name in summary["tables"]:
+        write_text(out / "tables" / f"{name}.csv", csv(summary, name))
+    draw_all(answer, out)
+    write_h5(out / "results.h5", lambda file: _fill(file, record, plan, texts, tasks, summary))
+    return answer
 
 
 def _joined(exercises) -> dict:
@@ -75,7 +58,7 @@ def _joined(exercises) -> dict:
             "depth": np.concatenate([one["depth"] for one in exercises])}
 
 
-def _fill(file, record, plan, texts, tasks):
+def _fill(file, record, plan, texts, tasks, summary):
     file.attrs["format"], file.attrs["format_version"] = "msa-results", 3
     run_group = file.create_group("run")
     for name, value in record.items():
@@ -110,6 +93,7 @@ def _fill(file, record, plan, texts, tasks):
             add(f"evaluate/retrieval/{task}@{length}/{name}", values,
                 "config,answer" if values.ndim == 2 else "answer",
                 "nat" if name == "log_likelihood" else "1", DEFINITIONS.get(name, name))
+    write_tables(file, summary)
     file["done"] = unit_names(record, plan)
 
 
@@ -117,35 +101,35 @@ def _config_names(plan) -> list[str]:
     return [DENSE, *(setting["config"] for setting in plan["settings"])]
 
 
-def _number(value):
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
 def summarise(record, plan, texts, tasks) -> dict:
+    """The content of summary.json."""
     names, asked, seed = _config_names(plan), record["options"], record["seed"]
     described = [{"config": DENSE}, *map(dict, plan["settings"])]
     documents = [int(one["document"]) for one in texts]
-    by_position, resampled = [], None
+    rows = {shape.name: [] for shape in SHAPES}
+    resampled = None
     if texts:
         resampled = "documents" if len(set(documents)) > 1 else "sequences"
         clusters = documents if resampled == "documents" else list(range(len(texts)))
         over = _Means(clusters, texts, seed, plan.get("first", 0))
         _describe_text(described, over)
-        by_position = _by_position(names, over)
-    return {"format": FORMAT, "format_version": VERSION, "model": plan["model"],
-            "options": {name: asked[name] for name in ("context", "dense_layers")} |
-                       {"seed": seed},
-            "definitions": DEFINITIONS, "layers": plan["layers"], "sequences": len(texts),
-            "tokens": int(sum(one["nats"].shape[1] for one in texts)),
-            "documents": len(set(documents)), "resampled": resampled,
-            "configs": described, "by_position": by_position,
-            "differences": _differences(described, over) if texts else [],
-            "first_block": _first_block(described, over) if texts else [],
-            "sensitivity": _sensitivity(plan, described, over) if texts else [],
-            "retrieval_total": [row for task, length, found in tasks
-                                for row in _retrieval(seed, 1, names, task, length, found)],
-            "retrieval": [row for task, length, found in tasks
-                          for row in _retrieval(seed, asked["depths"], names, task, length, found)]}
+        rows |= {"layer_errors": _layer_errors(plan, described, over), "by_position": _by_position(names, over),
+                 "differences": _differences(described, over), "first_block": _first_block(described, over),
+                 "sensitivity": _sensitivity(plan, described, over)}
+    rows["configs"] = [config | {"token_budget": config.get("budget")} for config in described]
+    for name, depths in (("retrieval_total", 1), ("retrieval", asked["depths"])):
+        rows[name] = [row for task, length, found in tasks
+                      for row in _retrieval(seed, depths, names, task, length, found)]
+    rows["evaluated"] = [{"model": plan["model"], "foretold_tokens": int(sum(one["nats"].shape[1] for one in texts)),
+                          "text_sequences": len(texts), "documents": len(set(documents)), "resampled": resampled,
+                          "context": asked["context"], "model_layers_run": " ".join(map(str, plan["layers"]))}]
+    return content(record, f"What the model {plan['model']} loses where its attention is sparse", SHAPES, rows,
+                   {"intervals": INTERVALS})
+
+
+def _estimate(key: str, found: dict) -> dict:
+    """The three entries of a column."""
+    return {key: found["mean"], f"{key}_low": found["low"], f"{key}_high": found["high"]}
 
 
 def _clustered(values, clusters) -> np.ndarray:
@@ -183,15 +167,20 @@ def _describe_text(described, over):
     total_bytes = sum(one["bytes"].sum() for one in over.texts)
     for row, config in enumerate(described):
         bits, tokens = over.bits(row)
-        config["bits_per_token"] = bits / tokens
-        config["bits_per_byte"] = _number(bits / total_bytes if total_bytes else math.nan)
-        config["perplexity"] = _number(np.exp2(config["bits_per_token"]))
+        config["bits_of_text"] = bits / tokens
+        config["bits_of_bytes"] = bits / total_bytes if total_bytes else math.nan
+        config["perplexity"] = np.exp2(config["bits_of_text"])
         if row == 0:
             continue
-        config["excess"] = over.excess(row)
-        config["excess_beyond"] = over.excess(row, first=config["budget"])
-        errors = np.mean([one["layer_error"][row - 1] for one in over.texts], 0)
-        config["layer_error"] = [_number(error) for error in errors]
+        excess, beyond = over.excess(row), over.excess(row, first=config["budget"])
+        config.update(_estimate("excess", excess) | _estimate("excess_beyond", beyond),
+                      units=excess["units"], beyond_tokens=beyond["tokens"], beyond_units=beyond["units"])
+
+
+def _layer_errors(plan, described, over) -> list[dict]:
+    return [{"config": config["config"], "layer": layer, "layer_error": error}
+            for row, config in enumerate(described) if row
+            for layer, error in zip(plan["layers"], np.mean([one["layer_error"][row - 1] for one in over.texts], 0))]
 
 
 def _by_position(names, over) -> list[dict]:
@@ -200,10 +189,11 @@ def _by_position(names, over) -> list[dict]:
     while first < longest:
         for row, name in enumerate(names):
             bits, tokens = over.bits(row, first, end)
-            rows.append({"config": name, "first": first, "end": min(end, longest), "tokens": tokens,
-                         "bits_per_token": bits / tokens})
+            rows.append({"config": name, "first_position": first, "end_position": min(end, longest),
+                         "foretold_tokens": tokens, "bits_of_text": bits / tokens})
             if row:
-                rows[-1]["excess"] = over.excess(row, first=first, end=end)
+                excess = over.excess(row, first=first, end=end)
+                rows[-1].update(_estimate("excess", excess), units=excess["units"])
         first, end = end, 2 * end
     return rows
 
@@ -211,8 +201,8 @@ def _by_position(names, over) -> list[dict]:
 def _differences(described, over) -> list[dict]:
     """Of every two settings of one budget, the second one above the first."""
     settings = [(row, config) for row, config in enumerate(described) if row]
-    return [{"budget": one["budget"], "config": other["config"], "above": one["config"],
-             "bits": over.excess(at, row)}
+    return [{"token_budget": one["budget"], "config": other["config"], "above": one["config"],
+             "units": (bits := over.excess(at, row))["units"]} | _estimate("more_bits", bits)
             for row, one in settings for at, other in settings if row < at and one["budget"] == other["budget"]]
 
 
@@ -224,8 +214,10 @@ def _first_block(described, over) -> list[dict]:
     for (selector, budget, first), row in places.items():
         forced = places.get((selector, budget, 1))
         if first == 0 and forced is not None:
-            rows.append({"selector": selector, "budget": budget, "excess": described[row]["excess"],
-                         "forced": described[forced]["excess"], "gain": over.excess(row, forced)})
+            gain = over.excess(row, forced)
+            rows.append({"selector": selector, "token_budget": budget, "units": gain["units"]} | _estimate("first_block_gain", gain) |
+                        {f"{of}excess{end}": config[f"excess{end}"] for end in ENDS
+                         for of, config in (("", described[row]), ("forced_", described[forced]))})
     return rows
 
 
@@ -238,8 +230,9 @@ def _sensitivity(plan, described, over) -> list[dict]:
         bits = over.excess(number, 0 if alone else place[one["of"]], rows="variants")
         if not alone:  # less excess is what a dense layer gains
             bits = opposite(bits)
-        rows.append({"config": one["of"], "one": one["one"], "layer": one["layer"], "bits": bits})
-    return sorted(rows, key=lambda row: (place[row["config"]], -row["bits"]["mean"]))
+        rows.append({"config": one["of"], "one": one["one"], "layer": one["layer"], "units": bits["units"]}
+                    | _estimate("layer_bits", bits))
+    return sorted(rows, key=lambda row: (place[row["config"]], -row["layer_bits"]))
 
 
 def _retrieval(seed, depths, names, task, length, found) -> list[dict]:
@@ -255,13 +248,11 @@ def _retrieval(seed, depths, names, task, length, found) -> list[dict]:
             right, likelihood = (found[key][:, here].astype(float)
                                  for key in ("right", "log_likelihood"))
             share = ratio_interval(_clustered(right[row], exercise), answers, seed)
-            rows.append({"task": task, "length": length, "shallowest": low, "deepest": high,
+            rows.append({"task": task, "exercise_tokens": length, "shallowest": low, "deepest": high,
                          "config": name, "exercises": len(answers), "answers": int(here.sum()),
-                         "exact_match": share["mean"],
-                         "exact_match_interval": [share["low"], share["high"]],
-                         "log_likelihood": likelihood[row].mean()})
+                         "log_likelihood": likelihood[row].mean()} | _estimate("right_answers", share))
             if row:
-                for key, values in (("exact_match", right), ("log_likelihood", likelihood)):
-                    rows[-1][f"{key}_difference"] = ratio_interval(
-                        _clustered(values[row] - values[0], exercise), answers, seed)
+                for key, values in (("right_answers", right), ("log_likelihood", likelihood)):
+                    rows[-1].update(_estimate(f"{key}_above", ratio_interval(
+                        _clustered(values[row] - values[0], exercise), answers, seed)))
     return rows

@@ -19,11 +19,12 @@ from ..capture.gguf import not_loaded, place_of
 from ..capture.layer import require
 from ..operations import _msalab
 from ..progress import Progress
+from ..results import Report
 from . import exercises, text
 from .files import require_folder, sha256
 from .results import unit_names
 from .scoring import Scorer, Setting
-from .units import work
+from .units import PROGRAM, work
 
 
 def settings_of(options, note) -> list[Setting]:
@@ -200,7 +201,7 @@ def record_of(options, model, settings) -> dict:
             name, copy = f"{path.name} ({copy})", copy + 1
         inputs[name] = sha256(path)
     names = ("dense_layers", "sensitivity", "context", "sequences", "tasks", "lengths", "exercises", "depths", "pairs", "dtype", "bytes")
-    return {"program": "msalab evaluate", "commit": version(), "compiler": software(),
+    return {"program": PROGRAM, "commit": version(), "compiler": software(),
             "model": model_sums(options.model, model), "inputs": inputs, "seed": options.seed,
             "options": {name: getattr(options, name) for name in names} |
                        {"configs": [_described(setting) for setting in settings]}}
@@ -261,8 +262,8 @@ def device_name(device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def run(options, note) -> dict:
-    """The summary. It, the pictures and results.h5 are in options.out, written by this process or by another one of
+def run(options, note) -> Report:
+    """The answer. It, the pictures and results.h5 are in options.out, written by this process or by another one of
     the same run."""
     check_options(options)
     require_folder(options.out)

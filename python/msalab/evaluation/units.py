@@ -15,14 +15,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from .. import claims, hdf5
+from .. import claims, hdf5, results
 from ..capture.layer import CaptureError, require
 from ..ending import Refusal
 from .files import read_json, same_or_refused, verify_checksum
-from .results import FORMAT, VERSION, complete
+from .results import complete
 
 CHECK = ', "crc32": '  # of the text without it
-PARTS = {"configs", "differences", "first_block", "sensitivity", "retrieval_total", "resampled"}  # that are printed
+PROGRAM = "msalab evaluate"
 RESULTS = "results"  # the claim of who makes them
 WAITS = 0.02, 1.0  # seconds between two looks at what others do: at first, at most
 SAID_AFTER = 2.0  # seconds, whom a process waits for
@@ -180,16 +180,16 @@ class _Patience:
         self._seconds = min(2 * self._seconds, WAITS[1])
 
 
-def _summary_of(path: Path) -> dict:
+def _answer_of(path: Path) -> results.Report:
     require(path.is_file(), f"{path}: no such file; --overwrite begins anew")
-    summary = read_json(path)
-    known = isinstance(summary, dict) and (summary.get("format"), summary.get("format_version")) == (FORMAT, VERSION)
-    require(known and PARTS <= summary.keys(), f"{path}: is not the summary of this run; --overwrite begins anew")
-    return summary
+    try:
+        return results.open(path, PROGRAM)
+    except results.ResultsError as error:
+        raise CaptureError(f"{error}; it is not of this run, --overwrite begins anew") from error
 
 
-def _make_results(folder: Folder, plan: dict, note) -> dict:
-    """results.h5, summary.json and pictures; returns the summary."""
+def _make_results(folder: Folder, plan: dict, note) -> results.Report:
+    """results.h5, summary.json and pictures; returns the answer."""
     devices: dict[str, None] = {}
 
     def read(name: str) -> dict:
@@ -198,19 +198,19 @@ def _make_results(folder: Folder, plan: dict, note) -> dict:
         return _arrays(unit)
 
     try:
-        summary = complete(folder.out, folder.record, plan, read)
+        answer = complete(folder.out, folder.record, plan, read)
     except (KeyError, TypeError) as error:
         raise CaptureError(f"{folder.units}: its units are not of this run ({type(error).__name__}: {error}); --overwrite "
                            "begins anew") from error
     if len(devices) > 1:
         note(f"note: the run had several devices: {'; '.join(devices)}. Where these are of one kind, so are the last "
              "bits of their numbers")
-    return summary
+    return answer
 
 
-def work(out: Path, options, record, plan, makers, note, watch=None) -> dict:
+def work(out: Path, options, record, plan, makers, note, watch=None) -> results.Report:
     """Does units, of which `makers` has all of the run by name, until all are done, by this process or by others. The
-    summary, which one of them writes. watch.begin(names) is told what is left, watch.count(names) what others have done,
+    answer, which one of them writes. watch.begin(names) is told what is left, watch.count(names) what others have done,
     watch.left() says how long the rest takes."""
     folder = Folder(out, record)
     try:
@@ -221,7 +221,7 @@ def work(out: Path, options, record, plan, makers, note, watch=None) -> dict:
         raise
 
 
-def _work(folder: Folder, options, plan, makers, note, watch) -> dict:
+def _work(folder: Folder, options, plan, makers, note, watch) -> results.Report:
     names, patience = list(makers), _Patience(note)
     folder.begin(options.overwrite)
     first = claims.launched_number() % len(names)
@@ -245,9 +245,9 @@ def _work(folder: Folder, options, plan, makers, note, watch) -> dict:
                 if folder.is_complete() or folder.file_of(name).exists():
                     continue
                 if name == RESULTS:
-                    summary = _make_results(folder, plan, note)
+                    answer = _make_results(folder, plan, note)
                     folder.end()
-                    return summary
+                    return answer
                 note(f"{len(done) + 1}/{len(names)}: {name}{watch.left() if watch is not None else ''}")
                 folder.write(name, plan["device"], {key: np.asarray(values) for key, values in makers[name]().items()})
                 counted.add(name)
@@ -256,4 +256,4 @@ def _work(folder: Folder, options, plan, makers, note, watch) -> dict:
                     raise  # else another process took it over, or has made the results
     if counted is None:
         note(f"{folder.results}: is complete")
-    return _summary_of(folder.out / "summary.json")
+    return _answer_of(folder.out / results.SUMMARY)

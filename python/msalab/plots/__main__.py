@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: MIT
 """msalab plot results.h5 --out DIR: every picture as PNG, SVG and CSV, and report.html."""
 
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from ..arguments import CommandLine, distinct_integers
 from ..ending import ended
 from ..explore import Activations, make_microscope
-from ..results import FORMAT
+from ..results import open as open_answer
 from .advice import cost_front, read_advice
 from .cache import cache_curves, read_cache
 from .comparison import read_comparison
-from .cost import is_of_results, read_bench, read_cost, read_json
+from .cost import is_of_results, read_bench, read_cost
 from .evaluation import read_evaluation
 from .fit import FitResults
 from .gallery import (advice_section, cache_section, comparison_section, difference_section, efficiency_section,
@@ -85,8 +83,7 @@ def more_sections(options, results: Results, files: ExitStack):
         path = getattr(options, name)
         if path:
             drawn = read(path, reader)
-            summary = json.loads(Path(path).read_text(encoding="utf-8"))
-            captures = summary.get("run", summary).get("captures")
+            captures = open_answer(path).run.get("captures")
             after.append(of_file(path, make, drawn, note=other_data(path, captures, of_page)))
     records = ", ".join(options.bench)
     bench = read(records, read_bench, *options.bench) if options.bench else {}
@@ -109,7 +106,7 @@ OF_PROGRAM = {"msa-advise": (read_advice, {"advice": cost_front}),
 
 def draw_alone(path, out):
     """The pictures of a summary.json alone, as PNG, SVG and CSV."""
-    program = read_json(path, FORMAT).get("program")
+    program = open_answer(path).program
     if program not in OF_PROGRAM:
         raise ResultsError(f"{path}: has no pictures of program {program}; there are of {', '.join(OF_PROGRAM)}")
     reader, pictures = OF_PROGRAM[program]

@@ -20,7 +20,7 @@ ORDERS = ("q_outer", "union", "kv_outer", "automatic")
 
 
 # The versions of each format that are understood; a format without versions has none.
-VERSIONS = {"msa-torch-times": (1,), "msalab-evaluation": (2,)}
+VERSIONS = {"msa-torch-times": (1,)}
 
 
 def read_json(path, *formats: str) -> dict:

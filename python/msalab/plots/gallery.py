@@ -303,24 +303,26 @@ def comparison_section(comparison: Comparison) -> Section:
         comparison_definitions(comparison))
 
 
-def evaluation_section(summary: dict) -> Section:
-    """Of the summary of msalab evaluate."""
-    def drawn(*_):
-        for name, draw in evaluation.pictures(summary):
-            yield Picture(f"evaluation_{name}", *draw(summary))
+def evaluation_section(answer: Report) -> Section:
+    """Of the answer of msalab evaluate."""
+    of = answer["evaluated"].row()
 
-    counted = (f"{summary['tokens']} tokens of {summary['sequences']} sequences from "
-               f"{summary['documents']} documents, each under every setting; the shaded intervals "
-               f"are of a bootstrap over {summary['resampled']}." if summary["resampled"] else "")
+    def drawn(*_):
+        for name, draw in evaluation.pictures(answer):
+            yield Picture(f"evaluation_{name}", *draw(answer))
+
+    counted = (f"{of['foretold_tokens']} tokens of {of['text_sequences']} sequences from "
+               f"{of['documents']} documents, each under every setting; the shaded intervals "
+               f"are of a bootstrap over {of['resampled']}." if of["resampled"] else "")
     return Section(
         "evaluation",
         "What does the model itself lose?",
-        (f"The model {summary['model']} with MSA in place of its attention, so that the error of a "
+        (f"The model {of['model']} with MSA in place of its attention, so that the error of a "
          "layer is carried through all that follow. 0 is the model's own attention. " + counted,
          "Behind a layer, the error is that of its hidden states, relative to their norm. Right "
          "answers are those of which every token is the likeliest one; the grey line is the "
          "model's own attention."),
-        drawn, evaluation.numbers(summary), "evaluation", summary["definitions"])
+        drawn, evaluation.numbers(answer), "evaluation", answer.definitions)
 
 
 def advice_section(advice: Advice) -> Section:
