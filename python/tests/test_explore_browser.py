@@ -350,7 +350,9 @@ def test_128k_tokens_are_zoomed_in_50_milliseconds(browser, tmp_path):
     """Of a cell that covers several queries and blocks: the mean over the queries, the most over the blocks."""
     microscope, chosen, positions = made_up(131072, 128, 2048, ("oracle", "index"))
     browser.resize(1280)
-    browser.open(write_page(microscope, tmp_path / "page.html").as_uri() + "#layer=0&selector=index", READY)
+    page = write_page(microscope, tmp_path / "page.html").as_uri() + "#layer=0&selector=index"
+    browser.open(page, READY)
+    assert 0.01 < browser.busy() < 2
     said = browser.text(".ms-part-sampled").replace("\u202f", " ")
     assert "All 2 048 analysed queries are here, of 131 072 tokens" in said
     places = [(0.1, 0.2), (0.01, 0.9), (0.5, 0.8), (0.3, 0.31), (0.62, 0.97), (0.9, 0.5)]
@@ -365,14 +367,15 @@ def test_128k_tokens_are_zoomed_in_50_milliseconds(browser, tmp_path):
             if begin > positions[last - 1] // 128:
                 expected = [233, 235, 240]
             assert np.abs(np.array(colour) - expected).max() <= 1, (name, x, y)
-    assert float(browser.run(f"return {READY}")) < 2000 and (tmp_path / "page.html").stat().st_size < 8e6
+    assert (tmp_path / "page.html").stat().st_size < 8e6
     browser.run("document.querySelector('[data-map=oracle] canvas').focus()")
     times = {"+": [], "0": []}
     for _ in range(8):
         for key, took in times.items():
+            before = browser.busy("ScriptDuration")
             browser.type(key)
-            took.append(browser.run(TOOK))
-    assert max(map(min, times.values())) < 1000 * CLICK, times
+            took.append(browser.busy("ScriptDuration") - before)
+    assert 0.001 < max(map(min, times.values())) < CLICK, times
 
 
 def test_a_second_run_stands_beside_the_first(browser, files, tmp_path):

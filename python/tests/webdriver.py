@@ -34,6 +34,7 @@ class Browser:
         try:
             self._address += "/" + self._send("", {"capabilities": {"alwaysMatch": {
                 "browserName": "chrome", "goog:chromeOptions": options}}})["sessionId"]
+            self.command("Performance.enable", timeDomain="threadTicks")
         except BaseException:
             self._driver.kill()
             raise
@@ -62,6 +63,12 @@ class Browser:
         self._send("/url", {"url": "about:blank"})  # where only the part behind # differs, it is opened anew
         self._send("/url", {"url": address})
         self.wait(ready)
+
+    def busy(self, part="TaskDuration"):
+        """Seconds of processor time, since others may use this machine, of the page's thread since it was opened, or of its
+        ScriptDuration alone."""
+        metrics = {one["name"]: one["value"] for one in self.command("Performance.getMetrics")["metrics"]}
+        return metrics[part]
 
     def wait(self, ready, seconds=60):
         until = time.monotonic() + seconds
