@@ -52,14 +52,16 @@ class IndexBranch:
                              "needs one scale for all of them")
         return replace(self, int8=True)
 
-    def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, turns: tuple[Tensor, Tensor], made: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """index_q [..., Hkv, didx] and index_k [..., didx], float32 or int8, of the hidden states x [..., d_model].
         turns: nn.rotation of their positions by the frequencies, float32. On a GPU the projection is of the type of x.
+        made: the projection, where it was made already.
 
         int8: a query's largest number becomes 127, and of keys the largest that any may have: which blocks a query
         selects depends neither on its own scale nor on one that all keys share."""
         weight, norm = self.joined(x.dtype if x.is_cuda else torch.float32)
-        heads = linear(x.to(weight.dtype), weight).float().unflatten(-1, (self.groups + 1, -1))
+        made = linear(x.to(weight.dtype), weight) if made is None else made
+        heads = made.float().unflatten(-1, (self.groups + 1, -1))
         if norm is not None:
             heads = rms_norm(heads, heads.shape[-1:], eps=fitted.EPSILON) * norm
         heads = turn(heads, *turns)

@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from . import advice as advices
 from . import indexer as indexers
+from . import joined as joins
 from . import kv_cache, operations, selectors
 from . import torch as m
 from .capture.decoder import decoder_of, number_attention
@@ -219,20 +220,29 @@ class Layer:
     call: Call | None = None  # under way
     held: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)  # cache -> Held
     hook: object = None
+    joined: joins.Joined | None = None  # where a Cache serves it
 
-    def prepare(self, like):
-        """Has the weights of its Index Branch where a model of parameters like this one reads them."""
+    def prepare(self, module):
+        """Has the weights of its Index Branch where the module reads its own, and joined with them."""
+        like = next(module.parameters())
         if self.branch.w_q.device != like.device:
             self.branch = self.branch.to(like.device)
         weights = self.branch.joined(like.dtype if like.is_cuda else torch.float32)
         for tensor in (*weights, self.branch.frequencies):
             if tensor is not None:
                 kv_cache.stays(tensor)
+        self.joined = joins.Joined.of(module, self.branch, self.joined)
+        if self.joined is not None:
+            for tensor in (self.joined.weight, self.joined.bias):
+                if tensor is not None:
+                    kv_cache.stays(tensor)
 
     def keep_input(self, _, args, kwargs):
         x = kwargs.get("hidden_states", args[0] if args else None)
         cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
         self.call = Call(x, cache)
+        if self.joined is not None and isinstance(cache, Cache) and not torch.is_grad_enabled():
+            self.joined.begin(x)
         if cache is not None and self.branch is not None and not isinstance(cache, Cache):
             self.find_held()
 
@@ -438,8 +448,10 @@ class Cache(cache_utils.Cache):
         self.rows = kv_cache.Rows(None if max_cache_len is None else -(-max_cache_len // unit) * unit, unit)
         for number in cached:
             self.layers[number] = kv_cache.CachedLayer(number, self.rows, number == cached[0])
-            if layers[number].branch is not None:
-                layers[number].prepare(next(model.parameters()))
+        for module in model.modules():
+            layer = getattr(module, _ATTRIBUTE, None)
+            if layer is not None and layer.branch is not None:
+                layer.prepare(module)
         self.first, self.last = self.layers[cached[0]], self.layers[cached[-1]]
 
     @property
@@ -537,15 +549,15 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
     _require(cache.configured.of.get(layer.number) is layer, "the cache is of another model or configuration")
     _require(not (torch.is_grad_enabled() and query.requires_grad), "a cache has no gradient: call the model under "
              "torch.no_grad()")
-    rows = kept.rows
+    rows, made = kept.rows, None if layer.joined is None else layer.joined.end()
     if cache.offloading:
         kept.prefetch()
     q, k, v = (heads.transpose(1, 2).to(kept.kept) for heads in (query, key, value))
     branch, index_q, index_k = layer.branch, None, None
     lengths, known = kept.step(branch, new)
     if branch is not None:
-        index_q, index_k = (branch.stored(heads, kept.kept) for heads in branch(x, rows.turned(
-            branch.rope, branch.frequencies)))
+        turns = rows.turned(branch.rope, branch.frequencies)
+        index_q, index_k = (branch.stored(heads, kept.kept) for heads in branch(x, turns, made))
     kept.write(k, v, index_k, lengths, known)
     where = (rows.table, lengths)
     if branch is not None:
