@@ -10,6 +10,7 @@ without attention stay as they are; of the last, what passes from token to token
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections import Counter
@@ -224,13 +225,17 @@ class Measured:
     query_heads: int
 
 
-def shape_model(shape: dict) -> Model:
-    """Of a Llama with these entries of its configuration."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+@functools.cache
+def shape_model(shape: str) -> Model:
+    """Of a Llama with these entries of its configuration, as JSON. Its layers are alike."""
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    sizes = json.loads(shape)
     with torch.device("meta"):
-        return model_of(LlamaForCausalLM(LlamaConfig(**shape)))
+        one = model_of(LlamaForCausalLM(LlamaConfig(**sizes | {"num_hidden_layers": 1})))
+    count = sizes["num_hidden_layers"]
+    return replace(one, layers=one.layers * count, parameters=one.parameters * count)
 
 
 def measured(folder: Path) -> list[Measured]:
@@ -248,7 +253,7 @@ def measured(folder: Path) -> list[Measured]:
             case = path.name, name.rpartition("/")[0], arm
             if case in found and found[case].ms <= ms:
                 continue
-            model = shape_model(shape)
+            model = shape_model(json.dumps(shape))
             said = 1e3 * seconds(model, work, context, RATES[gpu], msa, **how)
             found[case] = Measured(path.name, name, ms, said, model.hidden, model.layers[0].query_heads)
     return list(found.values())
