@@ -358,6 +358,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_k
                 layer.source = numbered[branch.layer]
                 layer.source.shares = True
         if layer.selector == OWN:
+            _check_heads(module, number)
             layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
     return Plan(layers, sorted(choices), model)
 
@@ -383,8 +384,18 @@ def _branches(choices: dict, indexer) -> dict:
     return {number: found[number] for number in wanted}
 
 
+def _groups(module) -> int:
+    return module.config.num_attention_heads // module.num_key_value_groups
+
+
+def _check_heads(module, number: int):
+    heads, groups = module.indexer.num_heads, _groups(module)
+    _require(heads == groups, f"layer {number}: {type(module.indexer).__name__} has {heads} index heads; there is one "
+             f"index head for each of the {groups} groups")
+
+
 def _check_fit(branch, module, number: int):
-    groups = module.config.num_attention_heads // module.num_key_value_groups
+    groups = _groups(module)
     width = module.q_proj.in_features if hasattr(module, "q_proj") else branch.w_q.shape[1]
     _require(branch.groups == groups and branch.w_q.shape[1] == width, f"layer {number}: the Index "
              f"Branch has {branch.groups} groups and takes {branch.w_q.shape[1]} channels, the "

@@ -436,6 +436,8 @@ def test_refusals_name_what_is_wrong(tmp_path, sequences):
     sequences[1][5] = 97
     refused(make_model("llama"), "token ids from 3 to 97; the vocabulary of .* is 0 to 96")
     sequences[1][5] = 3
+    refused(make_model("minimax_m3", index_n_heads=4), "MiniMaxM3VL.*Indexer has 4 index heads; there is one index head "
+            "for each of the 2 groups")
     broken = make_model("qwen3")
     with torch.no_grad():
         broken.model.layers[1].self_attn.v_proj.weight[3] = torch.nan

@@ -384,6 +384,8 @@ def test_refuses_settings_that_cannot_be(tmp_path):
     refused(model, "no layer is left", dense_layers=range(4))
     refused(model, 'selector "index" needs an indexer', selector="index")
     refused(model, "models that have an Index Branch", selector="own")
+    refused(model_of("minimax_m3", index_n_heads=2 * GROUPS), f"layer 1: .*Indexer has {2 * GROUPS} index heads; there is "
+            f"one index head for each of the {GROUPS} groups", selector="own")
     refused(model, "no such file", indexer=tmp_path / "none.h5")
     some = make_indexer(tmp_path / "some.h5", [1, 3], groups=GROUPS, dim=16, model_dim=64)
     refused(model, r"no Index Branch of layers \[0, 2\]", indexer=some)

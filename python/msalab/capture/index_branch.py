@@ -28,14 +28,18 @@ class IndexBranch:
 
     @classmethod
     def of(cls, attention: torch.nn.Module) -> IndexBranch | None:
-        """None where there is no indexer, or one of another kind (latent, one for all heads)."""
+        """None where there is no indexer, or one that selects no blocks (latent, one for all heads)."""
         indexer = getattr(attention, "indexer", None)
         if not all(isinstance(getattr(indexer, name, None), torch.nn.Linear)
                    for name in ("q_proj", "k_proj")):
             return None
         index_heads = indexer.q_proj.out_features / indexer.k_proj.out_features
         groups = attention.config.num_attention_heads / attention.num_key_value_groups
-        return cls(indexer) if index_heads == groups else None
+        if index_heads == groups:
+            return cls(indexer)
+        require(not hasattr(indexer, "topk_blocks"), f"{type(indexer).__name__} has {index_heads:g} index heads; "
+                f"there is one index head for each of the {groups:g} groups")
+        return None
 
     @contextmanager
     def observed(self):
