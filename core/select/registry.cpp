@@ -37,6 +37,7 @@
     X(minference_block_sparse)   \
     X(flexprefill)               \
     X(xattention)                \
+    X(skip_softmax)              \
     X(expected_attention)        \
     X(snapkv)                    \
     X(h2o)                       \

@@ -49,7 +49,8 @@ _LESS_KNOWN = [
     "quest-pages", "infllm-v2", "streaming-llm", "h2o", "shadowkv", "hisa-tokens", "keydiff",
     "oracle-value", "oracle-error", "top-p", "ada-oracle", "hisa", "dsa", "nsa", "qsa",
     "qsa-tokens", "seerattention", "minference", "minference-vs", "minference-bs", "flexprefill",
-    "xattention", "expected-attention", "h2o-streamed", "h2o-oracle", "previous-layer"]
+    "xattention", "expected-attention", "h2o-streamed", "h2o-oracle", "previous-layer",
+    "skip-softmax"]
 _MORE_COLOURS = ("#79b4ea", "#00665e", "#8a1046", "#6fae2e", "#272c7e", "tab:brown", "#e0a100")
 _FILLS = ("left", "bottom", "right", "top", "none")
 _LINES = tuple((0, dashes) for dashes in ((1, 4), (5, 1), (6, 3), (3, 1, 1, 1, 1, 1), (8, 2, 2, 2),
