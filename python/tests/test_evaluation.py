@@ -116,7 +116,7 @@ def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, 
     assert sum(row["foretold_tokens"] for row in by_position) == summary["evaluated"][0]["foretold_tokens"] == nats.shape[1]
     assert sum(row["foretold_tokens"] * row["excess"] for row in by_position) == pytest.approx(
         (bits[1] - bits[0]).sum(), rel=1e-9)
-    assert f"{dense['bits_per_token']:.4f}" in printed
+    assert f"{dense['bits_of_text']:.4f}" in printed
     assert {"loss_by_budget.png", "loss_by_position.svg", "error_by_layer.csv"} <= {
         path.name for path in out.iterdir()}
     assert not (out / "units").exists()
