@@ -49,6 +49,10 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
 # FitWorkers.TogetherHave* the workers of a fit, PrecisionRuns.ABackendsOwnKernelsReadACache* those
 # kernels, CapturesOf several files, BenchCaptured.FileAndIndexer* a file under msa-bench,
 # PrecisionTest.MeasuresTheFormats* the formats. 110 s of a core.
+# Of Processes, those that wait, take over and refuse are seen: a late one waits as in
+# SayWhomTheyWaitFor, units from elsewhere are taken as in TakeOverWhatADeadOneHad and refused as in
+# SharedResults.AUnitOfAnotherRun*, old claims are in Claims.OfAnotherHost*, a full disk is in
+# Resume.AFullDisk*, a folder that cannot be written in Claims.NeedAFolder*.
 msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
@@ -61,7 +65,9 @@ msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOf
     PrecisionTest.FormatsThatMerge* PrecisionTest.FullPrecision*
     Advise.FindsTheSmallest* FitResume.*ReplacesAnother FitWorkers.Interrupted*
     PrecisionRuns.*AgreeWithTheSimulation PrecisionTest.WhatIsLost* Price.IsOfAllLayers*
-    Resume.Overwrite* Reuse.TheBestPattern* *CommandLines.TakeTheSlash* *CommandLines.RefuseAPipe*)
+    Resume.Overwrite* Reuse.TheBestPattern* *CommandLines.TakeTheSlash* *CommandLines.RefuseAPipe*
+    Processes.SomeStartLate Processes.WaitForAnotherHost* Processes.ReplaceOldResults*
+    Processes.UnitsOfSeveralFolders* Processes.AFullDisk* Processes.AFolderThatIsReadOnly*)
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 
