@@ -17,8 +17,6 @@ constexpr Metric kTable[] = {
      "may hide large losses of the model (docs/smollm2.md)"},
     {"oracle_mass", "oracle mass", "probability", "group",
      "sum of P_b over I*: mass kept by the oracle's choice of as many blocks"},
-    {"heaviest_kept", "heaviest kept", "share of queries", "group",
-     "share of the counted queries whose block of most mass is among the chosen ones"},
     {"output_error", "output error", "relative", "head",
      "|o_sparse - o_dense| / |o_dense| of each head over the counted queries, mean over heads"},
     {"group_output_error", "error", "relative", "group",

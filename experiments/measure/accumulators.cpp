@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "experiments/measure/accumulators.h"
 
-#include <algorithm>
 #include <string_view>
 
 #include "analysis/output_error.h"
@@ -29,20 +28,6 @@ std::optional<State> add_mass(const ChosenRows& of) {
     KeptMass mass(of.rows.problem.kv_heads);
     mass.add(kinds_of(of), of.ids, of.rows.of(of.chunk.mass));
     return mass.state();
-}
-
-/// Probability 1 on each row's heaviest block, the oldest of equal ones.
-std::optional<State> add_heaviest(const ChosenRows& of) {
-    const auto mass = of.rows.of(of.chunk.mass);
-    Tensor<float, 3> heaviest(mass.shape());
-    for (int64_t q = 0; q < mass.extent(0); ++q)
-        for (int64_t g = 0; g < mass.extent(1); ++g) {
-            const float* row = &mass(q, g, 0);
-            heaviest(q, g, std::max_element(row, row + mass.extent(2)) - row) = 1;
-        }
-    KeptMass kept(of.rows.problem.kv_heads);
-    kept.add(kinds_of(of), of.ids, heaviest);
-    return kept.state();
 }
 
 std::optional<State> add_error(const ChosenRows& of) {
@@ -96,10 +81,6 @@ const std::vector<Accumulator>& all() {
          {of_recall<0>(), of_recall<1>(), of_recall<2>(), of_recall<3>()},
          add_recall},
         {"mass", [](const Measured& of) { return !of.recalls; }, {{"mass_kept", mean}}, add_mass},
-        {"heaviest",
-         [](const Measured& of) { return of.attention; },
-         {{"heaviest_kept", mean}},
-         add_heaviest},
         {"output_error",
          [](const Measured& of) { return of.attention && of.error_of == ErrorOf::head; },
          {{"output_error", error}},
