@@ -3,14 +3,12 @@
 
 #include <stdexcept>
 
-#include "analysis/recall.h"
 #include "core/error.h"
 #include "core/select/selector.h"
 #include "experiments/analyze/options.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/metrics.h"
 #include "experiments/driver/run.h"
-#include "experiments/measure/sums.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -38,40 +36,6 @@ std::vector<Learned> learned(const std::vector<Row>& rows) {
     return all;
 }
 
-/// Quarters of equally many blocks of queries, in the order of the file, over the sums that the
-/// means over all queries are made of.
-void add_quarters(const io::ResultsReader& results, const Row& of, std::vector<Quarter>& to) {
-    constexpr int64_t kQuarters = 4;
-    const std::string sums_of =
-        measure::sums_group(std::to_string(of.layer), of.selector + "/recall");
-    const auto sums = results.read<double, 2>(sums_of + "/sums");
-    const auto counts = results.read<int64_t, 2>(sums_of + "/counts");
-    const auto rows = results.read<int64_t, 1>(concat("/query_blocks/", of.layer, "/rows"));
-    std::vector<int64_t> blocks;
-    for (int64_t b = 0; b < rows.size(); ++b)
-        if (rows(b) > 0) blocks.push_back(b);
-    if (std::ssize(blocks) < kQuarters) return;
-    const int64_t groups = sums.extent(1) / std::ssize(analysis::Recall::kColumns);
-    for (int64_t quarter = 0; quarter < kQuarters; ++quarter) {
-        const auto mean = [&](const char* column) {
-            double all = 0;
-            for (int64_t g = 0; g < groups; ++g) {
-                const int64_t at = analysis::Recall::first_of(column, groups) + g;
-                double sum = 0;
-                int64_t count = 0;
-                for (int64_t n = 0; n < std::ssize(blocks); ++n) {
-                    if (n * kQuarters / std::ssize(blocks) != quarter) continue;
-                    sum += sums(blocks[static_cast<size_t>(n)], at);
-                    count += counts(blocks[static_cast<size_t>(n)], at);
-                }
-                all += sum / static_cast<double>(count) / static_cast<double>(groups);
-            }
-            return all;
-        };
-        to.push_back({of.layer, of.selector, quarter + 1, mean("mass_kept"), mean("oracle_mass")});
-    }
-}
-
 }  // namespace
 
 Findings make_findings(const io::ResultsReader& results) {
@@ -93,7 +57,6 @@ Findings make_findings(const io::ResultsReader& results) {
                                      count("rows_counted"), count("rows_trivial"),
                                      count("dead_heads"), of.drawn().blocks(),
                                      of.drawn().sequences()});
-            add_quarters(results, findings.rows.back(), findings.quarters);
         }
     }
     findings.weak = find_weak(learned(findings.rows));

@@ -26,17 +26,8 @@ struct Row {
     int64_t blocks = 0, sequences = 0;  // of the counted queries
 };
 
-/// A selector on a layer, over one quarter of the blocks of queries that count.
-struct Quarter {
-    int64_t layer = 0;
-    std::string selector;
-    int64_t quarter = 0;  // 1: the earliest blocks
-    double mass_kept = 0, oracle_mass = 0;
-};
-
 struct Findings {
     std::vector<Row> rows;  // by layer, then by selector
-    std::vector<Quarter> quarters;
     std::vector<WeakIndexer> weak;
     std::string intervals;  // how the intervals were drawn, or why there are none
 };
@@ -49,7 +40,7 @@ std::string metrics_csv(const io::ResultsReader&);
 /// than the rounding of the layer's masses (core/tolerance.h).
 void check_mass_bounds(const io::ResultsReader&, const Findings&);
 
-/// The tables selectors, quarters, weak_indexers and dropped_sinks.
+/// The tables selectors, weak_indexers and dropped_sinks.
 report::Report make_report(const io::ResultsReader&, const Findings&);
 /// Texts of the columns; `note` on top_k, where there is one.
 std::string definitions_with(const std::string& note);

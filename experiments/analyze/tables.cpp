@@ -51,20 +51,6 @@ const report::TableOf<Row> kSelectors{
           {report::kQueryBlocks, &Row::blocks},
           {report::kSequences, &Row::sequences}}})};
 
-const report::TableOf<Quarter> kQuarters{
-    "quarters",
-    "what each selector keeps early and late: quarters of the blocks of queries; none if fewer "
-    "than 4 blocks count",
-    3,
-    {{report::kLayer, &Quarter::layer},
-     {report::kSelector, &Quarter::selector},
-     {{"quarter", "", "quarter of the blocks of queries, in the order of the file", "quarter"},
-      &Quarter::quarter},
-     {report::shown(report::metric("mass_kept"), "mass\nkept"),
-      [](const Quarter& of) { return report::without_interval(of.mass_kept); }},
-     {report::shown(report::metric("oracle_mass"), "oracle\nmass"),
-      [](const Quarter& of) { return report::without_interval(of.oracle_mass); }}}};
-
 std::string sizes_text(const io::ResultsReader& results, const AnalyzeOptions& o,
                        const Row& first) {
     const auto size = [&](const char* name) {
@@ -97,7 +83,7 @@ std::string counted_text(const Row& first) {
 }  // namespace
 
 std::vector<report::Shape> tables() {
-    return {kSelectors.shape(), kQuarters.shape(), weak_shape(), measure::dropped_sinks_shape()};
+    return {kSelectors.shape(), weak_shape(), measure::dropped_sinks_shape()};
 }
 
 std::string definitions_with(const std::string& note) {
@@ -110,8 +96,7 @@ report::Report make_report(const io::ResultsReader& results, const Findings& fin
     const auto o = recorded_options<AnalyzeOptions>(results.run().options);
     const std::vector<Row>& rows = findings.rows;
     report::Report report{.title = rows.empty() ? "" : sizes_text(results, o, rows.front()),
-                          .tables = {kSelectors.of(rows), kQuarters.of(findings.quarters),
-                                     weak_table(findings.weak)}};
+                          .tables = {kSelectors.of(rows), weak_table(findings.weak)}};
     std::vector<measure::Sink> sinks;
     std::vector<measure::Tie> ties;
     for (const Row& row : rows) {

@@ -9,7 +9,7 @@
 #include "analysis/recall.h"
 #include "analysis/sink.h"
 #include "core/io/results.h"
-#include "tests/experiments/report_of.h"
+#include "tests/experiments/cli.h"
 #include "tests/support/runner.h"
 
 namespace msa::test {
@@ -139,31 +139,6 @@ TEST_F(AnalyzeMetrics, CurvesOfRecallAreThoseOfRunsWithTheirK) {
             }
             EXPECT_NEAR(found(k.size() - 1), 1, 1e-6) << name;  // all blocks
         }
-    }
-}
-
-// Eight blocks of 128 queries: two in each quarter.
-TEST_F(AnalyzeMetrics, QuartersAreThoseOfRunsOnTheirQueries) {
-    const std::string file = make("long.h5", {.cu_seqlens = {0, 512, 1024}, .layers = {3}});
-    const auto run = [&](const std::string& queries) {
-        const Outcome outcome =
-            kAnalyze({file, "--out", path(queries), "--block-size", "8", "--top-k", "4",
-                      "--selectors", "window,mean-key", "--queries", queries});
-        EXPECT_EQ(outcome.code, 0) << outcome.err;
-        return report_of(path(queries));
-    };
-    const nlohmann::json whole = run("0:1024");
-    ASSERT_EQ(rows_of_table(whole, "quarters").size(), 8U);
-    for (int quarter = 1; quarter <= 4; ++quarter) {
-        const nlohmann::json part = run(concat(256 * (quarter - 1), ":", 256 * quarter));
-        EXPECT_EQ(rows_of_table(part, "quarters").size(), 0U);  // of two blocks
-        for (const char* selector : {"window", "mean-key"})
-            for (const char* metric : {"mass_kept", "oracle_mass"}) {
-                const nlohmann::json found =
-                    row_of(whole, "quarters", {{"selector", selector}, {"quarter", quarter}});
-                const nlohmann::json want = row_of(part, "selectors", {{"selector", selector}});
-                EXPECT_NEAR(found[metric], want[metric], 1e-12) << selector << ' ' << quarter;
-            }
     }
 }
 
