@@ -176,8 +176,8 @@ def unsealed(path, damage):
     ("results.h5", flipped, "is damaged, its bytes do not match the checksum at its end"),
     ("results.h5", lambda path: path.write_bytes(b"no HDF5"), "is no result of msalab evaluate"),
     ("results.h5", lambda path: unsealed(path, lambda file: file.__delitem__("run")), "is no result of msalab evaluate"),
-    ("summary.json", lambda path: path.write_text("{}"), "it is not of this run, --overwrite begins anew"),
-    ("summary.json", lambda path: path.write_text("[]"), "it is not of this run, --overwrite begins anew"),
+    ("summary.json", lambda path: path.write_text("{}"), 'format is "None", must be "msa-report"; it is not of this run'),
+    ("summary.json", lambda path: path.write_text("[]"), 'format is "None", must be "msa-report"; it is not of this run'),
     ("summary.json", lambda path: path.write_text("[" * 300000), "not a readable JSON file"),
     ("summary.json", lambda path: path.unlink(), "no such file; --overwrite begins anew")])
 def test_results_that_are_damaged_are_not_taken_as_complete(complete, capsys, name, damage, said):
