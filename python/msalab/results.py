@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the programs answer: the tables of `msa-report` (data/FORMAT.md), of every program alike.
 
+For example:
+
     answer = msalab.results.open("results/reuse")     # a folder, its summary.json or results.h5
     answer.verdict.reached, answer.verdict.text
     pairs = answer["pairs"]                           # a table

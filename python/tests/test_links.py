@@ -40,3 +40,12 @@ def test_every_record_has_a_row_and_every_row_a_record():
     records = [path.name for path in (ROOT / "data/bench").iterdir()]
     assert [name for name in records if not any(fnmatch(name, row) for row in rows)] == []
     assert [row for row in rows if not any(fnmatch(name, row) for name in records)] == []
+
+
+def test_every_page_and_notebook_has_a_place_in_the_site():
+    placed = set(re.findall(r"^ *- (?:[^:\n]*: )?(\S+\.(?:md|ipynb))$",
+                            (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    left_out = {"docs/api.md", "docs/joss/paper.md"}  # the main page of the headers' reference; a paper of its own
+    notebooks = (ROOT / "notebooks").glob("*.ipynb")
+    pages = {str(page.relative_to(ROOT)) for page in [*PAGES, *notebooks]}
+    assert {page for page in placed if not page.startswith("api/")} == pages - left_out
