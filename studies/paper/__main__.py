@@ -9,24 +9,30 @@ from msalab.arguments import CommandLine
 from msalab.ending import ended
 from msalab.steps import run_all
 
-from . import page
+from . import anew, page
 from .html import write_html
 from .measured import Tree, as_json, gather
 from .steps import steps_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = """msalab paper --out results/paper     (again: it goes on where it was stopped)
-  msalab paper --page docs/paper.md --page README.md"""
+  msalab paper --page docs/paper.md --page README.md
+  msalab paper --out results/paper --model MODEL --text FILE"""
 
 
 def parser_of() -> CommandLine:
     parser = CommandLine(
         prog="msalab paper", example=EXAMPLE,
         description="What the paper says beside what the sample and the records of the repository say: every figure, "
-        "table, equation and claim, with pictures. Needs no GPU.")
+        "table, equation and claim, with pictures. Needs no GPU without --gpu.")
     parser.add_argument("--out", metavar="DIR", help="folder for paper.html and its pictures; what is there is kept")
     parser.add_argument("--page", metavar="FILE", action="append", default=[],
                         help="a Markdown page, as docs/paper.md, whose tables are written anew; repeatable")
+    parser.add_argument("--gpu", action="store_true", help="with --out: also measure this machine's GPU, by msa-bench, in "
+                        "about 10 minutes; what cannot be measured is named")
+    parser.add_argument("--model", metavar="MODEL", help="with --out: also the figures of selection and sink of another "
+                        "model, by msalab try: an id on the hub, folder, or FILE.gguf")
+    parser.add_argument("--text", metavar="FILE", help="of --model: UTF-8 text that it reads")
     parser.add_argument("--programs", metavar="DIR", help="folder of msa-cost and others; default: "
                         "build/release/bin")
     return parser
@@ -36,9 +42,13 @@ def tree_of(options) -> Tree:
     return Tree(ROOT, Path(options.programs) if options.programs else ROOT / "build/release/bin")
 
 
-def _draw(tree, out: Path, numbers) -> None:
-    run_all(steps_of(tree, numbers, out), out, note)
-    print(write_html(numbers, out))
+def _draw(tree, out: Path, numbers, options) -> None:
+    steps = steps_of(tree, numbers, out)
+    steps += anew.model_steps(options.model, options.text, out) if options.model else []
+    steps += anew.gpu_steps(tree, out, note) if options.gpu else []
+    run_all(steps, out, note)
+    print(write_html(numbers, out, anew.gpu_rows(out) if options.gpu else None,
+                     (options.model, anew.model_pictures(out)) if options.model else None))
 
 
 def note(line: str) -> None:
@@ -47,6 +57,8 @@ def note(line: str) -> None:
 
 def _run(options) -> None:
     tree = tree_of(options)
+    if options.gpu:
+        anew.gpu_name()
     with tempfile.TemporaryDirectory() as scratch:
         note("reading the records, about 00:10")
         numbers = gather(tree, Path(scratch) / "cost.json")
@@ -56,7 +68,7 @@ def _run(options) -> None:
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
         (out / "numbers.json").write_text(as_json(numbers), encoding="utf-8")
-        _draw(tree, out, numbers)
+        _draw(tree, out, numbers, options)
 
 
 def main(arguments=None) -> int:
@@ -64,6 +76,10 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     if not options.out and not options.page:
         parser.error("--out or --page is needed")
+    if (options.gpu or options.model) and not options.out:
+        parser.error("--gpu and --model need --out")
+    if bool(options.model) != bool(options.text):
+        parser.error("--model and --text belong together")
     return ended(lambda: _run(options), options, interrupted="interrupted; the same command goes on")
 
 

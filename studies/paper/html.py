@@ -57,12 +57,26 @@ def _section(row: Row, numbers: Numbers, pictures: Path) -> str:
     return f"<section><h2>{html.escape(row.label)}</h2><dl>{listed}</dl>{drawn}</section>"
 
 
-def write_html(numbers: Numbers, out: Path) -> Path:
+def _model_section(model: str, out: Path, names) -> str:
+    drawn = []
+    for name in names:
+        data = base64.b64encode((out / f"pictures/{name}.svg").read_bytes()).decode()
+        drawn.append(f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(name.replace("_", " "))}">')
+    return (f"<section><h2>fig:vis-selection and fig:attention-sink, of {html.escape(model)}</h2><p>The closed form of an "
+            f"Index Branch; the verdict is what msalab try printed.</p>{''.join(drawn)}</section>")
+
+
+def write_html(numbers: Numbers, out: Path, measured=None, model=None) -> Path:
+    """measured: a table of what was measured anew; model: another model, and the names of its pictures."""
     parts = [f"<!DOCTYPE html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
              f"<title>MiniMax Sparse Attention, figure by figure</title><style>{STYLE}</style></head><body>",
              "<h1>The paper, figure by figure</h1><p>What MiniMax Sparse Attention (arXiv:2606.13392) says, and what "
              "the records and the sample of msalab say. A verdict holds at the setting beside it.</p>",
              _table(page.headline(numbers)), _table(page.counts(numbers))]
+    if measured:
+        parts.append(f"<section><h2>On this machine's GPU</h2>{_table(measured)}</section>")
+    if model:
+        parts.append(_model_section(model[0], out, model[1]))
     parts += [_section(row, numbers, out / "pictures") for row in RESULTS]
     parts += [f"<section><h2>{title}</h2>{_table(page.TABLES[name](numbers))}</section>"
               for name, title in TITLES.items()]

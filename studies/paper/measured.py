@@ -102,8 +102,10 @@ def eight_sequences(tree: Tree) -> float:
 
 def top_k_times(tree: Tree) -> dict[tuple[int, int, int], tuple[float, float]]:
     """(rows, blocks, k) -> microseconds of select_blocks and of torch.topk on the same GPU."""
-    record = read_record(tree.data / "bench/cuda-h100-top-k.json")
+    return top_k_of(read_record(tree.data / "bench/cuda-h100-top-k.json"))
 
+
+def top_k_of(record: Report) -> dict[tuple[int, int, int], tuple[float, float]]:
     def times(measured):
         return {(m["case_queries"], m["case_blocks"], m["top_k"]): m["median_us"] for m in measured
                 if m["case_kind"] == "top-k"}
