@@ -77,7 +77,8 @@ def stage() -> None:
 def main(out: str) -> int:
     stage()
     return subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file",
-                           str(SITE / "mkdocs.yml"), "--site-dir", str(Path(out).resolve())]).returncode
+                           str(SITE / "mkdocs.yml"), "--site-dir", str(Path(out).resolve())],
+                          cwd=ROOT / "build/docs").returncode  # where its cache goes
 
 
 if __name__ == "__main__":
