@@ -37,12 +37,12 @@ public:
         return state_->there ? state_->there.shape() : state_->here.shape();
     }
 
-    /// In the backend's space, in its stored element type.
+    /// The tensor in the backend's space, in its stored element type.
     In<Rank> operand() const {
         if (!state_) return {};
         return state_->there ? state_->there : In<Rank>(floats());
     }
-    /// In the backend's space, as floats.
+    /// The tensor in the backend's space, as floats.
     View<const float, Rank> floats() const {
         if (!state_) return {};
         State& s = *state_;
@@ -50,7 +50,7 @@ public:
         if (!s.uploaded.data()) s.uploaded = s.backend.upload(host());
         return std::as_const(s.uploaded).view();
     }
-    /// On the host, as floats. Waits for pending calls that write it.
+    /// The tensor on the host, as floats. Waits for pending calls that write it.
     View<const float, Rank> host() const {
         if (!state_) return {};
         State& s = *state_;

@@ -294,7 +294,7 @@ void Pass::compare(const Tile& tile, QueryRange strip, View<float, 2> d_keys) {
     }
 }
 
-/// From dL/dI to index_q, index_k and the weights.
+/// Backpropagates dL/dI to index_q, index_k and the weights.
 void Pass::add_gradient(const Part& part, const Matrix& d_scores, Matrix products,
                         const Matrix& index_q, View<float, 2> d_keys) {
     const int64_t heads = in_.index.heads(), width = index_q.cols();

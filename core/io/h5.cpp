@@ -176,7 +176,7 @@ std::string require_access(const Place& place, const Failure& failure) {
     return failure.why;
 }
 
-/// Of a file that is not of HDF5.
+/// Refuses a file that is not an HDF5 file.
 [[noreturn]] void refuse_content(const std::filesystem::path& path) {
     const std::string message = path.string() + ": is not an HDF5 file";
     for (const char* arrays : {".safetensors", ".npz", ".npy"})

@@ -41,11 +41,11 @@ inline constexpr Field kFields[] = {Field::x,       Field::q,       Field::k,   
                                     Field::dsa_w,   Field::gate_q,  Field::gate_k, Field::qsa_q,
                                     Field::qsa_k};
 const char* to_string(Field);
-/// Whether it is an operand of an indexer.
+/// Whether the field is an operand of an indexer.
 constexpr bool is_of_index(Field field) {
     return field != Field::x && field != Field::q && field != Field::k && field != Field::v;
 }
-/// What the rows of a field are: "tokens", of gate_k "blocks", of qsa_k "pieces".
+/// What the rows of a field are: "blocks" for gate_k, "pieces" for qsa_k, otherwise "tokens".
 const char* rows_of(Field);
 
 inline constexpr const char* kOwnAttention[] = {"sliding_window", "attention_chunk", "softcap",

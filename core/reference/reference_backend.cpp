@@ -150,7 +150,7 @@ private:
     static reference::MainBranch main_branch(const Problem& p, const AttentionInput& in) {
         return {in.q.as<const float>(), {p, in.k}, {p, in.v}, in.sinks};
     }
-    /// Of an operation that has no values.
+    /// The Main Branch of an operation that takes no values.
     static reference::MainBranch main_branch(const Problem& p, const BlockMassInput& in) {
         return {in.q.as<const float>(), {p, in.k}, {}, in.sinks};
     }

@@ -21,7 +21,7 @@ struct MeanTurn {
     double cosine = 0, sine = 0;
 };
 
-/// Of every pair of channels, over positions [begin, begin + count).
+/// The mean turn of every pair of channels over positions [begin, begin + count).
 std::vector<MeanTurn> mean_turns(const RopePairs& rope, int64_t begin, int64_t count) {
     std::vector<MeanTurn> turns(rope.frequencies.size());
     for (size_t c = 0; c < turns.size(); ++c)
@@ -77,7 +77,7 @@ public:
                 }
     }
 
-    /// Of head h, with pairs c and c + turns.size() turned.
+    /// The statistics of head h after turning each pair of channels (c, c + turns.size()).
     QueryStatistics turned(int64_t h, const std::vector<MeanTurn>& turns) const {
         const int64_t dims = sums_.extent(1);
         const auto count = static_cast<double>(count_);

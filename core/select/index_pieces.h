@@ -31,7 +31,7 @@ public:
     Tensor<float, 3> block_scores(Backend&, const Problem&, LightningOperands) const;
     /// QSA's: the same, and inf for the blocks of the unfinished tail.
     Tensor<float, 3> qsa_scores(Backend&, const Problem&, LightningOperands) const;
-    /// Of the keys that a query sees, the first one that no complete piece holds.
+    /// The first of the `visible` keys of a query that no complete piece holds.
     int64_t tail_of(int64_t visible) const { return visible - visible % tokens_; }
 
 private:

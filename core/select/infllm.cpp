@@ -12,7 +12,7 @@
 namespace msa {
 namespace {
 
-// In blocks of 128, of the source's 128 first, 4096 newest and 2048 chosen tokens.
+// The source's 128 first, 4096 newest and 2048 chosen tokens, in blocks of 128.
 constexpr int64_t kFirst = 1, kNewest = 32, kAll = 49;
 
 class InfLlmSelector final : public Selector {
