@@ -55,7 +55,7 @@ struct StackDistances {
 /// call.
 class LruStack {
 public:
-    /// For block ids below `blocks` and `uses` uses in total.
+    /// Block ids are below `blocks`; there are `uses` uses in total.
     LruStack(int64_t blocks, int64_t uses);
     /// The stack distance of a block, or kNeverUsed.
     int64_t distance(int32_t block) const;
@@ -78,7 +78,7 @@ struct Reuse {
 };
 Reuse reuse(const DecodeSteps&);
 
-/// The effect of prefetching guessed blocks before each step. Guessed blocks wait beside the cache
+/// The effect of prefetching guessed blocks before each step. Guessed blocks wait outside the cache
 /// and enter it when used.
 struct Prefetch {
     int64_t hits = 0;        // uses that were prefetched

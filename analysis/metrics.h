@@ -16,7 +16,7 @@ struct Metric {
     const char* definition;
 };
 
-/// In the order of the documentation.
+/// All metrics, in the order of the documentation.
 std::span<const Metric> list_metrics();
 /// Throws std::logic_error if there is none of that name.
 const Metric& metric(std::string_view name);

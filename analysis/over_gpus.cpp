@@ -98,7 +98,8 @@ private:
     bool fetches(int rank) const {
         return arrival_[static_cast<size_t>(rank)].size() + 2 < 2 * arrival_.size();
     }
-    /// Of the chunk that the rank fetches next: chunks c and 2 P - 1 - c are rank c's.
+    /// The rank that owns the chunk which `rank` fetches next. Rank c owns chunks c and 2 P - 1 -
+    /// c.
     size_t owner(int rank) const {
         const size_t count = arrival_.size(), own = static_cast<size_t>(rank);
         size_t chunk = arrival_[own].size();

@@ -39,7 +39,7 @@ class BlockSums {
 public:
     BlockSums() = default;
     explicit BlockSums(int64_t blocks) : of_(static_cast<size_t>(blocks)) {}
-    /// From the sums [M, n] and counts [M, m] that the getters return.
+    /// Takes sums [M, n] and counts [M, m] as the getters return them.
     BlockSums(View<const double, 2> sums, View<const int64_t, 2> counts);
 
     /// Adds to the block's state. States of all blocks have the same sizes.

@@ -77,7 +77,7 @@ private:
 /// Sum of mass over the blocks `ids` of one (query, group).
 double mass_of(View<const float, 1> mass, std::span<const int32_t> ids);
 
-/// Of one (query, group), as Recall::add counts it.
+/// The recalls of one (query, group), as Recall::add counts them.
 struct RowRecall {
     double block_recall, score_recall;
 };

@@ -85,7 +85,7 @@ struct SelectionCost {
     int64_t work_items = 0;    // of kv_outer
     double pass_fill = 0;      // used share of the rows of kv_outer's passes
     double union_share = 0;    // share of the pairs that `automatic` gives to unions
-    /// Of kv_outer, e G dh per pair; partial outputs take as much again.
+    /// Bytes of q that kv_outer gathers: e G dh per pair; partial outputs take as much again.
     double gathered_q_bytes = 0;
     std::vector<std::pair<int64_t, TileReads>> unions;  // by queries per tile: 1, 2, 4, ..., T
     std::vector<OrderCost> orders;                      // q_outer, union, kv_outer, automatic

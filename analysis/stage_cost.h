@@ -95,10 +95,10 @@ struct Pipeline {
 // query alone goes by q_outer.
 
 std::vector<Pipeline> prefill_pipelines(const LayerSizes&);
-/// For one new token.
+/// A decode step: one new token.
 std::vector<Pipeline> decode_pipelines(const LayerSizes&);
-/// For the last `queries` of the N tokens, the others being a prefix. The two above are special
-/// cases.
+/// A chunk: the last `queries` of the N tokens, after a prefix of all others. Prefill and decode
+/// are its special cases.
 std::vector<Pipeline> chunk_pipelines(const LayerSizes&, int64_t queries);
 
 // The paper's accounting.
