@@ -46,7 +46,7 @@ struct KeyPages {
     }
 };
 
-/// What a length on the device counts as.
+/// A length on the device, clamped to [0, most].
 __host__ __device__ inline int length_now(int length, int most) {
     return length < 0 ? 0 : length < most ? length : most;
 }
@@ -56,7 +56,7 @@ struct KeyLengths {
     const int64_t* starts = nullptr;   // cu_seqlens_k
     const int32_t* lengths = nullptr;  // Keys::seqused_k; null: those of `starts`
 
-    /// What the batch says: the most there may be.
+    /// The most keys that the sequence may have, by cu_seqlens_k.
     __device__ int most(int sequence) const {
         return static_cast<int>(starts[sequence + 1] - starts[sequence]);
     }

@@ -30,7 +30,7 @@ struct TileParts {
     int64_t all = 0;                   // of all queries, of those of more than one
 };
 
-/// What a cut depends on beside the tiles.
+/// What a cut depends on in addition to the tiles.
 struct TileCut {
     int64_t thread_blocks;  // that the chip holds at once
     int64_t least_keys;     // of a part
