@@ -60,7 +60,7 @@ def read(path) -> dict:
 
 
 def rows(record: dict, table: str) -> list[dict]:
-    """Of a table, without what is null; none where the record lacks the table."""
+    """The rows of a table without their null values; no rows where the record lacks the table."""
     found = record["tables"].get(table, {"rows": []})["rows"]
     return [{key: value for key, value in row.items() if value is not None} for row in found]
 

@@ -39,7 +39,7 @@ def as_float(values) -> np.ndarray:
 
 
 def rounded(values: np.ndarray, axes) -> np.ndarray:
-    """What int8 with one scale over `axes` makes of the values."""
+    """The values after rounding to int8 with one scale over `axes`."""
     scale = np.maximum(np.abs(values).max(axes, keepdims=True) / INT8, 1e-30)
     return np.rint(values / scale) * scale
 
@@ -54,7 +54,7 @@ def listed_by_kernels(low: np.ndarray, high: np.ndarray, keep: int, many: bool) 
 
 
 def measure(q: np.ndarray, k: np.ndarray, queries: np.ndarray, block_size: int, top_k: int):
-    """Of one sequence, q [N, H, d], k [N, d]. Rows of (wrong, sure, candidates, marked): ids that int8
+    """Rows of (wrong, sure, candidates, marked) for one sequence, q [N, H, d], k [N, d]: ids that int8
     alone gets wrong, blocks that are surely in, blocks to score again, whether the row is marked."""
     blocks = -(-len(k) // block_size)
     padded = np.zeros((blocks * block_size, k.shape[1]), np.float32)

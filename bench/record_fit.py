@@ -96,12 +96,12 @@ def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
 def where(program: pathlib.Path = PROGRAM) -> dict:
     """The program and the machine of a part."""
 
-    def said(*command: str) -> str:
+    def output_of(*command: str) -> str:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
                               check=True).stdout.strip()
 
-    return {"commit": said("git", "describe", "--always", "--dirty"),
-            "program": said(str(program), "--version"), "machine": processor(),
+    return {"commit": output_of("git", "describe", "--always", "--dirty"),
+            "program": output_of(str(program), "--version"), "machine": processor(),
             "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
 
 

@@ -59,7 +59,7 @@ class Records:
         return None
 
     def layer_cases(self) -> list[str]:
-        """By kind, keys, sequences and queries of each."""
+        """The cases of the stage `layer`, sorted by kind, keys per sequence, sequences and queries."""
         def place(m: dict) -> tuple:
             n = m["case_sequences"]
             return (KINDS.index(m["case_kind"]), m["case_keys"] / n, n, m["case_queries"])
@@ -67,7 +67,7 @@ class Records:
         return list(dict.fromkeys(m["case"] for m in sorted(found, key=place)))
 
     def layers(self, case: str) -> list:
-        """As LAYERS has them."""
+        """The measurements of a case, in the order of LAYERS."""
         return [self.find("layer", case, selection=selection, index_form=element)
                 for _, selection, element in LAYERS]
 

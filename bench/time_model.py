@@ -327,7 +327,7 @@ def main(arguments=None):
 
 
 def attempted(work, *of) -> dict:
-    """What it finds, or its error; nothing is left of it on the GPU."""
+    """The result of work(*of), or its error. Nothing of it stays on the GPU."""
     try:
         found = work(*of)
     except Exception as error:

@@ -114,7 +114,7 @@ def floor_of(model, work: str, context: int, batch: int, sparse: bool, block: in
 
 
 def config_of(name: str) -> dict:
-    """Of a shape with so many layers, as 8b-4."""
+    """The configuration of a shape with a number of layers: 8b-4 is shape 8b with 4 layers."""
     shape, layers = name.split("-")
     sizes = SHAPES[shape] | {"num_hidden_layers": int(layers)}
     if shape == "8b" and int(layers) < 32:
@@ -123,7 +123,7 @@ def config_of(name: str) -> dict:
 
 
 def shape_of(name: str) -> dict:
-    """What a record says of it."""
+    """The entry of a record for this shape and number of layers."""
     return {name: {"config": config_of(name), "block_size": BLOCK[name.split("-")[0]], "top_k": TOP_K,
                    "index_dim": INDEX}}
 

@@ -49,7 +49,7 @@ class Case:
         return Case(2048, 16, 1, 64, 64, 64, 8, "cpu", torch.float32)
 
     def sizes(self):
-        """As a record has them."""
+        """The sizes as a record stores them."""
         return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
 
     def operands(self):
@@ -65,7 +65,7 @@ class Case:
 
 
 def device_name():
-    """Of the GPU, or of the CPU with the threads that PyTorch uses."""
+    """The name of the GPU, or of the CPU with the threads that PyTorch uses."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""

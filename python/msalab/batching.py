@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one layer: a way on a backend, beside the one call of `against`."""
+    """One layer: a way on a backend, compared with the one call of `against`."""
 
     layer: int
     backend: str

@@ -85,7 +85,7 @@ def write_file(path: Path, content: bytes, if_absent: bool = False) -> None:
         try:
             temporary.unlink(missing_ok=True)
         except OSError:
-            pass  # of the first error is said
+            pass  # the first error is the one reported
 
 
 def _content(file: Path) -> bytes | None:

@@ -21,9 +21,9 @@ class Refusal(Exception):
 
 
 def ended(work, options, *, needs: str = "", less: str = "", interrupted: str = "interrupted") -> int:
-    """The exit code of work(), None being DONE. Of an error, its sentence on stderr: REFUSED where the input or the
-    system is to blame, BUG where this package is. needs: said where a package is missing; less: said where memory is,
-    what needs less of it."""
+    """The exit code of work(); None counts as DONE. An error prints its sentence on stderr and gives REFUSED where the
+    input or the system is to blame, BUG where this package is. needs: printed where a package is missing. less: printed
+    where memory is missing; it names what needs less."""
     try:
         return work() or DONE
     except KeyboardInterrupt:

@@ -51,14 +51,14 @@ def pack(path, texts):
             tar.addfile(member, io.BytesIO(data))
 
 
-def said(program, *arguments):
+def run_script(program, *arguments):
     done = subprocess.run([sys.executable, ROOT / "studies/conversion" / program, *arguments], text=True,
                           capture_output=True, env={"PYTHONPATH": ":".join(sys.path)})
     return done.returncode, done.stdout, done.stderr
 
 
 def judged(folder, *words):
-    return said("judge.py", folder, *words)
+    return run_script("judge.py", folder, *words)
 
 
 def curve(loss):
@@ -72,13 +72,13 @@ def test_curves_tell_how_far_an_arm_is_behind(tmp_path):
 
     for arm, loss in (("dense", dense), ("msa-512", lambda step: dense(step) * (1.02 if step < 20 else 1.01))):
         pack(tmp_path / f"{arm}-seed-1.tar.xz", {"curves.csv": curve(loss)})
-    code, out, err = said("curves.py", tmp_path, "1", tmp_path)
+    code, out, err = run_script("curves.py", tmp_path, "1", tmp_path)
     assert (code, err) == (0, "")
     assert out.splitlines() == ["msa-512, seeds: 1, steps 0 to 19: +2.00 %, 95 %: +2.00 to +2.00, 20 steps",
                                 "msa-512, seeds: 1, steps 20 to 39: +1.00 %, 95 %: +1.00 to +1.00, 20 steps",
                                 "msa-512, seeds: 1, steps 40 to 45: +1.00 %, 95 %: +1.00 to +1.00, 6 steps"]
     assert (tmp_path / "conversion_curves.png").exists()
-    assert said("curves.py", tmp_path, "1,2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
+    assert run_script("curves.py", tmp_path, "1,2")[2] == f"{tmp_path}: has no dense-seed-2.tar.xz\n"
 
 
 def test_curves_tell_what_the_index_branches_learn(tmp_path):
@@ -92,7 +92,7 @@ def test_curves_tell_what_the_index_branches_learn(tmp_path):
     for seed, value in ((1, 0.5), (2, 1.0)):
         pack(tmp_path / f"dense-seed-{seed}.tar.xz", {"curves.csv": curve(lambda step: 2)})
         pack(tmp_path / f"msa-512-seed-{seed}.tar.xz", {"curves.csv": learned(value)})
-    code, out, err = said("curves.py", tmp_path, "1,2", tmp_path)
+    code, out, err = run_script("curves.py", tmp_path, "1,2", tmp_path)
     assert (code, err) == (0, "")
     assert out.splitlines()[-2:] == [f"msa-512, step {step}: " + ", ".join(f"{name} 1.250" for name in ("kl_loss", *names))
                                      for step in (0, 40)]  # the mean over layers and seeds
@@ -103,7 +103,7 @@ def test_curves_of_several_seeds_are_averaged(tmp_path):
     for arm, seed, loss in (("dense", 1, 2), ("dense", 2, 3), ("msa-512", 1, 2.1), ("msa-512", 2, 3.5),
                             ("window-512", 2, 3.3)):
         pack(tmp_path / f"{arm}-seed-{seed}.tar.xz", {"curves.csv": curve(lambda step: loss)})
-    code, out, err = said("curves.py", tmp_path, "1,2")
+    code, out, err = run_script("curves.py", tmp_path, "1,2")
     assert (code, err) == (0, "")
     assert out.splitlines()[::3] == ["msa-512, seeds: 2, steps 0 to 19: +12.00 %, 95 %: +12.00 to +12.00, 20 steps",
                                      "window-512, seeds: 1, steps 0 to 19: +10.00 %, 95 %: +10.00 to +10.00, 20 steps"]
