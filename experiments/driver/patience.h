@@ -15,7 +15,7 @@ namespace msa::experiments {
 /// Waits for other processes: a little longer each time. Throws Interrupted if it is asked to stop.
 class Patience {
 public:
-    /// `what` is said once, if it takes long.
+    /// Prints what() once if the wait is long.
     void wait(const std::function<std::string()>& what, std::ostream& err) {
         constexpr auto kLongest = std::chrono::milliseconds(1000);
         stop_if_asked();

@@ -59,12 +59,12 @@ public:
     double positive(const std::string& key) const {
         require(has(key), name_, ": has no ", key);
         const double number = value_[key].is_number() ? value_[key].get<double>() : NAN;
-        require(number > 0, said(key), "must be a positive number");
+        require(number > 0, key_is_value(key), "must be a positive number");
         return number;
     }
     int64_t size(const std::string& key) const {
         const double number = positive(key);
-        require(value_[key].is_number_integer() && number <= kLargestSize, said(key),
+        require(value_[key].is_number_integer() && number <= kLargestSize, key_is_value(key),
                 "must be an integer of at most ", kLargestSize);
         return value_[key].get<int64_t>();
     }
@@ -73,16 +73,16 @@ public:
     }
     std::string string_or(const std::string& key, const std::string& otherwise) const {
         if (!has(key)) return otherwise;
-        require(value_[key].is_string(), said(key), "must be a string");
+        require(value_[key].is_string(), key_is_value(key), "must be a string");
         return value_[key].get<std::string>();
     }
     bool flag_or(const std::string& key, bool otherwise) const {
         if (!has(key)) return otherwise;
-        require(value_[key].is_boolean(), said(key), "must be true or false");
+        require(value_[key].is_boolean(), key_is_value(key), "must be true or false");
         return value_[key].get<bool>();
     }
     /// "file: key is value, "
-    std::string said(const std::string& key) const {
+    std::string key_is_value(const std::string& key) const {
         return concat(name_, ": ", key, " is ",
                       value_[key].dump(-1, ' ', true, json::error_handler_t::replace), ", ");
     }
@@ -146,9 +146,10 @@ std::vector<Object> sparse_objects(const Object& file, const Object& config) {
 
 void refuse_other_attention(const Object& config) {
     for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"})
-        require(!config.has(key), config.has(key) ? config.said(key) : "",
+        require(!config.has(key), config.has(key) ? config.key_is_value(key) : "",
                 "but latent attention (MLA) is no GQA: its cost is not known");
-    require(!config.has("index_topk"), config.has("index_topk") ? config.said("index_topk") : "",
+    require(!config.has("index_topk"),
+            config.has("index_topk") ? config.key_is_value("index_topk") : "",
             "but MSA selects blocks, not tokens");
 }
 
@@ -163,12 +164,13 @@ void refuse_own_heads(const Object& config) {
     for (const auto& [key, all] : {std::pair{"global_head_dim", "head_dim"},
                                    {"num_global_key_value_heads", "num_key_value_heads"}})
         require(!config.has(key) || config.size(key) == config.size_if_there(all),
-                config.has(key) ? config.said(key) : "", "and not ", all, ": it is of ", why);
+                config.has(key) ? config.key_is_value(key) : "", "and not ", all, ": it is of ",
+                why);
     for (const char* size : {"num_key_value_heads", "num_attention_heads", "head_dim"}) {
         const std::string windowed = concat("swa_", size);
         require(!config.has(windowed) || config.size(windowed) == config.size_if_there(size),
-                config.has(windowed) ? config.said(windowed) : "", "and not ", size, ": it is of ",
-                why);
+                config.has(windowed) ? config.key_is_value(windowed) : "", "and not ", size,
+                ": it is of ", why);
         if (!config.has("per_layer_config")) continue;
         for (const auto& [layer, own] : config.value()["per_layer_config"].items())
             require(!own.is_object() || !own.contains(size) ||
@@ -189,7 +191,7 @@ int64_t read_kv_heads(const Object& config, int64_t query_heads) {
 
 int64_t read_head_dim(const Object& config, int64_t query_heads) {
     if (config.has("head_dim")) return config.size("head_dim");
-    require(config.size("hidden_size") % query_heads == 0, config.said("hidden_size"),
+    require(config.size("hidden_size") % query_heads == 0, config.key_is_value("hidden_size"),
             "must be a multiple of num_attention_heads = ", query_heads,
             " where head_dim is absent");
     return config.size("hidden_size") / query_heads;
@@ -200,7 +202,7 @@ int64_t read_head_dim(const Object& config, int64_t query_heads) {
 int64_t count_windowed(const Object& config, int64_t layers) {
     if (config.has("layer_types")) {
         const json& types = config.value()["layer_types"];
-        require(types.is_array(), config.said("layer_types"), "must be a list of names");
+        require(types.is_array(), config.key_is_value("layer_types"), "must be a list of names");
         return std::count(types.begin(), types.end(), "sliding_attention");
     }
     const bool alternates = config.string_or("model_type", "") == "gemma2";
@@ -239,8 +241,8 @@ std::vector<std::string> read_assumed(const Object& file) {
         return name.is_string() && std::find(kSparseSizes.begin(), kSparseSizes.end(),
                                              name.get<std::string>()) != kSparseSizes.end();
     };
-    require(list.is_array() && std::all_of(list.begin(), list.end(), known), file.said("assumed"),
-            "must be a list of names out of: ", join(kSparseSizes));
+    require(list.is_array() && std::all_of(list.begin(), list.end(), known),
+            file.key_is_value("assumed"), "must be a list of names out of: ", join(kSparseSizes));
     for (const json& name : list) names.push_back(name.get<std::string>());
     return names;
 }

@@ -210,7 +210,7 @@ bool UnitRun::fail(const Unit* unit) {
             failures_.pop_back();
             return true;
         }
-    } catch (const std::exception&) {  // of the unit itself is said
+    } catch (const std::exception&) {  // the unit's own error is reported
         return false;
     }
     failed_.insert(unit);

@@ -80,7 +80,7 @@ struct Task {
     ErrorOf error_of = ErrorOf::head;
     bool with_scores = false;           // the observer wants them
     bool mean_scores = false;           // every group uses the mean of the groups' scores
-    std::optional<size_t> beside = {};  // the choice that recalls are also of, under this name:
+    std::optional<size_t> beside = {};  // recall is also measured against this choice, as:
     std::string beside_name = {};
 
     int64_t prompt = 0;                     // SelectorLayer::prompt

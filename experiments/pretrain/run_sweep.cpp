@@ -22,13 +22,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-/// Of a run's answer, what sweep.json repeats.
+/// The part of a run's answer that sweep.json repeats.
 constexpr const char* kNumbers[] = {"last_step", "parameters", "loss", "bits_per_byte"};
 constexpr const char* kTables[] = {"tasks", "layers"};
 constexpr const char* kDiverged = "diverged.json";
 
-/// What a run has left: it diverged, or its summary. Nothing where it is not done.
-std::optional<ordered_json> left_by(const SweepRun& run) {
+/// The result of a run: its diverged.json or summary.json. Absent while the run is not done.
+std::optional<ordered_json> result_of(const SweepRun& run) {
     for (const char* name : {kDiverged, "summary.json"}) {
         std::ifstream stream(run.folder / name);
         if (!stream.good()) continue;
@@ -41,8 +41,9 @@ std::optional<ordered_json> left_by(const SweepRun& run) {
 
 constexpr int64_t kTaken = -1, kAllDone = -2;
 
-/// The number of a run that this process now has, with its claim. kAllDone: all are done; kTaken:
-/// other processes are at those that are left, or at what these read.
+/// The number of the run that this process has claimed, with the claim. kAllDone: all runs are
+/// done. kTaken: other processes compute the runs that are left, or the runs whose results these
+/// read.
 struct Next {
     int64_t run = kAllDone;
     std::optional<io::Claim> claim{};
@@ -56,14 +57,14 @@ Next take(const std::vector<SweepRun>& runs) {
     for (int64_t n = 0; n < count; ++n) {
         const int64_t number = (first + n) % count;
         const SweepRun& run = runs[static_cast<size_t>(number)];
-        if (left_by(run)) continue;
+        if (result_of(run)) continue;
         next.run = kTaken;
         if (!std::ranges::all_of(run.reads,
-                                 [&](size_t read) { return left_by(runs[read]).has_value(); }))
+                                 [&](size_t read) { return result_of(runs[read]).has_value(); }))
             continue;
         fs::create_directories(run.folder);
         std::optional<io::Claim> claim = io::Claim::take(claim_of(run));
-        if (claim && !left_by(run)) return {number, std::move(claim)};
+        if (claim && !result_of(run)) return {number, std::move(claim)};
     }
     return next;
 }
@@ -107,7 +108,7 @@ void do_missing(const std::vector<SweepRun>& runs, const Train& train, const Ran
 
 int64_t count_missing(const std::vector<SweepRun>& runs) {
     return std::count_if(runs.begin(), runs.end(),
-                         [](const SweepRun& run) { return !left_by(run).has_value(); });
+                         [](const SweepRun& run) { return !result_of(run).has_value(); });
 }
 
 /// Nobody has done it with other options, inputs or another program. `like`: a run before it.
@@ -128,7 +129,7 @@ void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::o
     ordered_json all = ordered_json::array();
     std::optional<io::RunRecord> like;
     for (const SweepRun& run : runs) {
-        const ordered_json left = left_by(run).value();
+        const ordered_json left = result_of(run).value();
         ordered_json entry{{"arm", run.arm}, {"seed", run.seed}};
         if (left.contains("diverged_after")) {
             entry.update(left);

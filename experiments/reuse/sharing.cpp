@@ -11,7 +11,7 @@
 namespace msa::experiments::reuse {
 namespace {
 
-/// With the far end of the interval.
+/// Whether the worse end of the interval meets the bound.
 bool reaches(const ReuseOptions& asked, const Kept& kept) {
     if (asked.keep) return kept["mass_kept"].least() >= *asked.keep;
     if (asked.error) return kept["output_error"].most() <= *asked.error;
