@@ -74,15 +74,13 @@ public:
     std::vector<std::string_view> other_names() const override { return {"blasst"}; }
     std::string_view rule() const override {
         return "the blocks whose largest Main Branch logit, in any of the group's heads, is at "
-               "least "
-               "the head's largest logit of the blocks before plus ln(lambda); one lambda x "
-               "context length for all groups of the layer, so that the queries that "
-               "averages count keep the budget on average (BLASST, arXiv 2512.12087)";
+               "least the head's largest logit of the blocks before plus ln(lambda); one lambda x "
+               "context length for all groups of the layer, so that the queries that averages "
+               "count keep the budget on average (BLASST, arXiv 2512.12087)";
     }
     std::string_view note() const override {
         return "the threshold is fitted to all sequences together; it needs every product q . k, "
-               "which "
-               "is its cost and which attention then need not compute again: it saves the "
+               "which is its cost and which attention then need not compute again: it saves the "
                "exponentials and the products with v alone";
     }
     std::vector<PolicyOption> options() override {
