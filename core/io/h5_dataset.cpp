@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The types of datasets, and what one must be before its values are read: stored in the file itself,
-// with what this library reads, and no larger than the file can hold.
+// The types of datasets, and what one must be before its values are read: stored in the file
+// itself, with what this library reads, and no larger than the file can hold.
 #include <algorithm>
 #include <array>
 #include <limits>

@@ -13,7 +13,7 @@ namespace {
 using analysis::Estimate;
 
 constexpr const char* kTables = "/tables";
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 constexpr int32_t kNoTruth = -1;
 
 /// The value, or `none` where there is none.
@@ -26,7 +26,7 @@ T value_or(const Value& value, T none) {
 /// With numbers that a double has exactly.
 double real_of(const Value& value) {
     const auto* const count = std::get_if<int64_t>(&value);
-    if (count == nullptr) return value_or(value, kNone);
+    if (count == nullptr) return value_or(value, kUndefined);
     MSA_CHECK(std::abs(*count) <= int64_t{1} << 53);
     return static_cast<double>(*count);
 }
@@ -75,7 +75,7 @@ void write_column(io::UnitWriter& to, const std::string& place, const Column& co
         case Type::estimate: {
             std::vector<double> values;
             for (const Value& cell : cells) {
-                const Estimate of = value_or(cell, Estimate{kNone, kNone, kNone});
+                const Estimate of = value_or(cell, Estimate{kUndefined, kUndefined, kUndefined});
                 values.insert(values.end(), {of.value, of.low, of.high});
             }
             to.write<double, 2>(place, {values.data(), {std::ssize(cells), 3}},
