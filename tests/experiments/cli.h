@@ -127,7 +127,7 @@ int run_ranks(const std::string& program, int ranks, const std::vector<std::stri
 /// Every dataset of two results files, bit by bit; where `but` is true of a path, its shape alone.
 testing::AssertionResult same_data(const std::string& left, const std::string& right,
                                    const std::function<bool(const std::string&)>& but = {});
-/// The same, and what /run says of options and inputs.
+/// The same but for columns of time, and what /run says of options and inputs.
 testing::AssertionResult same_results(const std::string& left, const std::string& right);
 
 }  // namespace msa::test
