@@ -111,7 +111,7 @@ def files(tmp_path_factory):
     make_fit(folder / "fit.h5")
     made = make_cost.write_all(folder)
     evaluation = folder / "evaluation.json"
-    evaluation.write_text(json.dumps(make_evaluation.summary()))
+    evaluation.write_text(json.dumps(make_evaluation.made(make_evaluation.rows_of())))
     results = str(folder / "r.h5")
     rest = [str(folder / f"x_{name}.npy") for name in "kv"]
     convert, post = ("convert", "{}"), ("--state", "post_rope", "--out", "{out}.h5")
