@@ -56,7 +56,7 @@ struct ResultsWriter::Impl {
     /// Everything in one file, which is still open.
     h5::Handle assemble(const std::filesystem::path& to, const JoinParts& join);
     /// Adds what is made of the results to the file that holds them.
-    void add_derived(const std::filesystem::path& to, const ResultsWriter::Derive& derive);
+    void add_derived(const std::filesystem::path& to, const ResultsWriter::Derive& derive) const;
     /// Makes the file `whole` of the folder the results.
     void put_in_place(const std::filesystem::path& whole);
     void open(IfExists if_exists);

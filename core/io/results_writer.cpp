@@ -238,7 +238,7 @@ h5::Handle ResultsWriter::Impl::assemble(const std::filesystem::path& to, const 
     return file;
 }
 
-void ResultsWriter::Impl::add_derived(const std::filesystem::path& to, const Derive& derive) {
+void ResultsWriter::Impl::add_derived(const std::filesystem::path& to, const Derive& derive) const {
     const std::filesystem::path file = temporary_of(directory / "derived");
     try {
         UnitWriter derived(std::make_unique<UnitWriter::Impl>(
