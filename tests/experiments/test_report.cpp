@@ -116,7 +116,7 @@ struct Missing {
     std::optional<bool> is_good{};
     std::optional<std::string> words{};
 };
-const report::TableOf<Missing> kMissing{
+const report::TableOf<Missing> kThingsMissing{
     "missing",
     "what may not be there",
     1,
@@ -144,8 +144,8 @@ protected:
 
 TEST_F(ReportFile, HasADatasetForEachColumn) {
     report::Report things = things_report();
-    things.tables.push_back(
-        kMissing.of(std::vector<Missing>{{"a", 3, false, "text"}, {"b"}, {"c", 0, true, ""}}));
+    things.tables.push_back(kThingsMissing.of(
+        std::vector<Missing>{{"a", 3, false, "text"}, {"b"}, {"c", 0, true, ""}}));
     const io::ResultsReader file = with(things);
     io::verify_checksum(path("results.h5"));
     EXPECT_EQ(file.list("/"), (std::vector<std::string>{"done", "run", "tables"}));
