@@ -81,7 +81,8 @@ protected:
         for (auto delay = std::chrono::milliseconds(300); delay < std::chrono::minutes(2);
              delay *= 2) {
             const int code = run_for("msa-pretrain", words, delay, SIGINT);
-            if (!std::filesystem::exists(path("out/checkpoint.h5"))) continue;
+            // What did not listen yet leaves an earlier run's checkpoint there.
+            if (code < 0 || !std::filesystem::exists(path("out/checkpoint.h5"))) continue;
             const io::ResultsReader kept(path("out/checkpoint.h5"));
             if (kept.number("/state", "step") > 0) return code;
         }
