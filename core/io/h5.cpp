@@ -242,7 +242,7 @@ Handle open_bytes(const std::filesystem::path& name, std::span<const uint8_t> by
 
 namespace {
 
-/// Of a file that is written, without HDF5's own lock.
+/// How a file is opened for writing: without HDF5's own lock.
 Handle write_access() {
     Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);

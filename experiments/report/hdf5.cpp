@@ -23,7 +23,7 @@ T value_or(const Value& value, T none) {
     return of == nullptr ? std::move(none) : *of;
 }
 
-/// With numbers that a double has exactly.
+/// A number as a double, which must hold it exactly; undefined where there is none.
 double real_of(const Value& value) {
     const auto* const count = std::get_if<int64_t>(&value);
     if (count == nullptr) return value_or(value, kUndefined);

@@ -28,8 +28,8 @@ def parser_of() -> CommandLine:
     parser.add_argument("--out", metavar="DIR", help="folder for paper.html and its pictures; what is there is kept")
     parser.add_argument("--page", metavar="FILE", action="append", default=[],
                         help="a Markdown page, as docs/paper.md, whose tables are written anew; repeatable")
-    parser.add_argument("--gpu", action="store_true", help="with --out: also measure this machine's GPU, by msa-bench, in "
-                        "about 10 minutes; what cannot be measured is named")
+    parser.add_argument("--gpu", action="store_true", help="with --out: also measure this machine's GPU, by msa-bench; "
+                        "what cannot be measured is named")
     parser.add_argument("--model", metavar="MODEL", help="with --out: also the figures of selection and sink of another "
                         "model, by msalab try: an id on the hub, folder, or FILE.gguf")
     parser.add_argument("--text", metavar="FILE", help="of --model: UTF-8 text that it reads")
