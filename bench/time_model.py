@@ -62,8 +62,8 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
 SHOWN = 25  # kernels of a profile, and calls of the host
-OPTIONS = Namespace(dense_layers=[], indexer=None, index_dim=64, rope_dim=None, norm="rms", seed=0, lr=5e-5,
-                    index_lr=1e-3, decay=0.0)  # of msalab train
+OPTIONS = Namespace(dense_layers=[], indexer=None, index_dim=64, index_rotary=None, index_norm="rms", seed=0, lr=5e-5,
+                    index_lr=1e-3, weight_decay=0.0)  # of msalab train
 
 
 @dataclass(frozen=True)

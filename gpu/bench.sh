@@ -53,7 +53,7 @@ for size in 64:4 32:8 128:2; do # 256 keys of each query
     block=${size%:*} sizes=(--block-size "${size%:*}" --top-k "${size#*:}")
     # One of the arms of studies/pilot, without the steps before the selection.
     pretrain "blocks-train-$block" 60 pilot 41 --context 2048 --sequences 16 "${sizes[@]}" \
-        --backend cuda --warmup-steps 1 --log 10 --probe 20
+        --backend cuda --warmup-steps 1 --log-every 10 --probe-every 20
     ((block == 128)) ||
         bench "blocks-$block" 40 "${square[@]}" --backend cuda --selection structured \
             --stages index_select,sparse_attention,sparse_attention_grad,index_kl_grad,block_mass \
@@ -91,7 +91,7 @@ fi
 
 # No warm-up of the Index Branch, rates every two steps. The dense gradient at these lengths is faster
 # in any order; MSA's is the same in both backends.
-rates=(--warmup-steps 0 --log 2 --exercises 0)
+rates=(--warmup-steps 0 --log-every 2 --exercises 0)
 for length in 32k:32768:20 128k:131072:8; do
     IFS=: read -r name context count <<<"$length"
     for kind in full msa; do
@@ -113,7 +113,7 @@ if (($(gpus) > 1)); then
         for run in 1:0:8 2:0,1:8 2_wide:0,1:16 1_again:0:8; do
             IFS=: read -r name devices sequences <<<"$run"
             pretrain "two-${arm}_$name" 50 pilot 101 --attention "$arm" --backend cuda \
-                --devices "$devices" --sequences "$sequences" --warmup-steps 5 --log 20
+                --devices "$devices" --sequences "$sequences" --warmup-steps 5 --log-every 20
         done
     done
 fi

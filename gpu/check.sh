@@ -86,7 +86,7 @@ step training 240 "$counted|off by at most.*" "$bin/test_train" --gtest_brief=1
 # Runs of the pilot's sizes: the same weights in a rerun, bit by bit?
 for arm in full msa; do
     for run in "$arm" "${arm}-again"; do
-        pretrain "rerun-$run" 60 pilot 31 --attention "$arm" --backend cuda --warmup-steps 5 --log 10
+        pretrain "rerun-$run" 60 pilot 31 --attention "$arm" --backend cuda --warmup-steps 5 --log-every 10
     done
     step "rerun-$arm-same" 10 '.*' python3 gpu/train/curves.py same "$out/rerun-$arm" \
         "$out/rerun-$arm-again"
@@ -108,7 +108,7 @@ if (($(gpus) > 1)); then
         IFS=: read -r name count <<<"$preset"
         for run in 1:0 2:0,1 2-again:0,1; do
             pretrain "two-gpus-$name-${run%%:*}" 50 "$name" "$count" --backend cuda --sequences 8 \
-                --devices "${run#*:}" --warmup-steps 5 --log 1
+                --devices "${run#*:}" --warmup-steps 5 --log-every 1
         done
         step "two-gpus-$name-curves" 10 '.*' python3 gpu/train/curves.py compare \
             "$out/two-gpus-$name-1" "$out/two-gpus-$name-2"

@@ -69,8 +69,8 @@ pretrain() {
     shift 4
     wanted "$name" || return 0
     [[ -e $out/text.bin ]] || text
-    step "$name" "$most" '' "$bin/msa-pretrain" "$out/text.bin" --held-out 0.2 \
-        --preset "$preset" --steps "$count" --lr-warmup 5 --probe 0 --evaluate 0 --checkpoint 0 \
+    step "$name" "$most" '' "$bin/msa-pretrain" "$out/text.bin" --held-out-share 0.2 \
+        --preset "$preset" --steps "$count" --lr-warmup 5 --probe-every 0 --eval-every 0 --save-every 0 \
         --eval-sequences 1 --eval-exercises 0 --out "$out/$name" --overwrite "$@"
     grep -hE ',(tokens_per_second|mfu),' "$out/$name/curves.csv" 2>/dev/null | tail -n 2
 }

@@ -107,7 +107,7 @@ double loss(const AdviseOptions& asked, const Kept& kept) {
     return std::isnan(lost) ? std::numeric_limits<double>::infinity() : lost;
 }
 
-/// The better one first: by cost and then by loss; under --budget by loss and then by cost.
+/// The better one first: by cost and then by loss; under --budgets by loss and then by cost.
 bool better(const AdviseOptions& asked, const Kept& a, const Kept& b) {
     const std::pair by_cost{a.cost.seconds, loss(asked, a)}, other{b.cost.seconds, loss(asked, b)};
     if (!asked.budget) return by_cost < other;

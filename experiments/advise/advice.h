@@ -72,7 +72,7 @@ struct Advice {
 
 /// Under --keep or --error, the recommended setting has the lowest total cost of all layers. A
 /// layer is sparse if the worse end of its 95 % interval reaches the target and it costs less than
-/// dense attention. Under --budget, it is the setting within the budget that keeps the most mass.
+/// dense attention. Under --budgets, it is the setting within the budget that keeps the most mass.
 /// Bounds (is_bound) are excluded unless all settings are bounds.
 Advice make_advice(const io::ResultsReader&);
 

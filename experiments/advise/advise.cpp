@@ -64,7 +64,7 @@ Grid grid_for(const AdviseOptions& o, const io::ActivationsReader& file, std::os
     if (impossible > 0)
         err << "note: " << impossible
             << " settings are left out: what their selectors need is for another block size\n";
-    require(!grid.settings.empty(), "--block-sizes leaves no setting of at most ", most,
+    require(!grid.settings.empty(), "--block-size leaves no setting of at most ", most,
             " tokens for the block size that ", file.name(), " has operands for");
     return grid;
 }

@@ -164,7 +164,7 @@ measure::LayerQueries advised_queries(const AdviseOptions& o, const io::Activati
             queries.tokens.size(), " of the chosen queries see more than ", largest,
             " keys, the largest budget, in ", queries.blocks.count(), " stretches of ",
             analysis::kBlockPositions, " positions; at least ", kLeastBlocks,
-            " are needed: choose smaller --top-ks or --block-sizes, or more queries");
+            " are needed: choose smaller --top-k or --block-size, or more queries");
     return queries;
 }
 

@@ -12,9 +12,9 @@ namespace {
 
 const About kAbout{
     .program = kProgram,
-    .usage = "FILE... --out DIR [--keep SHARE | --error E | --budget TOKENS] [options]",
+    .usage = "FILE... --out DIR [--keep SHARE | --error E | --budgets TOKENS] [options]",
     .examples = {"msa-advise data/sample.h5 --out results/advise --keep 0.9 --sample-queries 256",
-                 "msa-advise data/sample.h5 --out results/advise-512 --budget 512 --context 32K "
+                 "msa-advise data/sample.h5 --out results/advise-512 --budgets 512 --context 32K "
                  "--hardware h200 --selectors mean-key,quest --sample-queries 256"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /advise; see data/FORMAT.md), DIR/summary.json\n"
@@ -41,23 +41,31 @@ OptionTable option_table(AdviseOptions& o) {
                proper_share());
     table.real("error", "E", o.error,
                "target: the relative output error of a group of heads is at most this", positive());
-    table.count("budget", "TOKENS", o.budget,
-                "target: the most mass with at most this many tokens attended to by a query",
-                at_least(1));
+    table
+        .count("budgets", "TOKENS", o.budget,
+               "target: the most mass with at most this many tokens attended to by a query",
+               at_least(1))
+        .as("budget");
     add_pricing(table, o, "; mass and error are those of FILE");
     table.numbers(
         "layers", "L,...", o.layers,
         "layers, of which those with a sliding window keep it at its own cost; default: all");
-    table.names(
-        "selectors", "NAME,...", o.selectors,
-        [](const std::string& name) { return pointwise_selector("selectors", name); },
-        "some of: " + join(list_pointwise_selectors()) +
-            "; default: index if the file has one, oracle, mean-key, window, quest" +
-            options_help(list_pointwise_selectors()));
-    table.counts("block-sizes", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block",
-                 between(kMinBlockSize, kMaxBlockSize));
-    table.counts("top-ks", "BLOCKS,...", o.top_ks,
-                 "k, blocks kept per query and group, forced ones included", at_least(1));
+    table
+        .names(
+            "selectors", "NAME,...", o.selectors,
+            [](const std::string& name) { return pointwise_selector("selectors", name); },
+            "some of: " + join(list_pointwise_selectors()) +
+                "; default: index if the file has one, oracle, mean-key, window, quest" +
+                options_help(list_pointwise_selectors()))
+        .offers(list_pointwise_selectors());
+    table
+        .counts("block-size", "TOKENS,...", o.block_sizes, "Bk, tokens of a key block",
+                between(kMinBlockSize, kMaxBlockSize))
+        .as("block_sizes");
+    table
+        .counts("top-k", "BLOCKS,...", o.top_ks,
+                "k, blocks kept per query and group, forced ones included", at_least(1))
+        .as("top_ks");
     add_forced_first(table, o.forced_first);
     table.counts("forced-local", "BLOCKS,...", o.forced_local,
                  "newest blocks always kept, the query's own among them", block_count(1));
@@ -115,7 +123,7 @@ Grid make_grid(const AdviseOptions& o, const std::vector<std::string>& selectors
                 for (int64_t first : o.forced_first)
                     for (int64_t local : o.forced_local)
                         add(selector, block_size, {top_k, local, first});
-    require(!grid.settings.empty(), "--block-sizes and --top-ks leave no setting of at most ", most,
+    require(!grid.settings.empty(), "--block-size and --top-k leave no setting of at most ", most,
             " tokens, ", why_most);
     return grid;
 }

@@ -110,7 +110,7 @@ const report::TableOf<Plan> kAdvice{
         {{{{"setting_role", "",
             "why the setting is here. recommended: under --keep and --error the lowest cost of all "
             "layers, where a layer is sparse if the far end of its interval reaches the target and "
-            "dense attention costs more; under --budget the most mass within it. nearest: where "
+            "dense attention costs more; under --budgets the most mass within it. nearest: where "
             "nothing is recommended. front: no other setting matches its loss at the same cost or "
             "less, all layers sparse. bound: the fewest tokens with which the oracle reaches the "
             "target, all layers sparse, which is the best that a fitted Index Branch can reach",
@@ -140,7 +140,7 @@ const report::TableOf<Line> kSettings{
 
 const report::TableOf<OfLayer> kOwnSettings{
     "own_settings",
-    "each layer's own setting that reaches the target: the cheapest, under --budget that of the "
+    "each layer's own setting that reaches the target: the cheapest, under --budgets that of the "
     "most mass; layers that stay dense have none",
     1,
     report::joined<OfLayer>(

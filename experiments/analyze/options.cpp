@@ -48,8 +48,10 @@ OptionTable option_table(AnalyzeOptions& o) {
     table.seed(o.seed, "seed of sampling and the selector random");
     add_compute(table, o);
     add_index_element(table, o);
-    table.names("dump", "WHAT,...", o.dump, known_dump,
-                "also store outputs, mass, scores; ids are always stored");
+    table
+        .names("dump", "WHAT,...", o.dump, known_dump,
+               "also store outputs, mass, scores; ids are always stored")
+        .offers({"outputs", "mass", "scores"});
     add_unit_queries(table, o);
     add_existing(table, o);
     return table;

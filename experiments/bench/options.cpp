@@ -89,6 +89,10 @@ constexpr size_t kDefaultOrders = 3;
 std::string any_name(const std::string& name) { return name; }
 
 void add_sizes(OptionTable& table, BenchWords& w) {
+    table
+        .text("preset", "MODEL", w.preset,
+              "sizes: a Hugging Face config.json, or " + join(list_models()))
+        .offers(list_models());
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
                           const char* help) { table.count(flag, form, to, help, at_least(1)); };
     size("query-heads", "N", w.query_heads, "Hq; default: the model's");
@@ -106,40 +110,44 @@ OptionTable option_table(BenchOptions& o) {
     BenchWords& w = o.words;
     OptionTable table(kAbout);
     const auto names = [&](const char* flag, std::vector<std::string>& to,
-                           const std::string& help) {
-        table.names(flag, "NAME,...", to, any_name, help);
+                           const std::vector<std::string>& known, const std::string& help) {
+        table.names(flag, "NAME,...", to, any_name, help).offers(known);
     };
     table.text("out", "FILE", o.out, "record to write, updated after every measurement")
         .unrecorded();
-    table.text("backend", "NAME", o.backend,
-               "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
-               "cuda if it can start, else cpu");
+    table
+        .text("backend", "NAME", o.backend,
+              "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
+              "cuda if it can start, else cpu")
+        .offers(kBackends);
     table.path("input", "FILE", w.input, "activations whose layers are the cases");
     table.path("indexer", "FILE", w.indexer,
                "results.h5 of msa-fit-indexer, for index_q and index_k; default: those of --input");
     table.numbers("layers", "L,...", w.layers, "of --input; default: all with an Index Branch");
-    names("stages", w.stages, join(kStages) + "; default: all");
-    names("cases", w.cases, join(kCases) + ", see below; default: all");
-    names("selection", w.selections, join(kSelections) + "; default: all");
-    names("support", w.supports, "of index_kl and index_kl_grad: selected, full; default: both");
-    names("order", w.orders,
+    names("stages", w.stages, kStages, join(kStages) + "; default: all");
+    names("cases", w.cases, kCases, join(kCases) + ", see below; default: all");
+    names("selection", w.selections, kSelections, join(kSelections) + "; default: all");
+    names("support", w.supports, kSupports,
+          "of index_kl and index_kl_grad: selected, full; default: both");
+    names("order", w.orders, {"automatic", "union", "kv_outer", "q_outer"},
           "loop orders of sparse_attention and its gradient: automatic, union, kv_outer, q_outer; "
           "default: the first three");
     table.counts("tokens", "N,...", o.tokens,
                  "tokens of every case; default: each case's own, see below");
     table.counts("batch", "N,...", o.batches, "sequences of a decode step", between(1, 4096));
-    table.text("preset", "MODEL", w.preset,
-               "sizes: a Hugging Face config.json, or " + join(list_models()));
     add_sizes(table, w);
     table.element("element", w.element, {Element::bf16, Element::f16, Element::f32, Element::e4m3},
                   "type of operands and outputs: bf16, f16, f32, or e4m3 with a scale per row of q "
                   "and per block of k and v (only for sparse_attention and layer; outputs are then "
                   "bf16, on the cpu f32); default: bf16 on cuda, else f32");
-    table.names(
-        "index-element", "TYPE,...", w.index_elements, any_name,
-        "of index_q and index_k: bf16, f16, f32, e4m3, int8 with a scale for each row of index_q "
-        "and each block of index_k, or int8-exact, an int8 copy of index_k that finds the ids of "
-        "--element; default: as --element, on cuda e4m3 too");
+    table
+        .names("index-element", "TYPE,...", w.index_elements, any_name,
+               "of index_q and index_k: bf16, f16, f32, e4m3, int8 with a scale for each row of "
+               "index_q "
+               "and each block of index_k, or int8-exact, an int8 copy of index_k that finds the "
+               "ids of "
+               "--element; default: as --element, on cuda e4m3 too")
+        .offers({"bf16", "f16", "f32", "e4m3", "int8", "int8-exact"});
     table.counts("pages", "N,...", o.page_sizes,
                  "also time forward stages with keys in pages of N tokens", at_least(1));
     table.count("capacity", "N", o.capacity,

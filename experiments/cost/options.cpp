@@ -29,6 +29,7 @@ OptionTable option_table(CostOptions& o) {
         .text("preset", "MODEL", o.preset,
               "sizes: a Hugging Face config.json, or " + join(list_models()) +
                   "; default: " + o.preset)
+        .offers(list_models())
         .shown_as("");
     table
         .counts("context", "N,...", o.contexts, "tokens of the sequence; default: 32K,128K,512K,1M")
@@ -46,8 +47,10 @@ OptionTable option_table(CostOptions& o) {
     table.counts("gpus", "N,...", o.gpus,
                  "what a layer takes that is divided among so many GPUs, instead of stages",
                  between(1, 1 << 16));
-    table.text("hardware", "CHIP", o.hardware,
-               "a JSON file like those of data/hardware, or " + join(list_hardware()));
+    table
+        .text("hardware", "CHIP", o.hardware,
+              "a JSON file like those of data/hardware, or " + join(list_hardware()))
+        .offers(list_hardware());
     table.choice("ceilings", "WHICH", o.ceilings, {"peak", "measured"},
                  "rates of the roofline: peak (published) or measured");
     table.path("results", "FILE", o.results,

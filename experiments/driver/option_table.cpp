@@ -94,6 +94,11 @@ OptionRow& OptionRow::required(std::string message) {
     return *this;
 }
 
+OptionRow& OptionRow::offers(std::vector<std::string> names) {
+    offered = std::move(names);
+    return *this;
+}
+
 OptionRow& OptionRow::shown_as(std::string text) {
     shown_default = std::move(text);
     return *this;
@@ -292,22 +297,33 @@ OptionRow& OptionTable::names(const std::string& flag, const std::string& form,
 
 OptionRow& OptionTable::element(const std::string& flag, std::optional<Element>& to,
                                 const std::vector<Element>& known, const std::string& help) {
+    std::vector<std::string> names;
+    for (const Element one : known) names.emplace_back(to_string(one));
     return add({flag, "TYPE", help, "",
                 [=, &to](const std::string& value) { to = element_option(flag, value, known); },
-                [&to] { return Json(to ? to_string(*to) : "as stored"); }});
+                [&to] { return Json(to ? to_string(*to) : "as stored"); }})
+        .offers(names);
 }
 
 OptionRow& OptionTable::choice_at(const std::string& flag, const std::string& form,
                                   const std::function<size_t()>& get,
                                   const std::function<void(size_t)>& set,
                                   const std::vector<std::string>& names, const std::string& help) {
-    return add(
-        {flag, form, help, names[get()],
-         [=](const std::string& value) { set(msa::experiments::choice(flag, value, names)); },
-         [=] { return Json(names[get()]); }});
+    return add({flag, form, help, names[get()],
+                [=](const std::string& value) {
+                    set(msa::experiments::choice(flag, value, names));
+                },
+                [=] { return Json(names[get()]); }})
+        .offers(names);
 }
 
 bool OptionTable::parse(std::span<const std::string> args, std::ostream& out) {
+    if (args.size() == 2 && args[0] == "--complete") {
+        for (const OptionRow& row : rows_)
+            if ("--" + row.flag == args[1])
+                for (const std::string& name : row.offered) out << name << '\n';
+        return false;
+    }
     po::options_description description(kLineWidth);
     std::list<std::vector<std::string>> given;  // of each row; switches hold a word when set
     std::list<bool> switches;

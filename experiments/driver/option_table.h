@@ -27,6 +27,7 @@ struct OptionRow {
     std::string key{};                    // its name in the record; empty: not recorded
     bool is_switch = false, repeatable = false, positional = false;
     bool several = false;  // values may follow one flag, as when a shell expands *.txt
+    std::vector<std::string> offered{};  // names that a shell completes, alone or in a list
 
     /// Marks an option that does not decide the results.
     OptionRow& unrecorded();
@@ -36,6 +37,8 @@ struct OptionRow {
     OptionRow& without_flag();
     /// InputError with this message if it is not given.
     OptionRow& required(std::string message);
+    /// Names that a shell completes, each alone or in a list.
+    OptionRow& offers(std::vector<std::string> names);
     /// Replaces what the help shows as the default.
     OptionRow& shown_as(std::string text);
 };
@@ -113,8 +116,8 @@ public:
     }
 
     /// Parses the arguments into the variables of the rows. Returns false if help or version was
-    /// requested and written to `out`. InputError for empty values and for what the rows do not
-    /// allow.
+    /// requested and written to `out`, or, with `--complete --FLAG`, the names that a shell
+    /// completes there. InputError for empty values and for what the rows do not allow.
     bool parse(std::span<const std::string> args, std::ostream& out);
     /// The current recorded values, JSON text.
     std::string record() const;

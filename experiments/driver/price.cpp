@@ -49,8 +49,10 @@ void add_pricing(OptionTable& table, PricingOptions& o, const std::string& besid
     table.choice("phase", "PHASE", o.decode, kPhases,
                  "phase for which costs are computed: prefill of the context, or decode of one "
                  "token after it");
-    table.text("hardware", "CHIP", o.hardware,
-               "a JSON file like those of data/hardware, or " + join(priced_hardware()));
+    table
+        .text("hardware", "CHIP", o.hardware,
+              "a JSON file like those of data/hardware, or " + join(priced_hardware()))
+        .offers(priced_hardware());
     table.choice("ceilings", "WHICH", o.ceilings, kCeilings,
                  "rates of the roofline: peak (published) or measured");
 }

@@ -14,6 +14,9 @@
 
 namespace msa::experiments {
 
+const std::vector<std::string> kBackends{"reference",      "cpu",       "cpu-avx2", "cuda",
+                                         "cuda-unordered", "cuda-sm80", "cuda-sm86"};
+
 void add_files(OptionTable& table, RunOptions& o, const std::string& with) {
     table
         .paths("input", "FILE", o.files,
@@ -44,8 +47,7 @@ void add_resume(OptionTable& table, RunOptions& o) {
 }
 
 void add_backend(OptionTable& table, ComputeOptions& o) {
-    table.text("backend", "NAME", o.backend,
-               "reference, cpu, cpu-avx2, cuda, cuda-unordered, cuda-sm80, cuda-sm86");
+    table.text("backend", "NAME", o.backend, join(kBackends)).offers(kBackends);
     table
         .count("threads", "N", o.backend_options.threads,
                "CPU threads; 0: OMP_NUM_THREADS, else all", between(0, most_threads()))
@@ -219,7 +221,7 @@ void add_selectors(OptionTable& table, std::vector<std::string>& to,
     OptionRow& row = table.names(
         "selectors", "NAME,...", to, known,
         "all that the file has operands for, or some of: " + join(offered) + options_help(offered));
-    row.shown_as(all);
+    row.shown_as(all).offers(offered).offered.push_back(all);
     row.check = [=, &to] {
         const bool has_all = std::find(to.begin(), to.end(), all) != to.end();
         require(!has_all || to.size() == 1, "--selectors has all beside others");

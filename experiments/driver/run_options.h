@@ -42,6 +42,8 @@ struct ComputeOptions {
 
     int count_devices() const { return devices.empty() ? 1 : static_cast<int>(devices.size()); }
 };
+/// The names of all backends, usable here or not.
+extern const std::vector<std::string> kBackends;
 /// --backend, --threads.
 void add_backend(OptionTable&, ComputeOptions&);
 /// --devices, with a help text; the first of them is the backend's. InputError for several

@@ -58,13 +58,17 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
                 at_least(1));
     add_groups(table, o.groups,
                "likewise: layers A to B share the indexer of A; layers in no group have their own");
-    table.choice("norm", "NORM", o.rms_norm, {"none", "rms"},
-                 "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "
-                 "for. Of normed heads the logits are bounded, so that a peaked teacher is out of "
-                 "reach: the KL may be several times as high at like recall and mass");
-    table.count("rope-dim", "N", o.rotary_dim,
-                "channels of an index head that RoPE rotates, 0 for none; default: as in the "
-                "model's heads");
+    table
+        .choice("index-norm", "NORM", o.rms_norm, {"none", "rms"},
+                "of every index head: none, or rms, which MiniMax-M3 has and msalab convert asks "
+                "for. Of normed heads the logits are bounded, so that a peaked teacher is out of "
+                "reach: the KL may be several times as high at like recall and mass")
+        .as("norm");
+    table
+        .count("index-rotary", "N", o.rotary_dim,
+               "channels of an index head that RoPE rotates, 0 for none; default: as in the "
+               "model's heads")
+        .as("rope_dim");
     table.real("rope-theta", "T", o.rope_theta, "of RoPE; default: the model's");
     table.choice("rope-pairs", "WHICH", o.rope_pairs, {"energy", "every-nth"},
                  "where an index head has fewer RoPE pairs than the model's heads: those of most "
@@ -120,8 +124,8 @@ void add_training(OptionTable& table, FitOptions& o) {
 /// What no row can check alone.
 void check(const FitOptions& o) {
     o.rule.validate();
-    if (o.rotary_dim) check_option("rope-dim", *o.rotary_dim, 0, o.index_dim);
-    require(o.rotary_dim.value_or(0) % 2 == 0, "--rope-dim is ", o.rotary_dim.value_or(0),
+    if (o.rotary_dim) check_option("index-rotary", *o.rotary_dim, 0, o.index_dim);
+    require(o.rotary_dim.value_or(0) % 2 == 0, "--index-rotary is ", o.rotary_dim.value_or(0),
             ", must be even");
     require(o.rope_theta.value_or(1) > 0, "--rope-theta is ", o.rope_theta.value_or(1),
             ", must be positive");

@@ -24,8 +24,6 @@ enum class Start : uint8_t { normal, from_qk, pca };
 enum class WhichPairs : uint8_t { energy, every_nth };
 
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
-    FitOptions() { block_size = 64; }
-
     Architecture architecture = Architecture::msa;
     std::optional<int64_t> index_heads;  // default: one per group
     int64_t index_dim = 64;

@@ -98,8 +98,9 @@ std::vector<double> model_frequencies(const FitOptions& o, const io::Activations
         theta && info.rotary_dim ? std::nullopt : configured(file, info);
     std::optional<int64_t> rotary = info.rotary_dim ? info.rotary_dim : o.rotary_dim;
     if (!rotary && config) rotary = config->rotary_dim;
-    require(rotary.has_value(), at, " does not say rotary_dim; give --rope-dim",
-            theta ? "" : " and --rope-theta", " (--rope-dim 0 for a model without RoPE, as GPT-2)");
+    require(rotary.has_value(), at, " does not say rotary_dim; give --index-rotary",
+            theta ? "" : " and --rope-theta",
+            " (--index-rotary 0 for a model without RoPE, as GPT-2)");
     if (*rotary == 0) return {};
     if (theta) return plain_frequencies(*rotary, *theta);
     require(config.has_value(), at, " does not say rope_theta; give --rope-theta");
@@ -129,7 +130,7 @@ IndexForm index_form(const FitOptions& o, const io::ActivationsReader& file, int
     form.rope_theta = theta.value_or(form.rope_theta);
     const auto pairs = static_cast<size_t>(form.rotary_dim / 2);
     if (!theta && pairs > 0 && !chooses_pairs(o, form, model)) {
-        require(model.size() >= pairs && model.size() % pairs == 0, "--rope-dim is ",
+        require(model.size() >= pairs && model.size() % pairs == 0, "--index-rotary is ",
                 form.rotary_dim, ", must divide the model's rotary_dim = ", 2 * model.size(),
                 ", whose frequencies are scaled, unless --rope-pairs is energy");
         for (size_t c = 0; c < pairs; ++c)

@@ -312,7 +312,7 @@ void check_start(const FitOptions& o, const IndexForm& form, const io::LayerInfo
             " groups that divides the ", layer.query_heads, " query heads unless --init is normal");
     if (chooses_pairs(o, form, model)) return;
     const auto rotary = 2 * std::ssize(model);
-    require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--rope-dim is ",
+    require(form.rotary_dim > 0 ? rotary % form.rotary_dim == 0 : rotary == 0, "--index-rotary is ",
             form.rotary_dim, ", must divide the model's rotary_dim = ", rotary,
             " unless --init is normal");
     const std::vector<double> own = form.rope_frequencies.empty()

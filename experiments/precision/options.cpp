@@ -47,7 +47,7 @@ void add_names(OptionTable& table, const std::string& flag, std::vector<std::str
         flag, "NAME,...", to,
         [=](const std::string& name) { return known[choice(flag, name, known)]; },
         help + ": " + join(known));
-    row.shown_as("all");
+    row.shown_as("all").offers(known);
     row.check = [=, &to] {
         if (to.empty()) to = known;
     };

@@ -33,7 +33,8 @@ const std::vector<std::string> kAttentions{"full", "msa", "window", "passive"};
 
 void add_model(OptionTable& table, PretrainOptions& o) {
     train::ModelSizes& s = o.sizes;
-    table.count("layers", "N", s.layers, "layers of the model", between(1, kMostLayers));
+    table.count("model-layers", "N", s.layers, "layers of the model", between(1, kMostLayers))
+        .as("layers");
     table.count("model-dim", "N", s.model_dim, "D, width of the residual stream",
                 between(1, kMostSize));
     table.count("hidden-dim", "N", s.hidden_dim,
@@ -48,11 +49,13 @@ void add_model(OptionTable& table, PretrainOptions& o) {
     table.real("rope-theta", "T", s.rope_theta, "base of RoPE, also in the Index Branch");
     table.count("context", "TOKENS", o.context, "tokens of a training sequence",
                 between(2, kMostSize));
-    table.text("attention", "KIND[,KIND...]", o.attention,
-               "what layers attend to: full (all visible keys), msa (the blocks that the Index "
-               "Branch selects), window (the first block and the newest tokens, k Bk in all: "
-               "app:prelim-swa) or passive (full, with an Index Branch that is trained but not "
-               "used, as a control); one for all layers, or one per layer");
+    table
+        .text("attention", "KIND[,KIND...]", o.attention,
+              "what layers attend to: full (all visible keys), msa (the blocks that the Index "
+              "Branch selects), window (the first block and the newest tokens, k Bk in all: "
+              "app:prelim-swa) or passive (full, with an Index Branch that is trained but not "
+              "used, as a control); one for all layers, or one per layer")
+        .offers(kAttentions);
     add_sizes(table, o);
     table.flag("sink", o.sink,
                "a learnable sink: a logit per query head that takes part in its softmax and has no "
@@ -133,8 +136,10 @@ void add_training(OptionTable& table, PretrainOptions& o) {
 }
 
 void add_text(OptionTable& table, PretrainOptions& o) {
-    table.real("held-out", "SHARE", o.held_out, "share of the documents that are held out",
-               between(0, 1));
+    table
+        .real("held-out-share", "SHARE", o.held_out, "share of the documents that are held out",
+              between(0, 1))
+        .as("held_out");
     table.paths(
         "held-out-text", "FILE...", o.held_out_files,
         "text to hold out, instead of a share: all files up to the next option; its documents are "
@@ -147,14 +152,16 @@ void add_text(OptionTable& table, PretrainOptions& o) {
     table.choice("bos", "WHETHER", o.reading.bos, {"off", "on"},
                  "put the byte 0, which no text contains, before every sequence, exercises too: a "
                  "separate first token for a sink");
-    table.names(
-        "tasks", "TASK,...", o.tasks,
-        [](const std::string& name) {
-            const std::vector<std::string> known(kTaskNames.begin(), kTaskNames.end());
-            return known[choice("tasks", name, known)];
-        },
-        "exercises in retrieval, for training and for evaluation: needle, multi_key, tracking, "
-        "recall, copy; default: all");
+    table
+        .names(
+            "tasks", "TASK,...", o.tasks,
+            [](const std::string& name) {
+                const std::vector<std::string> known(kTaskNames.begin(), kTaskNames.end());
+                return known[choice("tasks", name, known)];
+            },
+            "exercises in retrieval, for training and for evaluation: needle, multi_key, tracking, "
+            "recall, copy; default: all")
+        .offers({kTaskNames.begin(), kTaskNames.end()});
     table.real("exercises", "SHARE", o.exercises,
                "share of the training sequences that carry an exercise, each task alike",
                between(0, 1));
@@ -168,15 +175,19 @@ void add_measuring(OptionTable& table, PretrainOptions& o) {
     const auto every = [&](const char* flag, int64_t& to, const std::string& what) -> OptionRow& {
         return table.count(flag, "STEPS", to, what, at_least(0));
     };
-    table.count("log", "STEPS", o.log_every, "steps between entries of the training curves",
-                at_least(1));
-    every("probe", o.probe_every,
+    table
+        .count("log-every", "STEPS", o.log_every, "steps between entries of the training curves",
+               at_least(1))
+        .as("log");
+    every("probe-every", o.probe_every,
           "steps between probes of every layer on a held-out sequence: recall, mass kept, "
           "entropies, sink mass; from step 0 on, and twenty times as often in the first STEPS "
-          "steps; 0: only at the end");
-    every("evaluate", o.evaluate_every,
-          "steps between evaluations on held-out text and exercises; 0: only at the end");
-    every("checkpoint", o.checkpoint_every, "steps between checkpoints; 0: only at the end")
+          "steps; 0: only at the end")
+        .as("probe");
+    every("eval-every", o.evaluate_every,
+          "steps between evaluations on held-out text and exercises; 0: only at the end")
+        .as("evaluate");
+    every("save-every", o.checkpoint_every, "steps between checkpoints; 0: only at the end")
         .unrecorded();
     table.count("eval-sequences", "N", o.eval_sequences, "held-out sequences of an evaluation",
                 between(1, kMostSequences));
@@ -233,7 +244,7 @@ void check(const PretrainOptions& o) {
         require(length <= o.context, "--eval-lengths names ", length,
                 ", must be at most the context of ", o.context, " tokens");
     o.evaluation().validate();
-    require(!o.held_out_files.empty() || (o.held_out > 0 && o.held_out < 1), "--held-out is ",
+    require(!o.held_out_files.empty() || (o.held_out > 0 && o.held_out < 1), "--held-out-share is ",
             o.held_out, ", must be between 0 and 1, or --held-out-text name what is held out");
 }
 
@@ -307,10 +318,12 @@ OptionTable option_table(PretrainOptions& o) {
     table.path("out", "DIR", o.out, "directory for the results")
         .unrecorded()
         .required("no output: name a directory with --out");
-    table.text("preset", "NAME", o.preset,
-               "sizes that other options start from: nano (seconds on a laptop), pilot (13.9M "
-               "parameters, context 4096) or large (29M, context 8192); the defaults below are "
-               "those of nano");
+    table
+        .text("preset", "NAME", o.preset,
+              "sizes that other options start from: nano (seconds on a laptop), pilot (13.9M "
+              "parameters, context 4096) or large (29M, context 8192); the defaults below are "
+              "those of nano")
+        .offers({"nano", "pilot", "large"});
     add_model(table, o);
     add_index_branch(table, o);
     add_training(table, o);

@@ -11,10 +11,10 @@ namespace {
 const About kAbout{
     .program = kProgram,
     .usage = "FILE... --out DIR [--lose SHARE | --keep SHARE | --error E] [options]",
-    .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --layers 6",
+    .examples = {"msa-synth --out /tmp/layers.h5 --tokens 4K --model-layers 6",
                  "msa-reuse /tmp/layers.h5 --out results/reuse --block-size 64 --top-k 8",
                  "msa-reuse /tmp/layers.h5 --out results/reuse-groups --block-size 64 --top-k 8 "
-                 "--selector mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
+                 "--selectors mean-key --lose 0.3 --every 3 --groups 1-3,4-5"},
     .writes =
         "DIR/results.h5 (groups /layers, /queries, /reuse; see data/FORMAT.md), DIR/summary.json\n"
         "(tables, see there), DIR/tables/NAME.csv and DIR/reuse.txt (what is printed). If no\n"
@@ -44,9 +44,12 @@ OptionTable option_table(ReuseOptions& o) {
     table.numbers("layers", "L,...", o.layers,
                   "layers, of which those with a sliding window keep it at its own cost; default: "
                   "all of the file, which must be consecutive");
-    table.text("selector", "NAME", o.selector,
-               "whose ids are shared: one of " + join(list_pointwise_selectors()) +
-                   options_help(list_pointwise_selectors()));
+    table
+        .text("selectors", "NAME", o.selector,
+              "the one whose ids are shared, of: " + join(list_pointwise_selectors()) +
+                  options_help(list_pointwise_selectors()))
+        .as("selector")
+        .offers(list_pointwise_selectors());
     add_sizes(table, o);
     add_all_rows(table, o);
     add_queries(table, o);
@@ -62,7 +65,7 @@ std::optional<ReuseOptions> parse_reuse_options(std::span<const std::string> arg
                                                 std::ostream& out) {
     ReuseOptions o;
     if (!option_table(o).parse(args, out)) return std::nullopt;
-    o.selector = pointwise_selector("selector", o.selector);
+    o.selector = pointwise_selector("selectors", o.selector);
     o.check_target(&TargetOptions::lose, kDefaultLose);
     o.rule.validate();
     return o;

@@ -43,7 +43,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     for (const io::LayerInfo& layer : layers) {
         const std::string lacks = lacking(make_selector(o.selector)->needs(), layer, o.block_size);
         require(lacks.empty(), name, ": layer ", layer.layer, " has no ", lacks,
-                ", which --selector ", o.selector, " needs; msa-fit-indexer makes them");
+                ", which --selectors ", o.selector, " needs; msa-fit-indexer makes them");
     }
     resolve_pricing(o, file.info(), o.layers, windowed);
     require(o.block_size * o.rule.top_k <= *o.context, "--context is ", *o.context,

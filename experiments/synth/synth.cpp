@@ -61,19 +61,21 @@ OptionTable option_table(SynthOptions& o) {
     table.path("out", "FILE", o.out, "file to write").required("no output: name a file with --out");
     table.count("tokens", "N", o.tokens, "N, tokens of all sequences together");
     table.count("sequences", "N", o.sequences, "sequences, of equal length", at_least(1));
-    table.count("layers", "N", o.layers, "layers, each with its own structure", between(1, 4096));
+    table.count("model-layers", "N", o.layers, "layers, each with its own structure",
+                between(1, 4096));
     table.count("query-heads", "N", layer.query_heads, "Hq");
     table.count("kv-heads", "N", layer.kv_heads, "Hkv, GQA groups", at_least(1));
     table.count("head-dim", "N", layer.head_dim, "dh", between(kMinHeadDim, kMaxHeadDim));
     table.count("index-dim", "N", layer.index_dim, "didx; 0: no index_q and index_k");
-    add_real(table, "sink", "NATS", pattern.sink, "gain of token 0");
-    add_real(table, "diagonal", "NATS", pattern.diagonal, "gain of the query's own neighbourhood");
+    add_real(table, "sink-gain", "NATS", pattern.sink, "gain of token 0");
+    add_real(table, "diagonal-gain", "NATS", pattern.diagonal,
+             "gain of the query's own neighbourhood");
     table.count("stripes", "N", pattern.stripes, "slowly moving far targets per group",
                 between(0, 256));
-    add_real(table, "stripe", "NATS", pattern.stripe, "gain of a stripe's target");
+    add_real(table, "stripe-gain", "NATS", pattern.stripe, "gain of a stripe's target");
     table.count("needles", "N", pattern.needles,
                 "single far tokens per sequence that few queries need", between(0, 4096));
-    add_real(table, "needle", "NATS", pattern.needle, "gain of a needle");
+    add_real(table, "needle-gain", "NATS", pattern.needle, "gain of a needle");
     add_real(table, "index-noise", "FACTOR", pattern.index_noise,
              "noise of the index branch relative to the main branch");
     table.choice("element", "TYPE", o.element, elements, "storage: f16, bf16 or f32");

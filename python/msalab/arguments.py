@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterable
 
@@ -50,6 +51,15 @@ class CommandLine(argparse.ArgumentParser):
         if example:
             more = {"epilog": f"example:\n  {example}", "formatter_class": argparse.RawDescriptionHelpFormatter, **more}
         super().__init__(*args, **more)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """With --complete --FLAG alone, prints the values that a shell completes there."""
+        args = sys.argv[1:] if args is None else list(args)
+        if len(args) == 2 and args[0] == "--complete":
+            action = self._option_string_actions.get(args[1])
+            print(*((action and action.choices) or getattr(action, "offered", ())), sep="\n")
+            self.exit()
+        return super().parse_known_args(args, namespace)
 
     def error(self, message):
         options = [name for name in self._option_string_actions if name.startswith("--")]

@@ -54,7 +54,7 @@ def test_the_programs_choose_the_same_blocks(tmp_path):
 @pytest.mark.parametrize("norm", ["none", "rms"])
 def test_a_fitted_index_branch_is_read_as_it_was_fitted(tmp_path, norm):
     run("msa-fit-indexer", SAMPLE, "--out", tmp_path / "fit", "--block-size", BLOCK, "--top-k",
-        TOP_K, "--steps", 2, "--warmup-steps", 1, "--eval-every", 2, "--norm", norm, "--train",
+        TOP_K, "--steps", 2, "--warmup-steps", 1, "--eval-every", 2, "--index-norm", norm, "--train",
         ":1344", "--eval", "1344:")
     number, layer = sample()
     branch = indexer.read(tmp_path / "fit")[number]

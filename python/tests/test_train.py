@@ -42,7 +42,7 @@ DEPTH = SIZES["num_hidden_layers"] * (2 * SIZES["hidden_size"] + SIZES["intermed
 KEPT = 2 * SIZES["num_hidden_layers"] + 2  # roundings of a token's state: two of a layer, embedding, last norm
 IN_ANOTHER_ORDER = {"float32": 2 * DEPTH * 2 ** -24, "bfloat16": KEPT * 2 ** -8}
 COMMON = ["--bytes", "--context", CONTEXT, "--batch", 2, "--block-size", BLOCK, "--top-k", TOP_K,
-          "--index-dim", 16, "--lr", 1e-2, "--lr-ramp", 1, "--probe-every", 0]
+          "--index-dim", 16, "--lr", 1e-2, "--lr-warmup", 1, "--probe-every", 0]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -117,7 +117,7 @@ def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
     assert "model.layers.1.self_attn.indexer.q_norm.weight" in names
 
 
-@pytest.mark.parametrize("how", [[], ["--norm", "none", "--rope-dim", 8, "--forced-first", 1]])
+@pytest.mark.parametrize("how", [[], ["--index-norm", "none", "--index-rotary", 8, "--forced-first", 1]])
 def test_the_loss_is_that_of_the_model_that_runs_the_folder(tiny, tmp_path, how):
     """Nothing is learned (the rates round to 0): the folder holds what the first step has computed with."""
     rates = ["--lr", 1e-30, "--index-lr", 1e-30]
@@ -136,7 +136,7 @@ def rows_of(tiny):
 
 
 def attached(model, kind, top_k, detach=True, branches=True):
-    options = Namespace(dense_layers=[], attention=kind, indexer=None, index_dim=16, rope_dim=None, norm="rms",
+    options = Namespace(dense_layers=[], attention=kind, indexer=None, index_dim=16, index_rotary=None, index_norm="rms",
                         seed=0)
     modules, windows, layers = attentions.trainable(model, options)
     made = {}
@@ -289,7 +289,7 @@ def test_a_run_that_diverges_at_once_leaves_what_was_there(tiny, tmp_path, monke
 
 
 def test_a_run_that_diverges_keeps_the_last_good_state(tiny, tmp_path, capsys):
-    how = ["--steps", 40, "--warmup-steps", 0, "--lr", 30, "--lr-ramp", 1000, "--save-every", 1, "--clip", 1e9]
+    how = ["--steps", 40, "--warmup-steps", 0, "--lr", 30, "--lr-warmup", 1000, "--save-every", 1, "--clip", 1e9]
     assert train(tiny, tmp_path / "a", *how) == 3
     told = json.loads((tmp_path / "a/diverged.json").read_text())
     assert told["kept"] and f"behind step {told['kept']}, the last good ones" in capsys.readouterr().err
@@ -430,7 +430,7 @@ REFUSED = [
     (["--attention", "dense", "--warmup-steps", 3], "--warmup-steps and --indexer are of --attention msa"),
     (["--dense-layers", "0,1"], "no layer is left to select"),
     (["--dense-layers", "7"], "--dense-layers names [7]; layers with attention are [0, 1]"),
-    (["--rope-dim", 6], "--rope-dim is 6, must be even"),
+    (["--index-rotary", 6], "--index-rotary is 6, must be even"),
     (["--warmup-steps", 5000], "--warmup-steps is 5000, must be from 0 to --steps"),
     (["--lr", 0], "--lr is 0.0, must be above 0"),
     (["--dtype", "bfloat16"], "--dtype must be float32 on the CPU"),

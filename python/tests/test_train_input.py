@@ -93,9 +93,9 @@ def test_a_hybrid_model_is_trained_by_any_number_of_rows(tiny, tmp_path):  # noq
 
 
 @pytest.mark.parametrize("words, why", [
-    (["--decay", "nan"], "--decay is nan, must be a number of at least 0"),
-    (["--decay", "-1"], "--decay is -1.0, must be a number of at least 0"),
-    (["--decay", "inf"], "--decay is inf, must be"),
+    (["--weight-decay", "nan"], "--weight-decay is nan, must be a number of at least 0"),
+    (["--weight-decay", "-1"], "--weight-decay is -1.0, must be a number of at least 0"),
+    (["--weight-decay", "inf"], "--weight-decay is inf, must be"),
     (["--kl-weight", "inf"], "--kl-weight is inf, must be"),
     (["--kl-weight", "nan"], "--kl-weight is nan, must be"),
     (["--top-k", 99999999999, "--steps", 1, "--warmup-steps", 0], "error: "),

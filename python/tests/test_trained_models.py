@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
             [BIN / "msa-pretrain", folder / "text.txt", "--held-out-text", folder / "held_out.txt",
              "--out", folder / arm, "--context", str(CONTEXT), "--block-size", str(BLOCK), "--top-k",
              str(TOP_K), "--steps", str(steps), "--warmup-steps", str(steps // 4), "--sequences", "2",
-             "--lr-warmup", str(steps // 2), "--eval-sequences", "1", "--eval-exercises", "0", "--probe",
+             "--lr-warmup", str(steps // 2), "--eval-sequences", "1", "--eval-exercises", "0", "--probe-every",
              "0", "--threads", "1", *options], check=True, capture_output=True)
         return folder / arm / "checkpoint.h5"
 

@@ -728,7 +728,7 @@ def test_exported_weights_select_in_minimax_m3_what_they_select_here(tmp_path, c
     assert "layers [3] take the ids of this one" in capsys.readouterr().err
     plain = make_indexer(tmp_path / "plain.h5", [1], groups=2, dim=16, model_dim=64, norm=False)
     assert convert(["convert", str(plain), "--out", str(tmp_path / "none.safetensors")]) == 2
-    assert "--norm rms" in capsys.readouterr().err
+    assert "--index-norm rms" in capsys.readouterr().err
     chosen = make_indexer(tmp_path / "chosen.h5", [1], groups=2, dim=16, model_dim=64, rotary=4,
                           frequencies=[0.5, 0.01])
     assert convert(["convert", str(chosen), "--out", str(tmp_path / "none.safetensors")]) == 2

@@ -33,14 +33,14 @@ protected:
     Words args(const std::string& out, const Words& more = {}) const {
         Words all{path("a.txt"), "--out", path(out)};
         const Words usual{
-            "--layers",      "2",   "--model-dim",      "16", "--hidden-dim",     "16",
-            "--query-heads", "2",   "--kv-heads",       "1",  "--context",        "64",
-            "--block-size",  "8",   "--top-k",          "3",  "--sequences",      "2",
-            "--steps",       "12",  "--lr-warmup",      "2",  "--warmup-steps",   "4",
-            "--log",         "2",   "--probe",          "4",  "--evaluate",       "5",
-            "--checkpoint",  "3",   "--eval-sequences", "2",  "--eval-exercises", "2",
-            "--held-out",    "0.3", "--pairs",          "2",  "--questions",      "2",
-            "--threads",     "1"};
+            "--model-layers",   "2",   "--model-dim",      "16", "--hidden-dim",     "16",
+            "--query-heads",    "2",   "--kv-heads",       "1",  "--context",        "64",
+            "--block-size",     "8",   "--top-k",          "3",  "--sequences",      "2",
+            "--steps",          "12",  "--lr-warmup",      "2",  "--warmup-steps",   "4",
+            "--log-every",      "2",   "--probe-every",    "4",  "--eval-every",     "5",
+            "--save-every",     "3",   "--eval-sequences", "2",  "--eval-exercises", "2",
+            "--held-out-share", "0.3", "--pairs",          "2",  "--questions",      "2",
+            "--threads",        "1"};
         for (size_t n = 0; n < usual.size(); n += 2)
             if (std::find(more.begin(), more.end(), usual[n]) == more.end())
                 all.insert(all.end(), {usual[n], usual[n + 1]});

@@ -58,8 +58,8 @@ protected:
     std::vector<std::string> args(const std::string& file, const std::string& out,
                                   const std::vector<std::string>& more = {}) const {
         std::vector<std::string> all{file, "--out", path(out), "--threads", "2"};
-        if (std::find(more.begin(), more.end(), "--top-ks") == more.end())
-            all.insert(all.end(), {"--top-ks", "2,3,4,5,8"});
+        if (std::find(more.begin(), more.end(), "--top-k") == more.end())
+            all.insert(all.end(), {"--top-k", "2,3,4,5,8"});
         if (std::find(more.begin(), more.end(), "--context") == more.end())
             all.insert(all.end(), {"--context", "128K"});
         all.insert(all.end(), more.begin(), more.end());
@@ -160,7 +160,7 @@ TEST_F(Advise, TheOracleIsABoundAndNoAdvice) {
 }
 
 TEST_F(Advise, EveryPointOfTheFrontCostsMoreAndLosesLess) {
-    const json all = advice(plant("a.h5", {Look::everywhere}), {"--budget", "512"});
+    const json all = advice(plant("a.h5", {Look::everywhere}), {"--budgets", "512"});
     ASSERT_GT(front(all).size(), 2U);
     double cost = 0, kept = 0;
     for (const json& setting : front(all)) {
@@ -198,7 +198,7 @@ TEST_F(Advise, ALayerThatLooksEverywhereStaysDense) {
 
 TEST_F(Advise, NamesTheNearestSettingWhereNoneReachesTheTarget) {
     const std::string file = plant("a.h5", {Look::at_three_tokens});
-    const Outcome outcome = kAdvise(args(file, "out", {"--top-ks", "2,3", "--positions", "512:"}));
+    const Outcome outcome = kAdvise(args(file, "out", {"--top-k", "2,3", "--positions", "512:"}));
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("no setting reaches the target"), std::string::npos) << outcome.err;
     const json all = report_of(path("out"));
@@ -225,21 +225,21 @@ TEST_F(Advise, AnErrorAndABudgetAreTargetsToo) {
         32, 4);
     std::filesystem::remove_all(path("out"));
     const json within =
-        singled(advice(file, priced({"--selectors", "oracle", "--budget", "100"})), "recommended");
+        singled(advice(file, priced({"--selectors", "oracle", "--budgets", "100"})), "recommended");
     expect_setting(within, 32, 3);  // of 96 tokens: two of the three
     EXPECT_NEAR(within["mass_kept"].get<double>(), 2.0 / 3, kMissing);
     std::filesystem::remove_all(path("out"));
-    const json none = advice(file, {"--budget", "50"}, 2);
+    const json none = advice(file, {"--budgets", "50"}, 2);
     EXPECT_EQ(singled(none, "nearest")["budget"], 64);
 }
 
 TEST_F(Advise, MassOfLargeBlocksIsThatOfTheSmallOnesInThem) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
-    const std::vector<std::string> small{"--top-ks", "2,3",      "--block-sizes",
-                                         "8,16,48",  "--budget", "48"};
+    const std::vector<std::string> small{"--top-k", "2,3",       "--block-size",
+                                         "8,16,48", "--budgets", "48"};
     const json shared = advice(file, small);
     std::filesystem::remove_all(path("out"));
-    const json alone = advice(file, {"--top-ks", "2,3", "--block-sizes", "48", "--budget", "144"});
+    const json alone = advice(file, {"--top-k", "2,3", "--block-size", "48", "--budgets", "144"});
     int compared = 0;
     for (const json& one : rows_of_table(shared, "settings"))
         for (const json& other : rows_of_table(alone, "settings")) {
@@ -259,8 +259,8 @@ TEST_F(Advise, AgreesWithCompare) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 512}, .layers = {1}});
     const std::vector<std::string> selectors{"--selectors", "index,oracle,mean-key,window,quest"};
     const json all =
-        advice(file, {"--top-ks", "4,8", "--block-sizes", "8", "--forced-first", "0",
-                      "--forced-local", "1", "--sample-queries", "0", "--budget", "64"});
+        advice(file, {"--top-k", "4,8", "--block-size", "8", "--forced-first", "0",
+                      "--forced-local", "1", "--sample-queries", "0", "--budgets", "64"});
     ASSERT_EQ(kCompare({file, "--out", path("compared"), "--block-size", "8", "--budgets", "32,64",
                         selectors[0], selectors[1]})
                   .code,
@@ -281,7 +281,7 @@ TEST_F(Advise, AgreesWithCompare) {
 TEST_F(Advise, ThePageFitsATerminal) {
     const std::string file = plant("a.h5", {Look::at_three_tokens, Look::everywhere});
     const std::vector<std::string> targets[] = {
-        {"--keep", "0.9"}, {"--error", "0.1"}, {"--budget", "512"}};
+        {"--keep", "0.9"}, {"--error", "0.1"}, {"--budgets", "512"}};
     for (std::vector<std::string> more : targets) {
         more.insert(more.end(),
                     {"--selectors", "mean-key,quest-pages,infllm-v2,oracle-logit", "--overwrite"});
@@ -295,7 +295,7 @@ TEST_F(Advise, ThePageFitsATerminal) {
 
 TEST_F(Advise, IntervalsHoldTheValueAndSpreadWhereQueriesDiffer) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 500, 900}, .layers = {1}});
-    const json all = advice(file, {"--top-ks", "4", "--block-sizes", "8", "--budget", "32"});
+    const json all = advice(file, {"--top-k", "4", "--block-size", "8", "--budgets", "32"});
     EXPECT_EQ(row_of(all, "layers")["sequences"], 2);
     EXPECT_EQ(singled(all, "recommended")["confidence"], 1.0);
     for (const json& setting : rows_of_table(all, "settings"))
@@ -343,7 +343,7 @@ TEST_F(Advise, ProcessesAndKillsChangeNoByte) {
 TEST_F(Advise, OptionsComeBackFromTheirRecord) {
     using experiments::advise::AdviseOptions;
     std::istringstream line(
-        "a.h5 --out out --error 0.25 --layers 3,5 --phase decode --block-sizes 16,32 --context 4K "
+        "a.h5 --out out --error 0.25 --layers 3,5 --phase decode --block-size 16,32 --context 4K "
         "--queries 0:8,16:32 --element bf16 --ceilings measured "
         "--selectors window,quest-pages:page=4");
     const std::vector<std::string> words{std::istream_iterator<std::string>(line), {}};
@@ -364,15 +364,15 @@ TEST_F(Advise, RefusesBadInput) {
     const std::string file = plant("a.h5", {Look::at_three_tokens});
     refuses(file, {"--keep", "1.5"}, "--keep is 1.5, must be above 0 and below 1");
     refuses(file, {"--error", "0"}, "--error is 0, must be above 0");
-    refuses(file, {"--keep", "0.9", "--budget", "64"}, "exclude each other");
-    refuses(file, {"--budget", "0"}, "--budget is 0, must be at least 1");
+    refuses(file, {"--keep", "0.9", "--budgets", "64"}, "exclude each other");
+    refuses(file, {"--budgets", "0"}, "--budgets is 0, must be at least 1");
     refuses(file, {"--selectors", "snapkv"}, "--selectors has snapkv");
     refuses(file, {"--selectors", "window-tokens"}, "--selectors has window-tokens");
     refuses(file, {"--selectors", "index"},
             "layer 0 has no index_q and index_k, which selector index needs; msa-fit-indexer");
-    refuses(file, {"--top-ks", "64"}, "half of the longest sequence");
+    refuses(file, {"--top-k", "64"}, "half of the longest sequence");
     refuses(file, {"--context", "32"}, "leave no setting of at most 32 tokens, the context");
-    refuses(file, {"--top-ks", "1", "--forced-local", "2"}, "leave no setting");
+    refuses(file, {"--top-k", "1", "--forced-local", "2"}, "leave no setting");
     refuses(file, {"--queries", "0:550"}, "at least 2 are needed");
     refuses(file, {"--hardware", "abacus"}, "abacus");
     refuses(file, {"--hardware", "laptop"}, "laptop, which has no rate for bf16");

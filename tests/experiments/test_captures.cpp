@@ -109,7 +109,7 @@ TEST_P(CapturesOf, ThatDifferAreRefused) {
 
 const Asked kAsked[] = {
     {kAdvise,
-     {"--block-sizes", "8,16", "--top-ks", "4", "--selectors", "mean-key,window", "--keep", "0.3"}},
+     {"--block-size", "8,16", "--top-k", "4", "--selectors", "mean-key,window", "--keep", "0.3"}},
     {kAnalyze,
      {"--block-size", "8", "--top-k", "4", "--selectors", "index,mean-key,random",
       "--sample-queries", "200"}},
@@ -122,7 +122,7 @@ const Asked kAsked[] = {
     {kPrecision,
      {"--block-size", "8", "--top-k", "4", "--formats", "int8", "--scales", "token", "--rotations",
       "none", "--sample-queries", "100"}},
-    {kReuse, {"--block-size", "8", "--top-k", "4", "--selector", "index", "--lose", "0.9"}},
+    {kReuse, {"--block-size", "8", "--top-k", "4", "--selectors", "index", "--lose", "0.9"}},
 };
 INSTANTIATE_TEST_SUITE_P(All, CapturesOf, testing::ValuesIn(kAsked), [](const auto& of) {
     std::string name = of.param.program.name;

@@ -167,7 +167,7 @@ const Words kStrange{"",
 const std::map<std::string, Words> kSound = [] {
     std::map<std::string, Words> lines;
     std::istringstream text(R"(
-msa-advise a.h5 --out out --block-sizes 8 --top-ks 2 --context 1K --keep 0.05 --selectors window
+msa-advise a.h5 --out out --block-size 8 --top-k 2 --context 1K --keep 0.05 --selectors window
 msa-analyze a.h5 --out out --block-size 8 --top-k 4
 msa-bench --out bench.json --backend cpu --cases square --tokens 256 --samples 1 --stages index_select --preset pilot
 msa-cache made-by-msa-analyze/results.h5 --out out
@@ -176,7 +176,7 @@ msa-cost --context 4K
 msa-fit-indexer a.h5 --out out --block-size 8 --steps 3 --index-dim 16 --top-k 4
 msa-inspect a.h5
 msa-precision a.h5 --out out --block-size 8 --top-k 4 --formats int8
-msa-pretrain words.txt --out out --context 64 --held-out 0.3 --steps 3 --warmup-steps 1 --lr-warmup 1 --pairs 2 --questions 2 --top-k 2
+msa-pretrain words.txt --out out --context 64 --held-out-share 0.3 --steps 3 --warmup-steps 1 --lr-warmup 1 --pairs 2 --questions 2 --top-k 2
 msa-reuse layers.h5 --out out --block-size 8 --top-k 4 --layers 0,3
 msa-synth --out synth.h5 --tokens 256)");
     for (std::string line; std::getline(text, line);) {

@@ -45,7 +45,7 @@ TEST_F(DefaultSizes, LeaveFourTimesAsManyBlocksAsAreKept) {
           {kPrecision,
            {"--formats", "int8", "--scales", "token", "--error", "0.5", "--sample-queries", "256"}},
           {kReuse,
-           {"--selector", "mean-key", "--lose", "0.9", "--layers", "10,20", "--sample-queries",
+           {"--selectors", "mean-key", "--lose", "0.9", "--layers", "10,20", "--sample-queries",
             "256"}}}) {
         std::vector<std::string> args{sample_};
         args.insert(args.end(), more.begin(), more.end());

@@ -82,8 +82,8 @@ TEST_F(Fit, ClosedFormHoldsWithoutRopeAndAtHalfTheFrequencies) {
     EXPECT_LT(curve("plain", "held_out/kl")[0], 0.01);
     // Every second frequency, and all channels that pass: better than chance.
     const std::string rotated = write("rotated.h5", {.query_heads = 1, .kv_heads = 1});
-    ASSERT_EQ(run({rotated}, "half", {"--rope-dim", "4"}).code, 0);
-    ASSERT_EQ(run({rotated}, "normal", {"--rope-dim", "4", "--init", "normal"}).code, 0);
+    ASSERT_EQ(run({rotated}, "half", {"--index-rotary", "4"}).code, 0);
+    ASSERT_EQ(run({rotated}, "normal", {"--index-rotary", "4", "--init", "normal"}).code, 0);
     EXPECT_LT(curve("half", "held_out/kl")[0], 0.5 * curve("normal", "held_out/kl")[0]);
 }
 
@@ -107,7 +107,7 @@ TEST_F(Fit, LearnsFromRandomWeights) {
     const std::string file = write("a.h5", {.query_heads = 1, .kv_heads = 1});
     for (const std::string norm : {"none", "rms"}) {
         ASSERT_EQ(run({file}, norm,
-                      {"--init", "normal", "--steps", "150", "--lr", "3e-2", "--norm", norm,
+                      {"--init", "normal", "--steps", "150", "--lr", "3e-2", "--index-norm", norm,
                        "--warmup-steps", "100", "--eval-every", "50"})
                       .code,
                   0);
@@ -227,7 +227,7 @@ TEST_F(Fit, TeacherDecidesTheLossAndItsEntropy) {
 TEST_F(Fit, IndexerFileGivesAnalyzeTheSameNumbers) {
     const std::string file = write("a.h5");
     for (const std::string norm : {"none", "rms"}) {
-        ASSERT_EQ(run({file}, norm, {"--norm", norm}).code, 0);
+        ASSERT_EQ(run({file}, norm, {"--index-norm", norm}).code, 0);
         const Outcome analysis = kAnalyze({path(norm + "/indexer.h5"), "--out", path(norm + "-a"),
                                            "--selectors", "index,oracle", "--block-size", "8",
                                            "--top-k", "4", "--queries", "144:", "--json"});

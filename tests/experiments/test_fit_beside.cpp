@@ -21,13 +21,13 @@ TEST_F(Fit, TakesThePairsOfMostEnergy) {
     for (const bool interleaved : {false, true}) {
         spec.interleaved = interleaved;
         const std::string file = write("a.h5", spec), to = interleaved ? "interleaved" : "split";
-        ASSERT_EQ(run({file}, to, {"--rope-dim", "2"}).code, 0);
+        ASSERT_EQ(run({file}, to, {"--index-rotary", "2"}).code, 0);
         const io::ResultsReader results(path(to + "/results.h5"));
         const auto chosen = results.read<double, 1>("/fit/3/weights/rope_frequencies");
         ASSERT_EQ(chosen.size(), 1);
         EXPECT_DOUBLE_EQ(chosen(0), std::pow(100, -2.0 * 2 / 8));
-        ASSERT_EQ(run({file}, to + "-nth", {"--rope-dim", "2", "--rope-pairs", "every-nth"}).code,
-                  0);
+        ASSERT_EQ(
+            run({file}, to + "-nth", {"--index-rotary", "2", "--rope-pairs", "every-nth"}).code, 0);
         EXPECT_FALSE(
             io::ResultsReader(path(to + "-nth/results.h5")).has("/fit/3/weights/rope_frequencies"));
         EXPECT_LT(curve(to, "held_out/kl")[0], 0.5 * curve(to + "-nth", "held_out/kl")[0]);
@@ -41,7 +41,7 @@ TEST_F(Fit, TakesThePairsOfMostEnergy) {
         EXPECT_NEAR(row["mass_kept"], this->row(to)["mass_kept"], 1e-6);
     }
     // Any number of pairs will do, and normal weights have them, too.
-    ASSERT_EQ(run({path("a.h5")}, "three", {"--rope-dim", "6", "--init", "normal"}).code, 0);
+    ASSERT_EQ(run({path("a.h5")}, "three", {"--index-rotary", "6", "--init", "normal"}).code, 0);
     const auto three = io::ResultsReader(path("three/results.h5"))
                            .read<double, 1>("/fit/3/weights/rope_frequencies");
     ASSERT_EQ(three.size(), 3);
@@ -49,7 +49,7 @@ TEST_F(Fit, TakesThePairsOfMostEnergy) {
     EXPECT_GT(three(1), three(2));
     // Not those of a --rope-theta that is not the model's.
     ASSERT_EQ(
-        run({path("a.h5")}, "own", {"--rope-dim", "6", "--init", "normal", "--rope-theta", "7"})
+        run({path("a.h5")}, "own", {"--index-rotary", "6", "--init", "normal", "--rope-theta", "7"})
             .code,
         0);
     EXPECT_FALSE(io::ResultsReader(path("own/results.h5")).has("/fit/3/weights/rope_frequencies"));

@@ -55,8 +55,9 @@ TEST_F(FitQsa, EveryBlockSelectedIsTheFullSupport) {
 TEST_F(FitQsa, IndexerFileGivesOtherProgramsTheSameNumbers) {
     // 48 and 26 pieces; one token of the first sequence and three of the second are in none.
     const std::string file = write("a.h5", {.cu_seqlens = {0, 193, 300}});
-    ASSERT_EQ(fit(file, "out", {"--index-heads", "4", "--index-dim", "32", "--norm", "rms"}).code,
-              0);
+    ASSERT_EQ(
+        fit(file, "out", {"--index-heads", "4", "--index-dim", "32", "--index-norm", "rms"}).code,
+        0);
     const std::string indexer = path("out/indexer.h5");
     const io::ActivationsReader reader(indexer);
     EXPECT_EQ(reader.layer(3).learned.qsa_heads, 4);

@@ -39,16 +39,16 @@ const RefusedFit kRefusedFits[] = {
     {{"--top-k", "0"}, "--top-k is 0, must be at least 1"},
     {{"--forced-first", "4"}, "forced_local + forced_first is 5, must not exceed top_k = 4"},
     {{"--taught-by", "none"}, "--taught-by is 'none', must be one of: all, own"},
-    {{"--norm", "layer"}, "--norm is 'layer', must be one of: none, rms"},
+    {{"--index-norm", "layer"}, "--index-norm is 'layer', must be one of: none, rms"},
     {{"--init", "zero"}, "--init is 'zero', must be one of: normal, from-qk, pca"},
     {{"--teacher", "min"}, "--teacher is 'min', must be one of: mean, max"},
     {{"--split", "luck"}, "--split is 'luck', must be one of: position, sequence, token"},
     {{"--split", "sequence"}, "--split is sequence, must be position: there is one sequence"},
-    {{"--rope-dim", "5"}, "--rope-dim is 5, must be even"},
-    {{"--rope-dim", "18"}, "--rope-dim is 18, must be from 0 to 16"},
-    {{"--rope-dim", "6", "--rope-pairs", "every-nth"},
-     "--rope-dim is 6, must divide the model's rotary_dim = 8"},
-    {{"--rope-dim", "0"}, "--rope-dim is 0, must divide the model's rotary_dim = 8"},
+    {{"--index-rotary", "5"}, "--index-rotary is 5, must be even"},
+    {{"--index-rotary", "18"}, "--index-rotary is 18, must be from 0 to 16"},
+    {{"--index-rotary", "6", "--rope-pairs", "every-nth"},
+     "--index-rotary is 6, must divide the model's rotary_dim = 8"},
+    {{"--index-rotary", "0"}, "--index-rotary is 0, must divide the model's rotary_dim = 8"},
     {{"--rope-theta", "-1"}, "--rope-theta is -1, must be positive"},
     {{"--rope-theta", "7"}, "--rope-theta is 7, which makes the frequency of pair 1 "},
     {{"--warmup-steps", "13"}, "--warmup-steps is 13, must be from 0 to 12"},
@@ -97,10 +97,10 @@ TEST_F(FitRefusal, RefusesWhatStandsBeforeRope) {
 TEST_F(FitRefusal, NeedsToKnowRope) {
     const Outcome outcome = run({write("a.h5", {.rotary_dim = 0})}, "out");
     EXPECT_EQ(outcome.code, 2);
-    EXPECT_NE(
-        outcome.err.find(path("a.h5") +
-                         ": /layers/3 does not say rotary_dim; give --rope-dim and --rope-theta"),
-        std::string::npos)
+    EXPECT_NE(outcome.err.find(
+                  path("a.h5") +
+                  ": /layers/3 does not say rotary_dim; give --index-rotary and --rope-theta"),
+              std::string::npos)
         << outcome.err;
 }
 

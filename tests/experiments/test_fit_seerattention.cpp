@@ -30,10 +30,10 @@ protected:
 /// Without RoPE, the closed form is the mean of the group's queries times the block's mean key.
 TEST_F(FitSeerAttention, StartsAsTheMeanKey) {
     const std::string file = write("a.h5", {.rotary_dim = 0});
-    ASSERT_EQ(
-        fit(file, "out", {"--rope-dim", "0", "--steps", "1", "--warmup-steps", "1", "--lr", "0"})
-            .code,
-        0);
+    ASSERT_EQ(fit(file, "out",
+                  {"--index-rotary", "0", "--steps", "1", "--warmup-steps", "1", "--lr", "0"})
+                  .code,
+              0);
     const json rows = rows_of(kAnalyze({path("out/indexer.h5"), "--out", path("a"), "--selectors",
                                         "seerattention,mean-key", "--json"}));
     const json gate = row_of(rows, "seerattention"), mean_key = row_of(rows, "mean-key");
@@ -87,7 +87,7 @@ TEST_F(FitSeerAttention, TakesTheSourcesTeacherUnlessAsked) {
 
 TEST_F(FitSeerAttention, IndexerFileGivesOtherProgramsTheSameNumbers) {
     const std::string file = write("a.h5", {.cu_seqlens = {0, 192, 299}});
-    ASSERT_EQ(fit(file, "out", {"--index-dim", "32", "--norm", "rms"}).code, 0);
+    ASSERT_EQ(fit(file, "out", {"--index-dim", "32", "--index-norm", "rms"}).code, 0);
     const std::string indexer = path("out/indexer.h5");
     const io::ActivationsReader reader(indexer);
     EXPECT_EQ(reader.layer(3).learned.gate_dim, 32);
@@ -117,7 +117,7 @@ TEST_F(FitSeerAttention, FileOfTheGateServesAdviceAndReuse) {
     ASSERT_EQ(fit(file, "out").code, 0);
     const std::string indexer = path("out/indexer.h5");
     const Outcome advice = kAdvise({indexer, "--out", path("advice"), "--selectors",
-                                    "seerattention,oracle", "--block-sizes", "8,16", "--top-ks",
+                                    "seerattention,oracle", "--block-size", "8,16", "--top-k",
                                     "2,4", "--keep", "0.3", "--context", "4096", "--json"});
     EXPECT_EQ(advice.code, 0) << advice.err;
     // Of 16 tokens: k of 2 and 4, 0 and 1 first and 1 and 2 newest blocks, but for 3 in a k of 2.
@@ -125,8 +125,8 @@ TEST_F(FitSeerAttention, FileOfTheGateServesAdviceAndReuse) {
                               "another block size"),
               std::string::npos)
         << advice.err;
-    const Outcome reuse = kReuse(
-        {indexer, "--out", path("reuse"), "--selector", "seerattention", "--top-k", "4", "--json"});
+    const Outcome reuse = kReuse({indexer, "--out", path("reuse"), "--selectors", "seerattention",
+                                  "--top-k", "4", "--json"});
     EXPECT_EQ(reuse.code, 0) << reuse.err;
 }
 
@@ -181,7 +181,7 @@ TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
                              "--ablation", "block-size", "--block-size", "8"}),
                    "its operands are for one block size");
     expect_refused(kAdvise({indexer, "--out", path("v"), "--selectors", "seerattention",
-                            "--block-sizes", "16", "--context", "4096"}),
+                            "--block-size", "16", "--context", "4096"}),
                    "layer 3 has " + other + ", which selector seerattention needs");
     expect_refused(
         kAnalyze({indexer, "--out", path("t"), "--selectors", "seerattention:threshold=0.1"}),
@@ -194,7 +194,7 @@ TEST_F(FitSeerAttention, RefusesWhatItIsNotFor) {
 
 TEST_F(FitSeerAttention, ThreadsAndResumeChangeNoBit) {
     expect_threads_and_resume_change_no_bit(
-        {"--steps", "60", "--eval-every", "3", "--norm", "rms"});
+        {"--steps", "60", "--eval-every", "3", "--index-norm", "rms"});
 }
 
 }  // namespace

@@ -111,10 +111,10 @@ TEST_F(FitTrainers, HaveTheCurveOfOne) {
 
 TEST_F(FitTrainers, OfEveryFormOfWeights) {
     const train::ModelBounds bound = train::model_bounds(Element::f32);
-    for (const Words& form : {Words{"--norm", "rms"}, Words{"--architecture", "dsa"},
+    for (const Words& form : {Words{"--index-norm", "rms"}, Words{"--architecture", "dsa"},
                               Words{"--architecture", "dsa", "--index-heads", "4"},
                               Words{"--architecture", "seerattention"},
-                              Words{"--architecture", "seerattention", "--norm", "rms"}}) {
+                              Words{"--architecture", "seerattention", "--index-norm", "rms"}}) {
         const Fitted one = advance(1, form).front(), three = advance(3, form).front();
         EXPECT_LT(distance(three.first_moments, one.first_moments), bound.gradient) << form[1];
         ASSERT_EQ(three.kl.size(), one.kl.size());

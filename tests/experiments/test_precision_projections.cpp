@@ -113,7 +113,8 @@ protected:
 };
 
 TEST_F(PrecisionProjections, IdsAreThoseOfWeightsAndProductsRoundedByHand) {
-    for (const std::vector<std::string>& norm : {std::vector<std::string>{}, {"--norm", "rms"}}) {
+    for (const std::vector<std::string>& norm :
+         {std::vector<std::string>{}, {"--index-norm", "rms"}}) {
         ASSERT_EQ(run({file_}, "fit", norm).code, 0);
         const std::string results = path("fit/results.h5");
         const json all = summary(file_, {"--indexer", results, "--formats", "f16,bf16,e5m2,int8"});

@@ -81,7 +81,7 @@ TEST_F(Pretrain, TheProbeTellsLocalBlocksFarOnesAndHeads) {
 TEST_F(Pretrain, TheLossOfANanoRunFalls) {
     text_file("a.txt");
     ASSERT_EQ(run("out", {"--steps", "60", "--model-dim", "32", "--lr", "0.01", "--exercises", "0",
-                          "--eval-exercises", "0", "--evaluate", "0", "--probe", "0"})
+                          "--eval-exercises", "0", "--eval-every", "0", "--probe-every", "0"})
                   .code,
               0);
     const std::vector<double> losses = curve("out", "/train/loss");
@@ -133,7 +133,7 @@ TEST_F(Pretrain, ThreadsChangeNoBit) {
 
 TEST_F(Pretrain, InterruptedItKeepsTheStep) {
     text_file("a.txt");
-    const Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
+    Words more{"--steps", "100000", "--eval-every", "0", "--probe-every", "0", "--save-every", "0"};
     EXPECT_EQ(stop_at_work(more), 130);
     const Outcome again = run("out", more);
     EXPECT_EQ(again.code, 2);
@@ -145,8 +145,9 @@ TEST_F(Pretrain, InterruptedItKeepsTheStep) {
 TEST_F(Pretrain, ADivergingRunKeepsTheLastGoodWeights) {
     text_file("a.txt");
     // Weights that decay by more than all of themselves grow a thousandfold in each step.
-    const Outcome outcome = run("out", {"--weight-decay", "1e5", "--lr", "0.01", "--lr-warmup", "0",
-                                        "--checkpoint", "1", "--evaluate", "0", "--probe", "0"});
+    const Outcome outcome =
+        run("out", {"--weight-decay", "1e5", "--lr", "0.01", "--lr-warmup", "0", "--save-every",
+                    "1", "--eval-every", "0", "--probe-every", "0"});
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("diverged: the loss or its gradient is not finite after "),
               std::string::npos)
@@ -160,7 +161,7 @@ TEST_F(Pretrain, ADivergingRunKeepsTheLastGoodWeights) {
 
 TEST_F(Pretrain, AFullDiskLeavesTheCheckpointBefore) {
     text_file("a.txt");
-    Words more{"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint", "0"};
+    Words more{"--steps", "100000", "--eval-every", "0", "--probe-every", "0", "--save-every", "0"};
     ASSERT_EQ(stop_at_work(more), 130);
     const std::string before = file_text(path("out/checkpoint.h5"));
     more.insert(more.end(), {"--resume"});
@@ -189,7 +190,7 @@ TEST_F(Pretrain, ContinuesFromADenseCheckpoint) {
     ASSERT_EQ(run("dense", {"--attention", "full", "--steps", "40", "--lr", "0.01"}).code, 0);
     const Words from{"--start-from",   path("dense/checkpoint.h5"),
                      "--steps",        "2",
-                     "--log",          "1",
+                     "--log-every",    "1",
                      "--exercises",    "0",
                      "--warmup-steps", "1"};
     const Outcome outcome = run("cpt", from);
@@ -228,7 +229,7 @@ TEST_F(Pretrain, AForkWithTheSameOptionsContinuesItsTrunkBitForBit) {
 /// Arms differ behind the trunk alone; what is new in one of them changes nothing at first.
 TEST_F(Pretrain, ArmsOfATrunkShareItsStepsAndStartAsIt) {
     text_file("a.txt");
-    const Words often{"--log", "1", "--probe", "0", "--evaluate", "0"};
+    const Words often{"--log-every", "1", "--probe-every", "0", "--eval-every", "0"};
     Words trunk = often;
     trunk.insert(trunk.end(), {"--until", "4"});
     ASSERT_EQ(run("trunk", trunk).code, 0);
@@ -281,7 +282,7 @@ TEST_F(Pretrain, WhatIsNoTrunkOfARunIsRefusedAndNothingIsLost) {
               std::string::npos);
     EXPECT_NE(refusal({"--until", "13"}).find("--until is 13"), std::string::npos);
     // Interrupted, a trunk is none yet.
-    ASSERT_EQ(stop_at_work({"--steps", "100000", "--evaluate", "0", "--probe", "0"}), 130);
+    ASSERT_EQ(stop_at_work({"--steps", "100000", "--eval-every", "0", "--probe-every", "0"}), 130);
     EXPECT_NE(refusal({"--steps", "200000", "--start-from", path("out/checkpoint.h5"), "--fork"})
                   .find("is a trunk that is not finished: "),
               std::string::npos);
@@ -361,7 +362,7 @@ TEST_F(Pretrain, EverySeedIsAskedAboutTheSameText) {
 
 TEST_F(Pretrain, AttentionIsProbedMoreOftenAtFirst) {
     text_file("a.txt");
-    ASSERT_EQ(run("out", {"--steps", "50", "--probe", "40", "--evaluate", "0"}).code, 0);
+    ASSERT_EQ(run("out", {"--steps", "50", "--probe-every", "40", "--eval-every", "0"}).code, 0);
     std::vector<double> steps;
     for (int step = 0; step <= 40; step += 2) steps.push_back(step);
     steps.push_back(50);
@@ -388,8 +389,7 @@ TEST_F(Pretrain, RefusalsNameTheValueAndTheRule) {
         EXPECT_NE(refusal({option, "13"}).find(option + " is 13, must be from 0 to 12"),
                   std::string::npos)
             << option;
-    EXPECT_NE(refusal({"--held-out", "0"}).find("--held-out is 0, must be between 0 and 1"),
-              std::string::npos);
+    EXPECT_NE(refusal({"--held-out-share", "0"}).find("share is 0, must"), std::string::npos);
     EXPECT_NE(refusal({"--eval-lengths", "65"}).find("--eval-lengths names 65"), std::string::npos);
     std::ofstream(path("a.txt")).close();
     EXPECT_NE(refusal({}).find("a.txt"), std::string::npos);

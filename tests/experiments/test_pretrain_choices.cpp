@@ -11,8 +11,8 @@ namespace {
 TEST_F(Pretrain, WhatDecidesATrainingChangesItsWeights) {
     text_file("a.txt");
     const auto train = [&](const char* name, const Words& choice) {
-        Words more{"--steps", "4",      "--evaluate", "0",         "--probe",
-                   "0",       "--clip", "0.1",        "--signals", "both"};
+        Words more{"--steps", "4",      "--eval-every", "0",         "--probe-every",
+                   "0",       "--clip", "0.1",          "--signals", "both"};
         more.insert(more.end(), choice.begin(), choice.end());
         const Outcome outcome = run(name, more);
         EXPECT_EQ(outcome.code, 0) << outcome.err;

@@ -89,7 +89,7 @@ TEST_F(Pretrain, SaysWhyThereIsNoMfu) {
               std::string::npos);
     EXPECT_EQ(file_text(path("out/curves.csv")).find(",mfu,"), std::string::npos);
     // Steps of a resumed run count, too.
-    ASSERT_EQ(stop_at_work({"--steps", "40000", "--evaluate", "0", "--probe", "0"}), 130);
+    ASSERT_EQ(stop_at_work({"--steps", "40000", "--eval-every", "0", "--probe-every", "0"}), 130);
     const io::ResultsReader kept(path("out/checkpoint.h5"));
     const double steps = kept.number("/state", "step");
     EXPECT_GT(kept.number("/state", "flops"),

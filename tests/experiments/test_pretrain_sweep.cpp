@@ -70,8 +70,8 @@ protected:
         EXPECT_FALSE(std::filesystem::exists(path("refused")));
     }
     /// Steps that are long enough for a kill to come before the last of them.
-    const Words slow_{"--model-dim", "64",         "--context", "512",     "--steps",
-                      "16",          "--evaluate", "0",         "--probe", "0"};
+    const Words slow_{"--model-dim", "64",           "--context", "512",           "--steps",
+                      "16",          "--eval-every", "0",         "--probe-every", "0"};
 };
 
 TEST_F(PretrainSweep, RunsWhatIsMissing) {

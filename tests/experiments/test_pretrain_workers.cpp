@@ -61,8 +61,8 @@ protected:
 #endif
     /// Steps that are long enough for a kill to come before the last of them, and too few for
     /// another order of sums to grow.
-    const Words slow_{"--model-dim", "64",         "--context", "512",     "--steps",
-                      "16",          "--evaluate", "0",         "--probe", "0"};
+    const Words slow_{"--model-dim", "64",           "--context", "512",           "--steps",
+                      "16",          "--eval-every", "0",         "--probe-every", "0"};
 };
 
 TEST_F(PretrainWorkers, HaveTheCurveOfOne) {
@@ -103,7 +103,7 @@ TEST_F(PretrainWorkers, RefusalsNameTheValueAndTheRule) {
 TEST_F(PretrainWorkers, ADivergingRunEndsAll) {
     const Outcome outcome =
         kPretrain(six("out", {"--weight-decay", "1e5", "--lr", "0.01", "--lr-warmup", "0",
-                              "--checkpoint", "1", "--devices", "0,1"}));
+                              "--save-every", "1", "--devices", "0,1"}));
     EXPECT_EQ(outcome.code, 2);
     EXPECT_NE(outcome.err.find("diverged: the loss or its gradient is not finite after "),
               std::string::npos)
@@ -112,8 +112,8 @@ TEST_F(PretrainWorkers, ADivergingRunEndsAll) {
 }
 
 TEST_F(PretrainWorkers, InterruptedTheyKeepTheStep) {
-    EXPECT_EQ(stop_at_work({"--steps", "100000", "--evaluate", "0", "--probe", "0", "--checkpoint",
-                            "0", "--sequences", "6", "--devices", "0,1"}),
+    EXPECT_EQ(stop_at_work({"--steps", "100000", "--eval-every", "0", "--probe-every", "0",
+                            "--save-every", "0", "--sequences", "6", "--devices", "0,1"}),
               130);
 }
 

@@ -31,14 +31,14 @@ public:
     }
     json advise(const std::string& config, const std::vector<std::string>& more = {}) {
         std::vector<std::string> args{
-            capture(config), "--block-sizes", "8", "--top-ks", "4", "--budget", "32",
-            "--selectors",   "window"};
+            capture(config), "--block-size", "8",           "--top-k", "4",
+            "--budgets",     "32",           "--selectors", "window"};
         args.insert(args.end(), more.begin(), more.end());
         return summary(kAdvise, args);
     }
     json reuse(const std::string& config, const std::vector<std::string>& more = {}) {
         std::vector<std::string> args{capture(config), "--block-size", "8", "--top-k", "4",
-                                      "--selector",    "mean-key"};
+                                      "--selectors",   "mean-key"};
         args.insert(args.end(), more.begin(), more.end());
         return summary(kReuse, args);
     }

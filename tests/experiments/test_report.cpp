@@ -302,13 +302,13 @@ TEST_F(OneNumber, OfMassKeptInAllProgramsThatMeasureIt) {
     const nlohmann::json analyzed = run(kAnalyze, sized({"--selectors", "index"}));
     const nlohmann::json compared =
         run(kCompare, {"--selectors", "index", "--block-size", "8", "--budgets", "32"});
-    const nlohmann::json reused = run(kReuse, sized({"--selector", "index", "--keep", "0.001"}));
+    const nlohmann::json reused = run(kReuse, sized({"--selectors", "index", "--keep", "0.001"}));
     const nlohmann::json stored = run(kPrecision, sized({"--formats", "f32", "--keep", "0.001"}));
     constexpr int kMissed = 2;  // at so few tokens dense attention costs less
     const nlohmann::json advised =
         run(kAdvise,
-            {"--selectors", "index", "--block-sizes", "8", "--top-ks", "4", "--forced-first", "0",
-             "--forced-local", "1", "--budget", "32", "--layers", "1"},
+            {"--selectors", "index", "--block-size", "8", "--top-k", "4", "--forced-first", "0",
+             "--forced-local", "1", "--budgets", "32", "--layers", "1"},
             kMissed);
     const nlohmann::json mass = row_of(analyzed, "selectors")["mass_kept"];
     ASSERT_TRUE(mass.is_number());

@@ -177,7 +177,7 @@ TEST_F(Reuse, TheMeanMayReachWhatNotEveryLayerDoes) {
 TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 1280}, .layers = {0, 1, 2}});
     const json all =
-        summary(file, {"--selector", "oracle", "--sample-queries", "0", "--keep", "0.01"});
+        summary(file, {"--selectors", "oracle", "--sample-queries", "0", "--keep", "0.01"});
     const double floor = row_of(all, "measured")["random_mass_kept"];
     for (const json& pair : rows_of_table(all, "pairs")) {
         const double kept = pair["mass_kept"];
@@ -196,7 +196,7 @@ TEST_F(Reuse, IndependentLayersKeepTheRandomShare) {
 TEST_F(Reuse, OwnIdsAgreeWithAnalyze) {
     const std::string file = make("random.h5", {.cu_seqlens = {0, 300, 684}, .layers = {0, 1}});
     const json all = summary(file, {"--sample-queries", "0", "--block-size", "8", "--positions",
-                                    "0:", "--selector", "mean-key"});
+                                    "0:", "--selectors", "mean-key"});
     ASSERT_EQ(kAnalyze({file, "--out", path("analyzed"), "--block-size", "8", "--top-k", "4",
                         "--forced-first", "0", "--forced-local", "1", "--selectors", "mean-key"})
                   .code,
@@ -284,7 +284,7 @@ TEST_F(Reuse, RefusesBadInput) {
     refuses(file, {"--groups", "2-1"}, "--groups has '2-1'");
     refuses(file, {"--groups", "0-1,1-2"}, "layer 1 in two groups");
     refuses(file, {"--groups", "4-5"}, "whose first layer is not among those chosen");
-    refuses(file, {"--selector", "snapkv"}, "--selector has snapkv");
+    refuses(file, {"--selectors", "snapkv"}, "--selectors has snapkv");
     refuses(file, {"--context", "32"}, "--context is 32, must be at least the 128 tokens");
     refuses(file, {"--positions", "512:520"}, "at least 2 are needed");
     refuses(file, {"--hardware", "abacus"}, "abacus");

@@ -16,7 +16,7 @@ class Sinks : public CliTest {};
 /// Half of the attention of planted heads lies on token 0, whose block the mean key hides.
 TEST_F(Sinks, OfCompareAreNamed) {
     const std::string file = path("planted.h5");
-    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--layers", "1", "--query-heads", "4",
+    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--model-layers", "1", "--query-heads", "4",
                       "--kv-heads", "2", "--head-dim", "32", "--index-dim", "32"})
                   .code,
               0);
@@ -49,14 +49,14 @@ TEST_F(Sinks, OfCompareAreNamed) {
 /// Of the ids that layers share, and at the setting that is advised.
 TEST_F(Sinks, OfReuseAndAdviseAreNamed) {
     const std::string file = path("planted.h5");
-    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--layers", "2", "--query-heads", "4",
+    ASSERT_EQ(kSynth({"--out", file, "--tokens", "1K", "--model-layers", "2", "--query-heads", "4",
                       "--kv-heads", "2", "--head-dim", "32", "--index-dim", "32"})
                   .code,
               0);
-    const std::vector<std::string> reuse{"--selector", "mean-key", "--block-size", "32",
-                                         "--top-k",    "4",        "--lose",       "0.9"};
-    const std::vector<std::string> advise{"--selectors", "mean-key", "--block-sizes",  "32",
-                                          "--top-ks",    "4",        "--forced-local", "1",
+    const std::vector<std::string> reuse{"--selectors", "mean-key", "--block-size", "32",
+                                         "--top-k",     "4",        "--lose",       "0.9"};
+    const std::vector<std::string> advise{"--selectors", "mean-key", "--block-size",   "32",
+                                          "--top-k",     "4",        "--forced-local", "1",
                                           "--keep",      "0.1",      "--context",      "128K"};
     for (const auto& [program, options, page] :
          {std::tuple{&kReuse, reuse, "reuse.txt"}, {&kAdvise, advise, "advice.txt"}})

@@ -242,8 +242,8 @@ TEST_F(Synth, SeedAndCoordinatesDecideEveryValue) {
 }
 
 TEST_F(Synth, WritesAValidFileOfTheSizesAskedFor) {
-    const std::string file =
-        make("a.h5", {"--sequences", "3", "--layers", "2", "--head-dim", "32", "--index-dim", "0"});
+    const std::string file = make("a.h5", {"--sequences", "3", "--model-layers", "2", "--head-dim",
+                                           "32", "--index-dim", "0"});
     const Outcome shown = kInspect({file, "--stats"});
     EXPECT_EQ(shown.code, 0) << shown.err;
     const io::ActivationsReader reader(file);
@@ -283,7 +283,7 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
         {{"--tokens", "0"}, "--tokens is 0, must be at least 1"},
         {{"--tokens", "3", "--sequences", "4"}, "--tokens is 3, must be at least 4"},
         {{"--sequences", "0"}, "--sequences is 0, must be at least 1"},
-        {{"--layers", "0"}, "--layers is 0, must be from 1 to 4096"},
+        {{"--model-layers", "0"}, "--model-layers is 0, must be from 1 to 4096"},
         {{"--kv-heads", "0"}, "--kv-heads is 0, must be at least 1"},
         {{"--query-heads", "6"},
          "--query-heads is 6, must be a positive multiple of --kv-heads = 4"},
@@ -292,8 +292,8 @@ TEST_F(Synth, RefusesWithTheReasonAndWritesNothing) {
         {{"--stripes", "-1"}, "--stripes is -1, must be from 0 to 256"},
         {{"--stripes", "100000"}, "--stripes is 100000, must be from 0 to 256"},
         {{"--needles", "-1"}, "--needles is -1, must be from 0 to 4096"},
-        {{"--sink", "101"}, "--sink is 101, must be from 0 to 100"},
-        {{"--diagonal", "-2"}, "--diagonal is -2, must be from 0 to 100"},
+        {{"--sink-gain", "101"}, "--sink-gain is 101, must be from 0 to 100"},
+        {{"--diagonal-gain", "-2"}, "--diagonal-gain is -2, must be from 0 to 100"},
         {{"--index-noise", "nan"}, "--index-noise is nan, must be from 0 to 100"},
         {{"--element", "f64"}, "--element is 'f64', must be one of: f16, bf16, f32"},
         {{"--seed", "x"}, "--seed"},

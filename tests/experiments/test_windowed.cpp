@@ -38,7 +38,7 @@ protected:
     }
     Outcome advise(const std::string& file, std::vector<std::string> more) const {
         more.insert(more.begin(),
-                    {file, "--out", path("out"), "--keep", "0.5", "--block-sizes", "32", "--top-ks",
+                    {file, "--out", path("out"), "--keep", "0.5", "--block-size", "32", "--top-k",
                      "8", "--selectors", "window", "--sample-queries", "256", "--overwrite"});
         return kAdvise(more);
     }
@@ -142,8 +142,8 @@ TEST_F(Windowed, ReuseSharesTheIdsOfTheOthers) {
     }
     const auto run = [&](const std::string& of, const std::string& layers) {
         const Outcome outcome = kReuse({of, "--out", path("out"), "--block-size", "8", "--top-k",
-                                        "4", "--selector", "mean-key", "--lose", "0.9", "--context",
-                                        "64K", "--overwrite", "--layers", layers});
+                                        "4", "--selectors", "mean-key", "--lose", "0.9",
+                                        "--context", "64K", "--overwrite", "--layers", layers});
         EXPECT_EQ(outcome.code, 0) << outcome.err;
         return summary();
     };

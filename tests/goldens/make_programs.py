@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 SAMPLE = pathlib.Path(__file__).resolve().parents[2] / "data" / "sample.h5"
-PLANTED = ["--tokens", "1K", "--sequences", "2", "--layers", "2", "--query-heads", "4", "--kv-heads", "2",
+PLANTED = ["--tokens", "1K", "--sequences", "2", "--model-layers", "2", "--query-heads", "4", "--kv-heads", "2",
            "--head-dim", "32", "--index-dim", "32"]
 SIZES = ["--block-size", "32", "--top-k", "4"]
 COMPARE = ["{planted}", "--layers", "1", "--block-size", "32", "--budgets", "64,128"]
@@ -26,8 +26,8 @@ RUNS = {
     "compare-heads": ["msa-compare", *COMPARE, "--selectors", "oracle,mean-key,window-tokens", "--share", "head"],
     "compare-decode": ["msa-compare", *COMPARE, "--selectors", "oracle,snapkv,random", "--phase", "decode",
                        "--prompt", "256", "--unit-queries", "100"],
-    "advise": ["msa-advise", "{sample}", "--keep", "0.75", "--context", "32K", "--selectors", "oracle,quest,mean-key", "--block-sizes",
-               "32,64", "--top-ks", "4,8", "--forced-first", "0", "--forced-local", "1", "--sample-queries", "192"],
+    "advise": ["msa-advise", "{sample}", "--keep", "0.75", "--context", "32K", "--selectors", "oracle,quest,mean-key", "--block-size",
+               "32,64", "--top-k", "4,8", "--forced-first", "0", "--forced-local", "1", "--sample-queries", "192"],
     "reuse": ["msa-reuse", "{planted}", *SIZES, "--lose", "0.5", "--sample-queries", "192"],
     "precision": ["msa-precision", "{planted}", *SIZES, "--formats", "e4m3,int4", "--scales", "none,block",
                   "--sample-queries", "192"],

@@ -151,7 +151,7 @@ def as_safetensors(path, layers: list[int] | None = None) -> bytes:
                 "in MiniMax-M3's configuration every sparse layer has an Index Branch: msa-fit-indexer "
                 "without --every and --groups fits them")
         require(branch.norm_q is not None, f"{place}: the Index Branch has no RMS norms, and "
-                "MiniMax-M3's has: msa-fit-indexer --norm rms fits them")
+                "MiniMax-M3's has: msa-fit-indexer --index-norm rms fits them")
         require(len(branch.frequencies), f"{place}: the Index Branch has no RoPE, and MiniMax-M3's has")
         require(branch.theta is not None, f"{place}: the Index Branch has RoPE of other frequencies than "
                 "those of a theta, which MiniMax-M3's configuration cannot say one by one; where the model's "

@@ -28,7 +28,8 @@ def parser() -> CommandLine:
                         "folder: the selector index")
     select.add_argument("--selectors", type=names, metavar="A,B",
                         help="oracle, mean-key, quest, window, index (default: mean-key,window,"
-                             "oracle, and index with --indexer; with --from-advice none)")
+                             "oracle, and index with --indexer; with --from-advice none)"
+                        ).offered = ("oracle", "mean-key", "quest", "window", "index")
     select.add_argument("--from-advice", metavar="SUMMARY", help="summary.json of msa-advise, or its "
                         "folder: each layer as it is recommended, beside the selectors")
     size = select.add_mutually_exclusive_group()
@@ -58,7 +59,7 @@ def parser() -> CommandLine:
                     help="sequences of text, at most, of all documents in turn (default: 64)")
     on.add_argument("--tasks", type=names, default=["needle"], metavar="A,B",
                     help="exercises in retrieval: needle (default), multi_key, tracking, recall, "
-                         "copy; '' for none")
+                         "copy; '' for none").offered = ("needle", "multi_key", "tracking", "recall", "copy")
     on.add_argument("--lengths", type=integers, metavar="N,M",
                     help="tokens of an exercise (default: that of --context)")
     on.add_argument("--exercises", type=int, default=16, metavar="N",

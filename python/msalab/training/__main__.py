@@ -23,7 +23,8 @@ def parser() -> CommandLine:
     how = top.add_argument_group("attention")
     how.add_argument("--attention", default="msa", metavar="KIND",
                      help="msa (default); dense; or what selects without an Index Branch: window (the first "
-                          "block and the newest ones), mean-key, quest, oracle")
+                          "block and the newest ones), mean-key, quest, oracle"
+                     ).offered = ("msa", "dense", "window", "mean-key", "quest", "oracle")
     how.add_argument("--indexer", metavar="FIT", help="Index Branches to begin with: results.h5 of "
                      "msa-fit-indexer, a .safetensors file, or the folder of one of them (default: random)")
     how.add_argument("--block-size", type=int, metavar="N", help="tokens (default: 128, or the fit's)")
@@ -36,8 +37,8 @@ def parser() -> CommandLine:
                      help="layers that attend to everything")
     how.add_argument("--index-dim", type=int, default=64, metavar="N",
                      help="channels of a random Index Branch (default: 64)")
-    how.add_argument("--norm", choices=("rms", "none"), default="rms", help="of its heads (default: rms)")
-    how.add_argument("--rope-dim", type=int, metavar="N", help="channels of it that RoPE turns, with the "
+    how.add_argument("--index-norm", choices=("rms", "none"), default="rms", help="of its heads (default: rms)")
+    how.add_argument("--index-rotary", type=int, metavar="N", help="channels of it that RoPE turns, with the "
                      "frequencies of the layer (default: as many as it turns there)")
     recipe = top.add_argument_group("recipe")
     recipe.add_argument("--steps", type=int, default=1000, metavar="N", help="the warm-up included "
@@ -50,9 +51,9 @@ def parser() -> CommandLine:
                         help="keep the gradient of the KL out of the model (default)")
     recipe.add_argument("--lr", type=float, default=5e-5, help="highest rate of the model (default: 5e-5)")
     recipe.add_argument("--index-lr", type=float, default=1e-3, help="of Index Branches (default: 1e-3)")
-    recipe.add_argument("--lr-ramp", type=int, default=20, metavar="N",
+    recipe.add_argument("--lr-warmup", type=int, default=20, metavar="N",
                         help="steps of each stage in which rates rise (default: 20)")
-    recipe.add_argument("--decay", type=float, default=0.0, help="weight decay (default: 0)")
+    recipe.add_argument("--weight-decay", type=float, default=0.0, help="weight decay (default: 0)")
     recipe.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient of the model, and "
                         "of that of the Index Branches (default: 1)")
     size = top.add_argument_group("batches")

@@ -332,18 +332,18 @@ def forms_of(model, layers: list[int], options) -> dict[int, fitted.Fitted]:
 
 def _random(number: int, layer, options) -> fitted.Fitted:
     require(layer.rotary_dim is not None, f"layer {number}: its RoPE is of a kind unknown here; fit an Index "
-            "Branch first (msa-fit-indexer --rope-dim) and name it by --indexer")
+            "Branch first (msa-fit-indexer --index-rotary) and name it by --indexer")
     dim, groups, width = options.index_dim, layer.k.shape[1], layer.x.shape[1]
     of_model = (fitted.plain_frequencies(layer.rotary_dim, layer.rope_theta or 1)
                 if layer.rope_inv_freq is None else layer.rope_inv_freq.astype(float))
-    rotary = min(dim, layer.rotary_dim) if options.rope_dim is None else options.rope_dim
+    rotary = min(dim, layer.rotary_dim) if options.index_rotary is None else options.index_rotary
     require(0 <= rotary <= dim and rotary % 2 == 0 and (rotary == 0 or layer.rotary_dim % rotary == 0),
-            f"--rope-dim is {rotary}, must be even, at most --index-dim = {dim}, and divide the "
+            f"--index-rotary is {rotary}, must be even, at most --index-dim = {dim}, and divide the "
             f"{layer.rotary_dim} channels that the model turns in layer {number}")
     frequencies = of_model[::layer.rotary_dim // rotary] if rotary else of_model[:0]
     draw = np.random.default_rng([options.seed, number])
     w_q, w_k = (draw.normal(0, INITIAL, (rows, width)).astype(np.float32) for rows in (groups * dim, dim))
-    ones = [np.ones(dim, np.float32) if options.norm == "rms" else None] * 2
+    ones = [np.ones(dim, np.float32) if options.index_norm == "rms" else None] * 2
     return fitted.Fitted(groups, w_q, w_k, *ones, frequencies,
                          None if layer.rope_inv_freq is not None else layer.rope_theta or 1.0)
 

@@ -207,7 +207,7 @@ def make_optimizer(learner: Learner, options) -> torch.optim.AdamW:
         for decays in (True, False):
             some = [one for one in named if (one.ndim > 1) == decays]
             if some:
-                groups.append({"params": some, "weight_decay": options.decay if decays else 0.0,
+                groups.append({"params": some, "weight_decay": options.weight_decay if decays else 0.0,
                                "lr": rate, "rate": rate, "of_index": of_index})
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     for group in optimizer.param_groups:
@@ -218,13 +218,13 @@ def make_optimizer(learner: Learner, options) -> torch.optim.AdamW:
 
 
 def set_rates(optimizer, step: int, options):
-    """Each stage begins with a linear rise over --lr-ramp steps; the last one ends in a cosine down to a
+    """Each stage begins with a linear rise over --lr-warmup steps; the last one ends in a cosine down to a
     tenth of the rate."""
     begin, end = (0, options.warmup) if step < options.warmup else (options.warmup, options.steps)
-    share = min(1.0, (step - begin + 1) / max(options.lr_ramp, 1))
+    share = min(1.0, (step - begin + 1) / max(options.lr_warmup, 1))
     if step >= options.warmup and share == 1:
-        left = max(end - begin - options.lr_ramp, 1)
-        share = 0.55 + 0.45 * math.cos(math.pi * (step - begin - options.lr_ramp) / left)
+        left = max(end - begin - options.lr_warmup, 1)
+        share = 0.55 + 0.45 * math.cos(math.pi * (step - begin - options.lr_warmup) / left)
     for group in optimizer.param_groups:
         group["lr"] = group["rate"] * share
 

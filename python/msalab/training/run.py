@@ -34,8 +34,8 @@ from . import checkpoint, data, unread
 from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
                       shard)
 
-DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "norm", "rope_dim",
-          "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_ramp", "decay", "clip",
+DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "index_norm", "index_rotary",
+          "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
           "context", "batch", "dtype", "compile", "bytes", "diverged", "probe_every", "log_every")
 MAY_CHANGE = ("device", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
@@ -121,14 +121,14 @@ class Health:
 
 
 def check_options(options):
-    for name, least in (("steps", 1), ("context", 2), ("batch", 1), ("rows", 1), ("seed", 0), ("lr_ramp", 0),
+    for name, least in (("steps", 1), ("context", 2), ("batch", 1), ("rows", 1), ("seed", 0), ("lr_warmup", 0),
                         ("save_every", 1), ("log_every", 1), ("probe_every", 0), ("index_dim", 1)):
         value = getattr(options, name)
         require(value >= least, f"--{name.replace('_', '-')} is {value}, must be at least {least}")
     for name in ("lr", "index_lr", "clip", "diverged"):
         value = getattr(options, name)
         require(value > 0 and math.isfinite(value), f"--{name.replace('_', '-')} is {value}, must be above 0")
-    for name in ("kl_weight", "decay"):
+    for name in ("kl_weight", "weight_decay"):
         value = getattr(options, name)
         require(0 <= value < math.inf, f"--{name.replace('_', '-')} is {value}, must be a number of at least 0")
     given = options.warmup is not None
