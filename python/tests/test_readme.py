@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The table of the main README is what the demo prints: the rows of selectors that need no fit, by
-msa-analyze on the sample; all rows, where MSALAB_RESULTS names the results of the demo (./msalab test)."""
+"""The table of docs/guide.md is what the demo prints: the rows of selectors that need no fit, by msa-analyze on the
+sample; all rows, where MSALAB_RESULTS names the results of the demo (./msalab test). The main README quotes it."""
 
 import os
 import re
@@ -29,12 +29,20 @@ def rows_of(text: str) -> dict:
     return found
 
 
-README = rows_of((ROOT / "README.md").read_text(encoding="utf-8"))
+GUIDE = rows_of((ROOT / "docs/guide.md").read_text(encoding="utf-8"))
 
 
 def test_the_table_is_found():
-    assert list(README) == [(layer, name) for layer in (10, 20)
+    assert list(GUIDE) == [(layer, name) for layer in (10, 20)
                             for name in ("index", *NO_FIT)]
+
+
+def test_the_readme_quotes_it():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    quoted = re.search(r"best 8 blocks keep (0\.\d+) .* keeps (0\.\d+), .* mean key (0\.\d+)\..* keep only (0\.\d+)", text)
+    kept = [*(GUIDE[10, name][COLUMNS.index("mass_kept")] for name in ("oracle", "index", "mean-key")),
+            GUIDE[20, "oracle"][COLUMNS.index("mass_kept")]]
+    assert quoted.groups() == tuple(f"{mass:.3f}" for mass in kept)
 
 
 def test_rows_without_a_fit(tmp_path):
@@ -45,15 +53,15 @@ def test_rows_without_a_fit(tmp_path):
          "--top-k", "8", "--selectors", ",".join(NO_FIT), "--queries", "1024:"],
         check=True, capture_output=True, text=True).stdout
     found = rows_of(printed)
-    assert list(found) == [key for key in README if key[1] in NO_FIT]
+    assert list(found) == [key for key in GUIDE if key[1] in NO_FIT]
     for key, numbers in found.items():
-        assert numbers == pytest.approx(README[key], abs=3e-4), key  # of another processor
+        assert numbers == pytest.approx(GUIDE[key], abs=3e-4), key  # of another processor
 
 
 @pytest.mark.skipif("MSALAB_RESULTS" not in os.environ, reason="no demo: ./msalab test makes it")
 def test_all_rows_are_those_of_the_demo():
     rows = results.open(ROOT / os.environ["MSALAB_RESULTS"], "msa-analyze")["selectors"].records()
     found = {(row["layer"], row["selector"]): [row[name] for name in COLUMNS] for row in rows}
-    assert found.keys() == README.keys()
+    assert found.keys() == GUIDE.keys()
     for key, numbers in found.items():
-        assert numbers == pytest.approx(README[key], abs=2e-3), key  # a fit on another processor
+        assert numbers == pytest.approx(GUIDE[key], abs=2e-3), key  # a fit on another processor

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from msalab.results import ResultsError
 from . import published
@@ -49,23 +48,31 @@ def _linked(name: str) -> str:
     return f"[{name}](../studies/{STORED[name]}/images/{name}.png)" if name in STORED else f"`{name}`"
 
 
-def counts(numbers: Numbers):
-    """How often each verdict stands."""
-    of = Counter(row.verdict for row in RESULTS)
-    return [("verdict", "rows"), *((verdict, str(of[verdict])) for verdict in VERDICTS if of[verdict])]
+def counts(_):
+    """How often each verdict stands, and where."""
+    return [("verdict", "rows", "of the paper"),
+            *((verdict, str(len(labels)), "; ".join(labels)) for verdict, labels in _judged().items())]
+
+
+def _judged() -> dict[str, list[str]]:
+    """verdict -> the rows that have it."""
+    of = {verdict: [row.label.split("; ")[-1] for row in RESULTS if row.verdict == verdict] for verdict in VERDICTS}
+    return {verdict: labels for verdict, labels in of.items() if labels}
 
 
 def headline(numbers: Numbers):
-    """The three numbers of the abstract."""
+    """The three numbers of the abstract, and how many rows have which verdict."""
     of = numbers.texts
-    return [("at 1M tokens", "the paper, H800", "msalab, H100"),
-            ("FLOPs of attention, dense over MSA", f"{published.FLOP_RATIO}x", of["flops 1M"]),
-            ("prefill, dense over MSA", f"{published.PREFILL}x",
+    return [("", "the paper, H800", "msalab, H100"),
+            ("FLOPs of attention at 1M tokens, dense over MSA", f"{published.FLOP_RATIO}x", of["flops 1M"]),
+            ("prefill at 1M tokens, dense over MSA", f"{published.PREFILL}x",
              f"{of['prefill 1M structured']} structured, {of['prefill 1M fitted']} fitted, {of['prefill 1M random']} "
              f"random, over {of['prefill 1M baseline']}"),
-            ("decoding, dense over MSA", f"{published.DECODE}x",
+            ("decoding at 1M tokens, dense over MSA", f"{published.DECODE}x",
              f"{of['decode 1M random']} for one sequence, {of['decode of 8']} for eight, over "
-             f"{of['decode 1M baseline']}")]
+             f"{of['decode 1M baseline']}"),
+            (f"its {len(RESULTS)} figures, tables and claims", "",
+             ", ".join(f"{len(labels)} {verdict}" for verdict, labels in _judged().items()))]
 
 
 def definitions(_):
