@@ -8,7 +8,7 @@ import re
 from msalab.results import ResultsError
 from . import published
 from .measured import Numbers, arm_mean
-from .rows import DEFINITIONS, RESULTS, SECONDS, VERDICTS, Row
+from .rows import DEFINITIONS, RESULTS, SECONDS, VERDICTS, Row, numbered
 
 BLOCKS = ("blocks-32", "msa", "blocks-128")  # arms of the pilot: 8, 4 and 2 blocks for each query
 FORCED = ("msa", "forced-first", "forced-local", "forced-both")
@@ -39,7 +39,7 @@ def ours(row: Row, numbers: Numbers) -> str:
 
 def results(numbers: Numbers):
     rows = [("of the paper", "it says", "msalab measures", "verdict, and where", "command", "takes", "pictures")]
-    rows += [(row.label, row.says, ours(row, numbers), f"**{row.verdict}**: {row.setting}", row.command,
+    rows += [(numbered(row.label), row.says, ours(row, numbers), f"**{row.verdict}**: {row.setting}", row.command,
               SECONDS[row.command], ", ".join(map(_linked, row.pictures.split()))) for row in RESULTS]
     return rows
 
@@ -51,13 +51,13 @@ def _linked(name: str) -> str:
 def counts(_):
     """How often each verdict stands, and where."""
     return [("verdict", "rows", "of the paper"),
-            *((verdict, str(len(labels)), "; ".join(labels)) for verdict, labels in _judged().items())]
+            *((verdict, str(len(rows)), "; ".join(row.short for row in rows)) for verdict, rows in judged().items())]
 
 
-def _judged() -> dict[str, list[str]]:
+def judged() -> dict[str, list[Row]]:
     """verdict -> the rows that have it."""
-    of = {verdict: [row.label.split("; ")[-1] for row in RESULTS if row.verdict == verdict] for verdict in VERDICTS}
-    return {verdict: labels for verdict, labels in of.items() if labels}
+    of = {verdict: [row for row in RESULTS if row.verdict == verdict] for verdict in VERDICTS}
+    return {verdict: rows for verdict, rows in of.items() if rows}
 
 
 def headline(numbers: Numbers):
@@ -72,12 +72,12 @@ def headline(numbers: Numbers):
              f"{of['decode 1M random']} for one sequence, {of['decode of 8']} for eight, over "
              f"{of['decode 1M baseline']}"),
             (f"its {len(RESULTS)} figures, tables and claims", "",
-             ", ".join(f"{len(labels)} {verdict}" for verdict, labels in _judged().items()))]
+             ", ".join(f"{len(rows)} {verdict}" for verdict, rows in judged().items()))]
 
 
 def definitions(_):
     rows = [("of the paper", "what it defines", "here", "its tests")]
-    rows += [(one.label, one.says, f"[{one.file}](../{one.file})", f"`./msalab test -R {one.test}`")
+    rows += [(numbered(one.label), one.says, f"[{one.file}](../{one.file})", f"`./msalab test -R {one.test}`")
              for one in DEFINITIONS]
     return rows
 

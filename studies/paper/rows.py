@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..pilot.claims import AGREE, DISAGREE, NOT_RUN, UNDECIDED
@@ -20,6 +21,19 @@ TABLES = "`bench/tables.py`; anew: `./msalab bench gpu`"
 PLOT = "`msalab paper --out DIR`, or `./msalab demo`"
 SECONDS = {COST: "0.1 s", PILOT: "6 s", EXPLORATORY: "16 s", JUDGE: "2 s", CURVES: "2 s", TABLES: "0.1 s", PLOT: "50 s"}
 
+# In the order of the paper's source, by which they have their numbers in print.
+ORDER = {"fig": ("Figure", """msa-arch training-dynamics-pt training-dynamics-cpt efficiency vis-selection attention-sink
+prelim-grad-source prelim-detach prelim-detach-bench prelim-warmup-entropy prelim-warmup-curves
+prelim-learnable-sink-vis prelim-learnable-sink-results prelim-swa-ppl""".split()),
+         "tab": ("Table", """topk_latency pretrain-representative lctx-main block-ablation forced-sink-local
+idxval-ablation""".split())}
+
+
+def numbered(label: str) -> str:
+    """With the number in print: "Figure 4 (fig:efficiency), left"."""
+    return re.sub(r"\b(fig|tab):([\w-]+)",
+                  lambda at: f"{ORDER[at[1]][0]} {ORDER[at[1]][1].index(at[2]) + 1} ({at[0]})", label)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,6 +45,11 @@ class Row:
     command: str
     pictures: str = ""  # of msalab paper, with blanks between them
     rests: tuple[tuple[str, str], ...] = ()  # claims of the pilot and the verdicts that this row was written for
+
+    @property
+    def short(self) -> str:
+        """Its number in print, or its section."""
+        return re.sub(r" \((fig|tab):[^)]*\)", "", numbered(self.label.split("; ")[-1]))
 
 
 RESULTS = (

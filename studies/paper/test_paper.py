@@ -55,6 +55,13 @@ def test_every_figure_table_and_equation_has_a_row():
     assert {label for label in named if not label.startswith("sec:")} <= set(LABELS)
 
 
+def test_figures_and_tables_have_the_numbers_of_the_papers_source():
+    for kind, (_, names) in rows.ORDER.items():
+        assert [f"{kind}:{name}" for name in names] == [label for label in LABELS if label.startswith(kind)]
+    assert rows.numbered("abstract; fig:efficiency, left") == "abstract; Figure 4 (fig:efficiency), left"
+    assert rows.RESULTS[0].short == "Figure 4, left"
+
+
 def test_verdicts_are_of_the_known_words_and_none_disagrees_as_a_whole():
     assert {row.verdict for row in rows.RESULTS} <= set(rows.VERDICTS)
     assert ("No row disagrees as a whole" in DOCUMENT.read_text(encoding="utf-8")) == all(
@@ -90,7 +97,7 @@ def test_the_page_with_pictures_is_one_file(numbers, tmp_path):
         for name in row.pictures.split():
             (tmp_path / "pictures" / f"{name}.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     text = html.write_html(numbers, tmp_path).read_text(encoding="utf-8")
-    assert text.count("<section>") == len(rows.RESULTS) + len(html.TITLES) + 1
+    assert text.count("<section") == len(rows.RESULTS) + len(html.TITLES) + 1
     assert text.count("<img src=\"data:") == sum(len(row.pictures.split()) for row in rows.RESULTS)
     assert not re.findall(r"(?:src|href)=.https?:", text)
     assert "{" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S)
