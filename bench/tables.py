@@ -179,6 +179,8 @@ def main() -> int:
     if stale:
         print(", ".join(stale) + (": written" if "--write" in sys.argv[1:] else
                                   ": the tables are not the records'; bench/tables.py --write"))
+    else:
+        print(f"the tables of {' and '.join(PAGES)} are the records'")
     return bool(stale) and "--write" not in sys.argv[1:]
 
 

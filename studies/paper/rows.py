@@ -17,9 +17,9 @@ PILOT = ("`PYTHONPATH=python python -m studies.pilot studies/pilot/records_2 --r
 EXPLORATORY = "`PYTHONPATH=python python -m studies.pilot studies/pilot/records --out DIR`"
 JUDGE = "`PYTHONPATH=python python studies/conversion/judge.py studies/conversion/records/even --even`"
 CURVES = "`PYTHONPATH=python python studies/conversion/curves.py studies/conversion/records/large 1,2,3 DIR`"
-TABLES = "`bench/tables.py`; anew: `./msalab bench gpu`"
-PLOT = "`msalab paper --out DIR`, or `./msalab demo`"
-SECONDS = {COST: "0.1 s", PILOT: "6 s", EXPLORATORY: "16 s", JUDGE: "2 s", CURVES: "2 s", TABLES: "0.1 s", PLOT: "50 s"}
+TABLES = "`./msalab paper`; anew, on a GPU: `./msalab bench gpu`"
+PLOT = "`./msalab paper`, or `./msalab demo`"
+SECONDS = {COST: "0.1 s", PILOT: "6 s", EXPLORATORY: "16 s", JUDGE: "2 s", CURVES: "2 s", TABLES: "1 min", PLOT: "1 min"}
 
 # In the order of the paper's source, by which they have their numbers in print.
 ORDER = {"fig": ("Figure", """msa-arch training-dynamics-pt training-dynamics-cpt efficiency vis-selection attention-sink
