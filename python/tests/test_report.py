@@ -14,7 +14,7 @@ from make_results import Case, keep_everything, make_results
 
 from msalab.plots import Results, selection_heat_map, summary_table
 from msalab.plots.__main__ import main
-from msalab.plots.gallery import selections_section
+from msalab.plots.gallery import SECTIONS, expected, selections_section
 from msalab.plots.glossary import GLOSSARY, definitions
 from msalab.plots.report import best_practical, number
 
@@ -54,6 +54,15 @@ def test_writes_every_picture(out):
               for selector in ("oracle", "random", "window")} | {"entropy", "mass_by_layer"}
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg", "csv")}
     assert {path.name for path in out.iterdir()} == expected | {"report.html", "summary.csv"}
+
+
+def test_how_many_pictures_are_to_come_is_known(out, results_path):
+    """Of what is drawn for each layer and selector; a line of progress says what is left."""
+    with Results(results_path) as results:
+        known = {section.key: expected(section, results, [3, 6]) for section in SECTIONS if hasattr(section.draw, "count")}
+    assert known["selection"] == 6 and known["needle"] == 4
+    files = [path.stem for path in out.glob("*.svg")]
+    assert sum(known.values()) == len(files) - 2  # entropy and mass_by_layer
 
 
 def test_is_self_contained(page):

@@ -69,25 +69,32 @@ class Section:
     is_first: bool = False  # before these, unfolded
 
 
+def _counted(draw, count):
+    """count(results, layers): how many pictures draw() will make of them, for those who wait."""
+    draw.count = count
+    return draw
+
+
 def _per_layer(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
     def pictures(results, layers):
         for layer in layers:
             yield Picture(f"{stem}_layer{layer}", *draw(results, layer), layer)
 
-    return pictures
+    return _counted(pictures, lambda results, layers: len(layers))
 
 
 def _per_layer_and_selector(stem: str, draw,
                             without=()) -> Callable[[Results, list[int]], Iterator[Picture]]:
+    def chosen(results):
+        return [selector for selector in results.selectors if selector not in without]
+
     def pictures(results, layers):
         for layer in layers:
-            for selector in results.selectors:
-                if selector in without:
-                    continue
+            for selector in chosen(results):
                 figure_and_table = draw(results, selector, layer)
                 yield Picture(f"{stem}_{selector}_layer{layer}", *figure_and_table, layer, selector)
 
-    return pictures
+    return _counted(pictures, lambda results, layers: len(layers) * len(chosen(results)))
 
 
 def _per_selector(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Picture]]:
@@ -95,7 +102,12 @@ def _per_selector(stem: str, draw) -> Callable[[Results, list[int]], Iterator[Pi
         for selector in results.selectors:
             yield Picture(f"{stem}_{selector}", *draw(results, selector, layers), None, selector)
 
-    return pictures
+    return _counted(pictures, lambda results, layers: len(results.selectors))
+
+
+def expected(section: Section, results: Results, layers) -> int:
+    """Pictures that a section is expected to make."""
+    return getattr(section.draw, "count", lambda *_: 1)(results, layers)
 
 
 SECTIONS = (

@@ -19,7 +19,7 @@ import numpy as np
 from ..explore import Microscope, as_elements, most_telling
 from ..progress import Progress
 from ..table import Table
-from .gallery import PAPER, SECTIONS, Section
+from .gallery import PAPER, SECTIONS, Section, expected
 from .glossary import definitions
 from .results import Results, ResultsError, blamed
 from .seen import seen
@@ -57,14 +57,17 @@ def write_report(results: Results, out_dir, microscope: Microscope, layers=None,
     sections = in_order(results, before, after, instead)
     with _whole_folder(Path(out_dir)) as folder:
         shown: dict[str, list[Shown]] = {}
-        progress = Progress(note, len(sections))
+        of = {section.key: every if section.is_overview else layers for section in sections}
+        waited = {section.key: expected(section, results, of[section.key]) for section in sections}
+        progress = Progress(note, sum(waited.values()))
         for section in sections:
             shown[section.key] = []
             with blamed(results.path, f"the section {section.key} cannot be drawn"):
-                for picture in section.draw(results, every if section.is_overview else layers):
+                for picture in section.draw(results, of[section.key]):
                     shown[section.key].append(_save(picture, folder))
-                    progress.advance(0, f"{sum(map(len, shown.values()))} pictures, {section.key}")
-            progress.count(1)
+                    progress.advance(len(shown[section.key]) <= waited[section.key],
+                                     f"{sum(map(len, shown.values()))} pictures, {section.key}")
+            progress.count(max(0, waited[section.key] - len(shown[section.key])))
         with blamed(results.path, "the summary cannot be made"):
             summary = summary_table(results, every)
             summary.to_csv(folder / "summary.csv")
