@@ -55,7 +55,7 @@ def _verdicts() -> str:
     lines = ['<table><tr><th scope="col">verdict</th><th scope="col">of the paper</th></tr>']
     for verdict, rows in page.judged().items():
         links = "; ".join(f'<a href="#{RESULTS.index(row)}">{html.escape(row.short)}</a>' for row in rows)
-        lines.append(f"<tr><td>{verdict}</td><td>{links}</td></tr>")
+        lines.append(f"<tr><td>{len(rows)} {verdict}</td><td>{links}</td></tr>")
     return "\n".join([*lines, "</table>"])
 
 

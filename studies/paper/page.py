@@ -50,8 +50,8 @@ def _linked(name: str) -> str:
 
 def counts(_):
     """How often each verdict stands, and where."""
-    return [("verdict", "rows", "of the paper"),
-            *((verdict, str(len(rows)), "; ".join(row.short for row in rows)) for verdict, rows in judged().items())]
+    return [("verdict", "of the paper"),
+            *((f"{len(rows)} {verdict}", "; ".join(row.short for row in rows)) for verdict, rows in judged().items())]
 
 
 def judged() -> dict[str, list[Row]]:
@@ -64,11 +64,11 @@ def headline(numbers: Numbers):
     """The three numbers of the abstract, and how many rows have which verdict."""
     of = numbers.texts
     return [("", "the paper, H800", "msalab, H100"),
-            ("FLOPs of attention at 1M tokens, dense over MSA", f"{published.FLOP_RATIO}x", of["flops 1M"]),
-            ("prefill at 1M tokens, dense over MSA", f"{published.PREFILL}x",
+            ("FLOPs at 1M tokens, dense over MSA", f"{published.FLOP_RATIO}x", of["flops 1M"]),
+            ("prefill, likewise", f"{published.PREFILL}x",
              f"{of['prefill 1M structured']} structured, {of['prefill 1M fitted']} fitted, {of['prefill 1M random']} "
              f"random, over {of['prefill 1M baseline']}"),
-            ("decoding at 1M tokens, dense over MSA", f"{published.DECODE}x",
+            ("decoding, likewise", f"{published.DECODE}x",
              f"{of['decode 1M random']} for one sequence, {of['decode of 8']} for eight, over "
              f"{of['decode 1M baseline']}"),
             (f"its {len(RESULTS)} figures, tables and claims", "",

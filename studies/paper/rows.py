@@ -29,10 +29,19 @@ prelim-learnable-sink-vis prelim-learnable-sink-results prelim-swa-ppl""".split(
 idxval-ablation""".split())}
 
 
+SECTIONS = {"sec:msa-flops": "3.3", "sec:kernel:sparse_attn": "4.2", "sec:kernel:sparse_kl": "4.3",
+            "sec:experiment-training-dynamics": "5.2"}
+
+
 def numbered(label: str) -> str:
     """With the number in print: "Figure 4 (fig:efficiency), left"."""
-    return re.sub(r"\b(fig|tab):([\w-]+)",
-                  lambda at: f"{ORDER[at[1]][0]} {ORDER[at[1]][1].index(at[2]) + 1} ({at[0]})", label)
+    def number(found):
+        if found[1] == "sec":
+            return f"Section {SECTIONS[found[0]]} ({found[0]})"
+        name, order = ORDER[found[1]]
+        return f"{name} {order.index(found[2]) + 1} ({found[0]})"
+
+    return re.sub(r"\b(fig|tab|sec):([\w:-]+)", number, label)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Row:
     @property
     def short(self) -> str:
         """Its number in print, or its section."""
-        return re.sub(r" \((fig|tab):[^)]*\)", "", numbered(self.label.split("; ")[-1]))
+        return re.sub(r" \((fig|tab|sec):[^)]*\)", "", numbered(self.label.split("; ")[-1]))
 
 
 RESULTS = (
@@ -67,10 +76,10 @@ RESULTS = (
     Row("tab:topk_latency", "the top-k kernel takes 779 to 21326 us, 2.7x to 5.1x less than torch.topk",
         "{top-k us} us, {top-k ratio} less ([below](#tabtopk_latency))", AGREE,
         "the same shapes on one H100, by another kernel; no TileLang beside it", TABLES),
-    Row("sec:kernel:sparse_attn", "Q-outer does about G = 16 FLOP per byte, KV-outer about 2/3 Bk = 85",
+    Row("sec:kernel:sparse_attn, bytes", "Q-outer does about G = 16 FLOP per byte, KV-outer about 2/3 Bk = 85",
         "{q_outer intensity} and {kv_outer intensity}; {q_outer bytes 1M} and {kv_outer bytes 1M} at 1M tokens", AGREE,
         "exact: the paper's formulas at its sizes", COST, "roofline"),
-    Row("sec:kernel:sparse_attn", "KV-outer is the loop order to choose",
+    Row("sec:kernel:sparse_attn, loop order", "KV-outer is the loop order to choose",
         "128K tokens, selection and attention: random blocks {kv_outer random} against {union random} of tiles that "
         "walk the union of their blocks; structured ones {kv_outer structured} against {union structured}", IN_PART,
         "on an H100, faster where neighbours share few blocks, slower where they share most; a third order takes both",
@@ -85,7 +94,7 @@ RESULTS = (
         "recall {score_recall first} to {score_recall last}", AGREE,
         "SmolLM2-135M, 1024 of 8192 tokens kept, 105M tokens; it begins from a closed form, not at random", CURVES,
         "conversion_dynamics training_layer20"),
-    Row("introduction; MSA-CPT", "conversion of a trained model is near-lossless",
+    Row("introduction; MSA-CPT, conversion", "conversion of a trained model is near-lossless",
         "bits per token, equal updates, one seed: 2048 tokens kept {even msa-2048 excess}, 1024 kept {even msa-1024 "
         "excess}, 512 kept {even msa-512 excess}; three seeds with 80 fewer updates: 1024 kept {msa-1024 excess}, 512 "
         "kept {msa-512 excess}", UNDECIDED,
@@ -198,6 +207,6 @@ DEFINITIONS = (
                "core/schedule.h", "Schedule"),
     Definition("sec:kernel:sparse_kl", "sums of exponentials of both branches come with the forward pass",
                "core/reference/check_index_lse.cpp", "IndexLse"),
-    Definition("section Index & TopK", "scores are ranked without exponentials: the same ids",
+    Definition("Section 4.1, Index & TopK", "scores are ranked without exponentials: the same ids",
                "gpu/kernels/select_blocks_warp.cu", "SelectBlocks"),
 )

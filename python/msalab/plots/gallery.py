@@ -41,7 +41,8 @@ from .traffic import bytes_by_context
 
 ORDERS_OF_PAPER = "Q-outer and KV-outer"
 # What a section may be of the paper, in the order of the page.
-PAPER = ("fig:vis-selection", "fig:attention-sink", "mass by k", "recall by k", ORDERS_OF_PAPER, "fig:efficiency")
+PAPER = ("Figure 5 (fig:vis-selection)", "Figure 6 (fig:attention-sink)", "mass by k", "recall by k", ORDERS_OF_PAPER,
+         "Figure 4 (fig:efficiency)")
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ SECTIONS = (
          "sink, lines parallel to the diagonal are far stripes at a fixed distance. While a query "
          "sees at most k blocks it keeps them all: the bright triangle at the top."),
         _per_layer_and_selector("selection", selection_heat_map),
-        paper="fig:vis-selection",
+        paper="Figure 5 (fig:vis-selection)",
     ),
     Section(
         "sink",
@@ -183,7 +184,7 @@ SECTIONS = (
          "hardly seen."),
         _per_layer_and_selector(
             "sink", lambda results, selector, layer: sink_bars(results, selector, [layer])),
-        paper="fig:attention-sink",
+        paper="Figure 6 (fig:attention-sink)",
     ),
     Section(
         "popularity",
@@ -461,7 +462,7 @@ def efficiency_section(cost: Report, bench: dict[str, float], records: Sequence 
          "that memory is its limit, kv_outer less so; a tile that walks the union of its blocks, "
          "index select and dense attention are bound by arithmetic. "
          "Decode reads what it needs once and is bound by memory in either case."),
-        pictures, measured if len(measured) else None, "predicted_over_measured", paper="fig:efficiency")
+        pictures, measured if len(measured) else None, "predicted_over_measured", paper="Figure 4 (fig:efficiency)")
 
 
 def traffic_section(cost: Report) -> Section:

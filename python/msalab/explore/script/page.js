@@ -89,8 +89,8 @@ async function start() {
     element("div", { className: "ms-panels" }, part.query, part.block), part.text);
   part.sampled.classList.add("ms-soft");
   part.under.textContent =
-    "Rest on a map: the query and the block stand here. A click pins them; a drag, or after a click the " +
-    "wheel, zooms; a double click shows the whole.";
+    "Rest on a map: the query and the block stand here. A click or tap pins them; a drag, two fingers, or after a " +
+    "click the wheel, zooms; a double click shows the whole.";
   buildBar();
   buildGrids();
   buildTools();
