@@ -12,6 +12,8 @@ from pathlib import Path
 from .arguments import error_text
 
 DONE, BUG, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes, as the compiled programs have them
+EXTRAS = {"capture": ("torch", "transformers", "accelerate"), "gguf": ("gguf",),
+          "plots": ("h5py", "jinja2", "matplotlib", "ml_dtypes", "safetensors")}  # as pyproject.toml has them
 _HERE = Path(__file__).parent
 _PLACES = 3  # of our own code that the sentence about a bug names
 
@@ -20,17 +22,17 @@ class Refusal(Exception):
     """What was asked for cannot be had; the text names what is wrong."""
 
 
-def ended(work, options, *, needs: str = "", less: str = "", interrupted: str = "interrupted") -> int:
+def ended(work, options, *, less: str = "", interrupted: str = "interrupted") -> int:
     """The exit code of work(); None counts as DONE. An error prints its sentence on stderr and gives REFUSED where the
-    input or the system is to blame, BUG where this package is. needs: printed where a package is missing. less: printed
-    where memory is missing; it names what needs less."""
+    input or the system is to blame, BUG where this package is. less: printed where memory is missing; it names what
+    needs less."""
     try:
         return work() or DONE
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        code, text = _sentence(error, options, needs, less)
+        code, text = _sentence(error, options, less)
         print(f"error: {text}", file=sys.stderr)
         return code
 
@@ -46,7 +48,7 @@ def leave(code: int):
     os._exit(code)
 
 
-def _sentence(error: Exception, options, needs: str, less: str) -> tuple[int, str]:
+def _sentence(error: Exception, options, less: str) -> tuple[int, str]:
     if isinstance(error, Refusal):
         return REFUSED, error_text(error, options)
     if _is_of_memory(error):
@@ -55,8 +57,14 @@ def _sentence(error: Exception, options, needs: str, less: str) -> tuple[int, st
     if isinstance(error, (OSError, *_of_operations())):
         return REFUSED, error_text(error, options)
     if isinstance(error, ImportError):
-        return REFUSED, "; ".join(filter(None, (str(error), needs)))
+        return REFUSED, "; ".join(filter(None, (str(error), _installs((error.name or "").partition(".")[0]))))
     return BUG, f"internal error, please report it: {type(error).__name__}: {error} ({_places(error)})"
+
+
+def _installs(module: str) -> str:
+    """What to do where this module is missing."""
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return f"pip install '.[{extra}]' in the repository installs it" if extra else ""
 
 
 def _is_of_memory(error: Exception) -> bool:

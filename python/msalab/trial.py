@@ -200,8 +200,7 @@ def _try(options) -> None:
 
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
-    return ended(lambda: _try(options), options, needs="trying a model needs pip install '.[evaluate]'",
-                 interrupted="interrupted; the same command goes on")
+    return ended(lambda: _try(options), options, interrupted="interrupted; the same command goes on")
 
 
 if __name__ == "__main__":

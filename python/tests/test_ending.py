@@ -5,13 +5,14 @@ import errno
 import os
 import re
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
 from msalab.__main__ import TOOLS
 from msalab.__main__ import main as msalab
 from msalab.capture.layer import CaptureError
-from msalab.ending import Refusal, ended
+from msalab.ending import EXTRAS, Refusal, ended
 from msalab.plots.results import ResultsError
 
 
@@ -31,16 +32,25 @@ ENDS = [
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes\nat"), 2,
      "error: not enough memory: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
      "bytes; --rows 1 needs less"),
-    (ModuleNotFoundError("No module named 'h5py'"), 2, "error: No module named 'h5py'; it needs h5py"),
+    (ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"), 2,
+     "error: No module named 'torch.nn'; pip install '.[capture]' in the repository installs it"),
+    (ModuleNotFoundError("No module named 'other'", name="other"), 2, "error: No module named 'other'"),
     (KeyboardInterrupt(), 130, "interrupted; --resume goes on"),
 ]
 
 
 @pytest.mark.parametrize("error, code, said", ENDS, ids=[type(error).__name__ for error, *_ in ENDS])
 def test_an_error_is_a_sentence(capsys, error, code, said):
-    assert ended(raises(error), Namespace(top_k=0), needs="it needs h5py", less="--rows 1 needs less",
+    assert ended(raises(error), Namespace(top_k=0), less="--rows 1 needs less",
                  interrupted="interrupted; --resume goes on") == code
     assert capsys.readouterr().err == said + "\n"
+
+
+def test_extras_are_those_of_the_package():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, modules in EXTRAS.items():
+        listed = re.search(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)[1].lower()
+        assert [module for module in modules if f'"{module}>=' not in listed] == []
 
 
 def test_what_has_no_sentence_is_a_bug_and_says_where(capsys):

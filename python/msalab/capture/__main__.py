@@ -241,8 +241,7 @@ def main(arguments=None) -> int:
     if unknown:  # said with the usage of the command
         options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
     signal.signal(signal.SIGTERM, interrupt)
-    return ended(lambda: options.run(options), options,
-                 needs="python/requirements-capture.txt has what capturing needs")
+    return ended(lambda: options.run(options), options)
 
 
 if __name__ == "__main__":

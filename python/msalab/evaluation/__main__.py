@@ -83,9 +83,7 @@ def parser() -> CommandLine:
 def main(arguments=None) -> int:
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, interrupt)
-    return ended(lambda: _work(options), options,
-                 needs="evaluating needs the compiled module and what python/requirements-capture.txt lists",
-                 interrupted="interrupted; the same command goes on")
+    return ended(lambda: _work(options), options, interrupted="interrupted; the same command goes on")
 
 
 def _work(options):

@@ -93,8 +93,7 @@ def main(arguments=None) -> int:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.dtype is None:
         options.dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
-    return ended(lambda: _work(options), options, needs="training needs the compiled module and what "
-                 "python/requirements-capture.txt lists", less="--rows 1, --checkpointing and more processes need less")
+    return ended(lambda: _work(options), options, less="--rows 1, --checkpointing and more processes need less")
 
 
 def _work(options) -> int:
