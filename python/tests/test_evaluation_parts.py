@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
 import h5py
@@ -57,12 +58,20 @@ def test_exercises_end_with_an_answer_that_was_planted(task, vocabulary):
     for begin, end in made.answers:
         answer = ids[begin:end]
         planted = [at for at in range(begin) if ids[at:at + end - begin] == answer]
-        if vocabulary.separator == "\n" and task != "copy":  # there the word ends with the full stop
+        if vocabulary.separator == "\n" and task != "copy":  # there the word ends with what is behind it
+            behind = "():" if task == "definition" else "."
             word = {number: name for name, number in vocabulary.known.items()}[answer[0]]
-            planted = [at for at in range(begin) if ids[at] == vocabulary.known.get(word + ".")]
+            planted = [at for at in range(begin) if ids[at] == vocabulary.known.get(word + behind)]
         assert len(planted) == 1 or task == "copy"
     assert exercise(task).ids.tolist() == exercise(task).ids.tolist()
     assert exercise(task).ids.tolist() != exercise(task, seed=4).ids.tolist()
+
+
+def test_the_function_asked_for_is_the_one_that_returns_the_value():
+    made = bytes(exercise("definition").ids.tolist()).decode()
+    functions = re.findall(r'def (\w+)\(\): return "(\w+)"\n', made)
+    value, name = re.search(r'\n# The function that returns "(\w+)" is (\w+)$', made).groups()
+    assert len(functions) == len(dict(functions)) == 5 and dict(functions)[name] == value
 
 
 def test_exercises_of_bytes_have_the_shape_of_msa_pretrain():

@@ -59,7 +59,8 @@ def parser() -> CommandLine:
                     help="sequences of text, at most, of all documents in turn (default: 64)")
     on.add_argument("--tasks", type=names, default=["needle"], metavar="A,B",
                     help="exercises in retrieval: needle (default), multi_key, tracking, recall, "
-                         "copy; '' for none").offered = ("needle", "multi_key", "tracking", "recall", "copy")
+                         "copy, definition (of functions); '' for none").offered = (
+                             "needle", "multi_key", "tracking", "recall", "copy", "definition")
     on.add_argument("--lengths", type=integers, metavar="N,M",
                     help="tokens of an exercise (default: that of --context)")
     on.add_argument("--exercises", type=int, default=16, metavar="N",
@@ -67,7 +68,7 @@ def parser() -> CommandLine:
     on.add_argument("--depths", type=int, default=4, metavar="N",
                     help="parts of the depth that are told apart (default: 4)")
     on.add_argument("--pairs", type=int, default=8, metavar="N",
-                    help="facts of multi_key and recall, chains of tracking (default: 8)")
+                    help="facts of multi_key and recall, chains of tracking, functions of definition (default: 8)")
     on.add_argument("--bytes", action="store_true",
                     help="a model of bytes, without a tokenizer (as msalab convert makes of msa-pretrain's)")
     how = top.add_argument_group("how")

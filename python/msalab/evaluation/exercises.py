@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Exercises in retrieval inside text, those of msa-pretrain (experiments/pretrain/tasks.h): filler,
+"""Exercises in retrieval inside text, those of msa-pretrain (experiments/pretrain/tasks.h) and one of code: filler,
 text of documents, with lines planted in it and questions at its end. To models of bytes they have
 the same shape; a tokenizer's model is asked in words.
 
   needle      one fact, asked for                  tracking   a chain of references to a value
   multi_key   many facts, one of them asked for    recall     many facts, many of them asked for
   copy        one run of letters, to be repeated
+  definition  functions in Python: which of them returns a value?
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..capture.layer import require
 
-TASKS = ("needle", "multi_key", "tracking", "recall", "copy")
+TASKS = ("needle", "multi_key", "tracking", "recall", "copy", "definition")
 HOPS, KEY_LETTERS, VALUE_LETTERS, COPY_LETTERS = 2, 4, 8, 32
 
 
@@ -39,7 +40,8 @@ OF_WORDS = Style("\nThe code of {key} is {value}.\n", "\nThe code of {key} is th
                  "\nThe secret word is {value}.\n", "\nThe code of {key} is",
                  "\nFollowed to its end, the code of {key} is", "\nThe secret word is", " {value}")
 
-
+FUNCTION = '\ndef {key}(): return "{value}"\n'
+QUESTION_OF_FUNCTION = '\n# The function that returns "{value}" is'
 CHARACTERS = {OF_BYTES: 1, OF_WORDS: 4}  # of a token, about
 TRIES = 32  # to fill an exercise exactly
 
@@ -74,6 +76,11 @@ def _plan(task: str, style: Style, pairs: int, depth: float, rng):
     for number in range(1 if task == "needle" else pairs):
         place = depth if number == 0 else rng.random()
         key, value = new_key(), _letters(rng, VALUE_LETTERS)
+        if task == "definition":
+            lines.append((place, FUNCTION.format(key=key, value=value)))
+            if number == 0:
+                questions.append((QUESTION_OF_FUNCTION.format(value=value), f" {key}"))
+            continue
         lines.append((place, style.fact.format(key=key, value=value)))
         prompt = style.question
         if task == "tracking":
