@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: MIT
+"""What MSA would do to a public model, from its folder to the records of docs/models.md, by the rules of
+studies/models/README.md.
+
+Each piece of each context and kind of text is a record, and a record that is there is not made again: the same command
+goes on where it was stopped. What a record was made from, captures and fits, lies in --work and is made when a missing
+record needs it. A piece that fails is said, and the others go on.
+
+It ends by writing the tables of docs/models.md anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+
+from msalab.arguments import CommandLine
+from msalab.ending import Refusal, ended
+from msalab.trial import find_program
+
+from . import page, records, texts
+
+BLOCKS = (64, 32, 128)
+BUDGETS = (512, 1024, 2048, 4096)
+TASKS = ("needle", "multi_key", "tracking", "definition")
+LEAST_RIGHT = 0.8  # of a task that the model solves with its own attention
+SELECTORS = "oracle,mean-key,window,index"  # that a model runs with
+
+
+def tokens(word: str) -> int:
+    """2K is 2048."""
+    return int(word[:-1]) * 1024 if word[-1:] in "Kk" else int(word)
+
+
+def parser() -> CommandLine:
+    top = CommandLine(prog="python -m studies.models", description=__doc__, example="python -m studies.models "
+                      "results/smollm2 --name smollm2 --corpus results/corpus --context 2K 8K")
+    top.add_argument("model", help="folder of a model")
+    top.add_argument("--name", required=True, help="of its records")
+    top.add_argument("--context", nargs="+", type=tokens, default=[2048], metavar="N", help="2K 8K 16K 32K (2K)")
+    top.add_argument("--kinds", nargs="+", choices=texts.KINDS, default=list(texts.KINDS))
+    top.add_argument("--pieces", nargs="+", metavar="NAME", help="these alone, in the study's order (all): "
+                     f"{' '.join(PIECES)}")
+    top.add_argument("--corpus", type=Path, metavar="DIR", help="of ./msalab corpus; for texts that --work has not")
+    top.add_argument("--work", type=Path, default=Path("results/models"), metavar="DIR", help="(results/models)")
+    top.add_argument("--records", type=Path, default=records.FOLDER, metavar="DIR", help="(studies/models/records)")
+    top.add_argument("--page", type=Path, default=page.PAGE, metavar="FILE", help="(docs/models.md)")
+    top.add_argument("--device", default="cpu", help="cpu (default), cuda")
+    top.add_argument("--learnt", type=int, default=2, metavar="N", help="sequences that are captured (2)")
+    top.add_argument("--held-out", type=int, default=6, metavar="N", help="documents that the loss is measured on (6)")
+    top.add_argument("--queries", type=int, default=256, metavar="N", help="of each layer that are analysed (256)")
+    top.add_argument("--steps", type=int, default=0, metavar="N", help="of a fit (0, the closed form)")
+    top.add_argument("--exercises", type=int, default=16, metavar="N", help="of each task (16)")
+    top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
+    top.add_argument("--seconds", type=float, metavar="N", help="no piece begins after so many")
+    return top
+
+
+@dataclass
+class Survey:
+    """The pieces of one context and kind of text."""
+
+    options: object
+    context: int
+    kind: str
+
+    @property
+    def work(self) -> Path:
+        return self.options.work / self.options.name / f"{self.context}-{self.kind}"
+
+    @cached_property
+    def texts(self) -> dict[str, list[Path]]:
+        options = self.options
+        return texts.write(options.work / "texts", options.corpus, self.kind, self.context, options.learnt,
+                           options.held_out)
+
+    @cached_property
+    def budgets(self) -> list[int]:
+        return [one for one in BUDGETS if one < self.context]
+
+    @property
+    def how(self) -> list[str]:
+        return ["--device", self.options.device, *["--bytes"] * self.options.bytes]
+
+    @cached_property
+    def backend(self) -> list[str]:
+        return ["--backend", "cuda"] if self.options.device.startswith("cuda") else []
+
+    def record(self, piece: str) -> Path:
+        return records.path_of(self.options.records, self.options.name, self.context, self.kind, piece)
+
+    # What pieces read
+
+    def capture(self) -> Path:
+        path = self.work / "capture.h5"
+        if not path.exists():
+            learnt = [word for one in self.texts["learnt"] for word in ("--text", one)]
+            _msalab("capture", self.options.model, *learnt, "--max-tokens", self.context, "--out", path,
+                    *self.how)
+        return path
+
+    def head_dim(self) -> int:
+        with h5py.File(self.capture()) as file:
+            return next(iter(file["layers"].values()))["q"].shape[2]
+
+    def fit(self, dim: int) -> Path:
+        """The folder of a fit to the captured layers."""
+        out = self.work / f"fit-{dim}"
+        if not (out / "summary.json").exists():
+            _program("msa-fit-indexer", self.capture(), "--out", out, "--index-dim", dim, "--steps", self.options.steps,
+                     "--block-size", BLOCKS[0], "--top-k", self.budgets[0] // BLOCKS[0], "--eval-queries",
+                     self.options.queries, *self.backend, "--overwrite")
+            (out / "indexer.h5").unlink(missing_ok=True)  # large, and read by nobody
+        return out
+
+    # Pieces: each runs its program, and answers with the folder of its results
+
+    def keeps(self, block: int) -> Path:
+        out = self.work / f"keeps-{block}"
+        _program("msa-compare", self.capture(), "--out", out, "--selectors", "oracle,mean-key,quest,window,random",
+                 "--budgets", ",".join(map(str, self.budgets)), "--block-size", block, "--forced-first", "0,1",
+                 "--sample-queries", self.options.queries, *self.backend, "--overwrite")
+        return out
+
+    def heads(self) -> Path:
+        out = self.work / "heads"
+        _program("msa-analyze", self.capture(), "--out", out, "--selectors", "oracle,mean-key", "--block-size",
+                 BLOCKS[0], "--top-k", self.budgets[0] // BLOCKS[0], "--sample-queries", self.options.queries,
+                 *self.backend, "--overwrite")
+        return out
+
+    def evaluate(self, name: str, *words) -> Path:
+        out = self.work / name
+        if not (out / "summary.json").exists():  # it resumes by itself
+            _msalab("evaluate", self.options.model, "--out", out, "--text", self.texts["held_out"][0], "--context",
+                    self.context, *self.how, *words)
+        return out
+
+    def on_text(self, name: str, *words) -> Path:
+        return self.evaluate(name, "--sequences", self.options.held_out, "--tasks", "", *words)
+
+    def loss(self, budget: int) -> Path:
+        return self.on_text(f"loss-{budget}", "--indexer", self.fit(64), *self.settings(SELECTORS, budget))
+
+    def wide(self, budget: int) -> Path:
+        return self.on_text(f"wide-{budget}", "--indexer", self.fit(self.head_dim()), *self.settings("index", budget))
+
+    def settings(self, selectors: str, budget: int) -> list:
+        return ["--selectors", selectors, "--block-size", BLOCKS[0], "--budgets", budget, "--forced-first", "0,1"]
+
+    def asked(self) -> Path:
+        """How much the model retrieves with its own attention; one setting must be named beside it."""
+        return self.evaluate("asked", "--sequences", 0, "--tasks", ",".join(TASKS), "--exercises",
+                             self.options.exercises, "--selectors", "window", "--block-size", BLOCKS[0], "--budgets",
+                             self.budgets[0], "--forced-first", 1)
+
+    def retrieval(self, budget: int) -> Path:
+        solved = solved_tasks(records.read(self.record("asked"))) if self.record("asked").exists() else None
+        if solved is None:
+            raise Refusal("retrieval needs the piece asked")
+        if not solved:
+            raise Skipped(f"the model solves no task to {LEAST_RIGHT:.0%}")
+        return self.evaluate(f"retrieval-{budget}", "--sequences", 0, "--tasks", ",".join(solved), "--exercises",
+                             self.options.exercises, "--indexer", self.fit(64), *self.settings(SELECTORS, budget))
+
+    def advice(self) -> Path:
+        out = self.work / "advice"
+        _program("msa-advise", self.capture(), "--out", out, "--budget", self.context // 4, "--block-sizes", "64",
+                 "--top-ks", str(self.context // 4 // 64), "--selectors", "mean-key,quest,window", "--sample-queries",
+                 self.options.queries, *self.backend, "--overwrite")
+        return out
+
+    def advised(self) -> Path:
+        if not (self.work / "advice/summary.json").exists():
+            self.advice()
+        return self.on_text("advised", "--from-advice", self.work / "advice")
+
+
+def by_budget(name: str, made: Callable[[Survey, int], Path]) -> dict[str, Callable[[Survey], Path]]:
+    return {f"{name}-{budget}": lambda one, budget=budget: made(one, budget) for budget in BUDGETS}
+
+
+# In the order in which they are worth most.
+PIECES: dict[str, Callable[[Survey], Path]] = {
+    "keeps-64": lambda one: one.keeps(64), "heads": Survey.heads, "fit-64": lambda one: one.fit(64),
+    **by_budget("loss", Survey.loss), "asked": Survey.asked, **by_budget("retrieval", Survey.retrieval),
+    "fit-wide": lambda one: one.fit(one.head_dim()), **by_budget("wide", Survey.wide), "advice": Survey.advice,
+    "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128)}
+
+
+def belongs(piece: str, context: int) -> bool:
+    """A budget of the whole context leaves nothing out."""
+    name, _, number = piece.partition("-")
+    return name not in ("loss", "wide", "retrieval") or int(number) < context
+
+
+class Skipped(Exception):
+    """The piece has no answer for this model, by the rules."""
+
+
+def solved_tasks(answer) -> list[str]:
+    dense = answer["retrieval_total"].where(config="dense").records()
+    return [row["task"] for row in dense if row["right_answers"] >= LEAST_RIGHT]
+
+
+def _environment() -> dict:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # this package, also in a child
+
+
+def _run(called: str, *words) -> None:
+    done = subprocess.run([*map(str, words)], stdout=subprocess.DEVNULL, env=_environment())
+    if done.returncode:
+        raise Refusal(f"{called} ended with exit code {done.returncode}; its message is above")
+
+
+def _program(name: str, *words) -> None:
+    _run(name, find_program(name), *words)
+
+
+def _msalab(*words) -> None:
+    _run(f"msalab {words[0]}", sys.executable, "-m", "msalab", *words)
+
+
+def heads_of(path: Path) -> dict:
+    """The table `heads`, which msa-analyze has in its results.h5 alone: the dense probability on token 0."""
+    with h5py.File(path) as file:
+        rows = [{"layer": int(layer), "head": head, "sink_mass_dense": float(value)}
+                for layer, of in sorted(file["metrics/dense"].items(), key=lambda one: int(one[0]))
+                for head, value in enumerate(of["sink_mass"][()])]
+    return {"about": "mean dense probability on token 0, by query head", "key": ["layer", "head"],
+            "columns": ["layer", "head", "sink_mass_dense"], "rows": rows}
+
+
+def summary_of(piece: str, folder: Path) -> dict:
+    content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if piece != "heads":
+        return content
+    table = heads_of(folder / "results.h5")
+    table["columns"][2] = "head_sink"  # a plain number here, an estimate in the other table
+    for row in table["rows"]:
+        row["head_sink"] = row.pop("sink_mass_dense")
+    content["columns"] |= {"head": {"type": "integer", "unit": "", "definition": "query head, from 0"},
+                           "head_sink": {"type": "real", "unit": "probability", "definition": table["about"]}}
+    content["tables"]["heads"] = table
+    return content
+
+
+def do(survey: Survey, piece: str) -> None:
+    """Makes the record of a piece."""
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    content = records.slim(summary_of(piece, PIECES[piece](survey)), piece)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    content["run"]["survey"] = {
+        "context": survey.context, "kind": survey.kind, "device": survey.options.device,
+        "seconds": round(time.monotonic() - began, 1), "load": [round(one, 1) for one in os.getloadavg()],
+        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)}
+    records.write(survey.record(piece), content)
+
+
+def price(model: str, name: str, path: Path) -> None:
+    """From which context on MSA pays: no piece, since it reads no text."""
+    done = subprocess.run([sys.executable, "-m", "msalab", "crossover", model, "--json"], stdout=subprocess.PIPE,
+                          env=_environment())
+    if done.returncode:
+        raise Refusal(f"msalab crossover ended with exit code {done.returncode}; its message is above")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(json.loads(done.stdout) | {"model": name}, separators=(",", ":")), encoding="utf-8")
+
+
+def _work(options) -> int:
+    unknown = set(options.pieces or []) - set(PIECES)
+    if unknown:
+        raise Refusal(f"--pieces has {' '.join(sorted(unknown))}; there are: {' '.join(PIECES)}")
+    config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
+    most = config.get("max_position_embeddings", max(options.context))
+    for context in options.context:
+        if not BUDGETS[0] < context <= most:
+            raise Refusal(f"--context is {context}, must be more than {BUDGETS[0]} and at most the model's {most} positions")
+    priced = options.records / options.name / "crossover.json"
+    if not priced.exists():
+        price(options.model, options.name, priced)
+    began, failed = time.monotonic(), 0
+    surveys = [Survey(options, context, kind) for context in options.context for kind in options.kinds]
+    for survey in surveys:
+        for piece in PIECES:
+            said = f"{options.name} {survey.context} {survey.kind} {piece}"
+            if ((options.pieces and piece not in options.pieces) or not belongs(piece, survey.context)
+                    or survey.record(piece).exists()):
+                continue
+            if options.seconds is not None and time.monotonic() - began > options.seconds:
+                print(f"{said}: not begun, {options.seconds:.0f} s are over", file=sys.stderr)
+                continue
+            try:
+                survey.work.mkdir(parents=True, exist_ok=True)
+                do(survey, piece)
+                print(f"{said}: {survey.record(piece)}", file=sys.stderr, flush=True)
+            except Skipped as why:
+                print(f"{said}: left out, {why}", file=sys.stderr)
+            except Refusal as why:
+                failed += 1
+                print(f"{said}: {why}", file=sys.stderr)
+    page.write(options.page, options.records)
+    return 1 if failed else 0
+
+
+def main(arguments=None) -> int:
+    options = parser().parse_args(arguments)
+    return ended(lambda: _work(options), options, interrupted="interrupted; the same command goes on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

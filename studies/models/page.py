@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: MIT
+"""The tables of docs/models.md, each between marks that name it, from the records of studies/models."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from msalab.ending import Refusal
+from msalab.results import Report
+
+from . import records, rule, texts
+
+PAGE = Path(__file__).parents[2] / "docs/models.md"
+MODELS = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M", "qwen": "Qwen2.5-Coder-0.5B"}
+CONTEXTS = (2048, 8192, 16384, 32768)
+POSITIONS = {"smollm2": 8192}  # a model's own, where there are fewer than the longest context
+_MARKED = re.compile(r"(<!-- table ([\w-]+) from studies/models/records -->\n).*?(<!-- end -->)", re.DOTALL)
+SINK, STRONG, NEAR = 0.1, 0.5, 0.01  # of a layer, of a head; share of the bits that "works" may lose
+NONE = [("not run",)]
+
+
+@dataclass
+class Records:
+    """found: [model, context, kind] -> piece -> its record. crossover: of a model."""
+
+    found: dict = field(default_factory=lambda: defaultdict(dict))
+    crossover: dict = field(default_factory=dict)
+
+    def each(self, piece: str):
+        """Model, context, kind, rest of the piece's name and record of all pieces of this name, in order."""
+        for (model, context, kind), pieces in self.found.items():
+            for name, record in pieces.items():
+                if records.piece_of(name) == piece:
+                    yield model, context, kind, name.removeprefix(piece).lstrip("-"), record
+
+
+def load(folder: Path) -> Records:
+    of = Records()
+    order = {name: number for number, name in enumerate(MODELS)}
+    paths = {}
+    for path in folder.glob("*/*.json.xz"):
+        context, kind, piece = path.name.removesuffix(".json.xz").split("-", 2)
+        paths[path.parent.name, int(context), kind, piece] = path
+    for key in sorted(paths, key=lambda one: (order.get(one[0], len(order)), one[0], one[1], texts.KINDS.index(one[2]),
+                                              [int(word) if word.isdigit() else word for word in [one[3].split("-")[0]]],
+                                              len(one[3]), one[3])):
+        of.found[key[:3]][key[3]] = records.read(paths[key])
+    for path in sorted(folder.glob("*/crossover.json")):
+        of.crossover[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
+    return of
+
+
+def called(context: int) -> str:
+    return f"{context // 1024}K"
+
+
+def markdown(rows) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(re.sub(r"\|  (?=\|)", "| ", line) for line in lines) + "\n"
+
+
+def ranges(numbers) -> str:
+    """0-2, 5."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found) or "none"
+
+
+def mean(values) -> float:
+    return float(np.mean(list(values)))
+
+
+def interval(row: dict, key: str, form: str) -> str:
+    low, high = row[f"{key}_low"], row[f"{key}_high"]
+    return f"{row[key]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low == low else "")
+
+
+def ran(of: Records):
+    """What has a record."""
+    rows = [("model", "context", *texts.KINDS)]
+    for model, name in MODELS.items():
+        for context in CONTEXTS:
+            left = "not run" if context <= POSITIONS.get(model, context) else "beyond its positions"
+            rows.append((name, called(context), *(", ".join(f"`{one}`" for one in of.found.get((model, context, kind), {}))
+                                                  or left for kind in texts.KINDS)))
+    return rows
+
+
+def sink(of: Records):
+    rows = [("model", "context", "text", f"layers with a mean of {SINK} or more", f"heads with {STRONG} or more",
+             "strongest head")]
+    for model, context, kind, _, record in of.each("heads"):
+        heads = record["heads"].records()
+        by_layer = defaultdict(list)
+        for head in heads:
+            by_layer[head["layer"]].append(head["head_sink"])
+        most = max(heads, key=lambda one: one["head_sink"])
+        rows.append((MODELS[model], called(context), kind,
+                     ranges(layer for layer, one in by_layer.items() if mean(one) >= SINK),
+                     f"{sum(one['head_sink'] >= STRONG for one in heads)} of {len(heads)}",
+                     f"layer {most['layer']}, head {most['head']}: {most['head_sink']:.2f}"))
+    return rows if len(rows) > 1 else NONE
+
+
+def sink_by_layer(of: Records):
+    """Of mixed text at the shortest context: mean and largest of a layer's heads."""
+    found = {model: record for model, context, kind, _, record in of.each("heads")
+             if (context, kind) == (CONTEXTS[0], "mixed")}
+    values = {model: defaultdict(list) for model in found}
+    for model, record in found.items():
+        for head in record["heads"].records():
+            values[model][head["layer"]].append(head["head_sink"])
+    layers = sorted({layer for one in values.values() for layer in one})
+    rows = [("layer", *(MODELS[model] for model in found))]
+    rows += [(str(layer), *(f"{mean(one[layer]):.2f}, {max(one[layer]):.2f}" if layer in one else "-"
+                            for one in values.values())) for layer in layers]
+    return rows if found else NONE
+
+
+SETTINGS = (("oracle", 0), ("mean-key", 0), ("mean-key", 1), ("quest", 0), ("quest", 1), ("window", 1), ("random", 0))
+
+
+def setting(selector: str, first: int) -> str:
+    return selector if selector == "window" or not first else f"{selector}, first"
+
+
+def mass(of: Records):
+    rows = [("model", "context", "text", "block", "budget", *(setting(*one) for one in SETTINGS))]
+    for model, context, kind, block, record in of.each("keeps"):
+        table = record["selectors"].records()
+        for budget in sorted({row["token_budget"] for row in table}):
+            cells = []
+            for selector, first in SETTINGS:
+                own = [row for row in table if (row["selector"], row["token_budget"], row["forced_first"])
+                       == (selector, budget, first)]
+                cells.append(f"{mean(row['mass_kept'] for row in own):.3f}, {mean(row['block_recall'] for row in own):.2f}"
+                             if own else "-")
+            rows.append((MODELS[model], called(context), kind, block, str(int(budget)), *cells))
+    return rows if len(rows) > 1 else NONE
+
+
+def fit(of: Records):
+    rows = [("model", "context", "text", "channels", "recall", "by chance", "mass kept", "first block forced", "mean-key",
+             "window", "oracle", "layers below a rival, or like chance")]
+    for model, context, kind, width, record in of.each("fit"):
+        kept = record["evaluations"].where(is_kept=True).records()
+        layers = record["layers"].records()
+        rows.append((MODELS[model], called(context), kind, "the head's" if width == "wide" else width,
+                     *(f"{mean(row[key] for row in source):.3f}" for source, key in (
+                         (kept, "block_recall"), (layers, "random_recall"), (kept, "mass_kept"),
+                         (layers, "first_forced_mass"), (layers, "mean_key_mass"), (layers, "window_mass"),
+                         (kept, "oracle_mass"))),
+                     ranges({row["layer"] for row in record["weak_indexers"].records()})))
+    return rows if len(rows) > 1 else NONE
+
+
+def _losses(of: Records):
+    """Model, context, kind, dense bits and the row of each setting, of pieces that measure on text."""
+    for piece in ("loss", "wide", "advised"):
+        for model, context, kind, _, record in of.each(piece):
+            configs = record["configs"].records()
+            dense = next(row for row in configs if row["config"] == "dense")["bits_of_text"]
+            for row in configs:
+                if row["config"] != "dense":
+                    yield model, context, kind, piece, dense, row
+
+
+def loss(of: Records):
+    rows = [("model", "context", "text", "budget", "setting", "dense, bits per token", "excess, bits (95 %)",
+             "of the bits")]
+    for model, context, kind, piece, dense, row in _losses(of):
+        name = {"wide": f"{setting('index', row['forced_first'])}, the head's width",
+                "advised": "advice"}.get(piece) or setting(row["selector"], row["forced_first"])
+        budget = "-" if row["token_budget"] != row["token_budget"] else str(int(row["token_budget"]))
+        rows.append((MODELS[model], called(context), kind, budget, name, f"{dense:.4f}", interval(row, "excess", "+.4f"),
+                     f"{100 * row['excess'] / dense:+.2f} %"))
+    return rows if len(rows) > 1 else NONE
+
+
+def by_position(of: Records):
+    rows = [("model", "context", "text", "positions", "dense, bits per token", "excess of the oracle", "of mean-key, first",
+             "of index, first")]
+    for model, context, kind, budget, record in of.each("loss"):
+        table = record["by_position"].records()
+        for first, end in sorted({(row["first_position"], row["end_position"]) for row in table}):
+            own = {row["config"]: row for row in table if row["first_position"] == first}
+            cells = [own.get(f"{name}@{budget}{more}") for name, more in (
+                ("oracle", ""), ("mean-key", ",first=1"), ("index", ",first=1"))]
+            rows.append((MODELS[model], called(context), kind, f"{first} to {end - 1}, budget {budget}",
+                         f"{own['dense']['bits_of_text']:.3f}",
+                         *(f"{row['excess']:+.4f}" if row else "-" for row in cells)))
+    return rows if len(rows) > 1 else NONE
+
+
+def retrieval(of: Records):
+    rows = [("model", "context", "task", "exercises", "setting", "right answers")]
+    for piece in ("asked", "retrieval"):
+        for model, context, _, _, record in of.each(piece):
+            for row in record["retrieval_total"].records():
+                if piece == "retrieval" or row["config"] == "dense":
+                    rows.append((MODELS[model], called(context), row["task"], str(row["exercises"]), row["config"],
+                                 interval(row, "right_answers", ".2f")))
+    return rows if len(rows) > 1 else NONE
+
+
+def advice(of: Records):
+    rows = [("model", "context", "text", "advice for a quarter of the context", "mass kept", "time, of dense attention",
+             "stays dense", "excess, bits (95 %)")]
+    found = {(model, context, kind): interval(row, "excess", "+.4f")
+             for model, context, kind, piece, _, row in _losses(of) if piece == "advised"}
+    for model, context, kind, _, record in of.each("advice"):
+        best = record["advice"].records()[0]
+        rows.append((MODELS[model], called(context), kind,
+                     f"{best['selector']}, {best['top_k']} blocks of {best['block_size']}, first {best['forced_first']}",
+                     f"{best['mass_kept']:.3f}", f"{best['share_of_dense']:.2f}", str(best["dense_layers"] or "none"),
+                     found.get((model, context, kind), "not run")))
+    return rows if len(rows) > 1 else NONE
+
+
+def points(of: Records) -> list[rule.Point]:
+    """Of every setting that both `keeps-64` and a loss have."""
+    keeps = {(model, context, kind): record["selectors"].records()
+             for model, context, kind, block, record in of.each("keeps") if block == "64"}
+    found = []
+    for model, context, kind, piece, dense, row in _losses(of):
+        own = [one for one in keeps.get((model, context, kind), []) if piece == "loss" and (
+            one["selector"], one["token_budget"], one["forced_first"])
+            == (row["selector"], row["token_budget"], row["forced_first"])]
+        if own:
+            found.append(rule.Point(model, f"{called(context)} {kind} {row['config']}", row["excess"] / dense,
+                                    mean(1 - one["mass_kept"] for one in own),
+                                    mean(one["group_output_error"] for one in own),
+                                    mean(max(one["sink_mass_dense"] - one["sink_mass_sparse"], 0) for one in own)))
+    return found
+
+
+def measured_points(of: Records):
+    rows = [("model", "setting", "mass lost", "output error", "sink lost", "excess, of the bits")]
+    rows += [(MODELS[one.model], one.name, f"{one.mass_lost:.4f}", f"{one.error:.4f}", f"{one.sink_lost:.5f}",
+              f"{100 * one.excess:.2f} %") for one in points(of)]
+    return rows if len(rows) > 1 else NONE
+
+
+def judged_rule(of: Records):
+    found = rule.trials(points(of))
+    rows = [("predictor", "tested on", "points fitted on the other two", "tested", "within their interval",
+             "widest interval, factor", "median factor off")]
+    rows += [(one.predictor, MODELS[one.model], str(one.fitted_points), str(one.points), str(one.within),
+              f"{one.widest:.3g}", f"{one.off:.2f}") for one in found]
+    return rows if found else NONE
+
+
+def verdict(of: Records) -> str:
+    """Whether the rule of studies/models/README.md carries, in a sentence."""
+    found = rule.trials(points(of))
+    if not found:
+        return "The rule is not judged: fewer than three models have points.\n"
+    good = [name for name in rule.PREDICTORS if rule.carries([one for one in found if one.predictor == name])]
+    if good:
+        return f"The rule carries, by {' and '.join(good)}.\n"
+    return "The rule does not carry, by any of its predictors: `msa-advise` has no prediction in bits to print.\n"
+
+
+def pays(of: Records):
+    rows = [("model", "layers", "prefill", "decode", "training")]
+    for model, name in MODELS.items():
+        if model in of.crossover:
+            one = of.crossover[model]
+            rows.append((name, re.sub(r", [\d.e+]+ weights.*", "", one["what"]), *(
+                f"from {called(one['pays'][work])} on" if one["pays"][work] else "at none"
+                for work in ("prefill", "decode", "training"))))
+    return rows if len(rows) > 1 else NONE
+
+
+def answers(of: Records) -> str:
+    """One sentence of each model for each context, text and budget whose loss was measured."""
+    lines = []
+    for model, name in MODELS.items():
+        said = []
+        for (own, context, kind), _ in of.found.items():
+            rows = [(row, dense) for m, c, k, piece, dense, row in _losses(of)
+                    if (m, c, k) == (own, context, kind) == (model, context, kind) and piece in ("loss", "wide")]
+            for budget in sorted({int(row["token_budget"]) for row, _ in rows}):
+                said.append(_of_budget([one for one in rows if one[0]["token_budget"] == budget], context, kind, budget))
+        when = of.crossover.get(model)
+        price = (f" By `msalab crossover` MSA is faster from {called(when['pays']['prefill'])} on in prefill and "
+                 f"{called(when['pays']['training'])} in training on an H100." if when else "")
+        lines.append(f"- **{name}.** " + (" ".join(said) or "No loss was measured.") + price)
+    return "\n".join(lines) + "\n"
+
+
+def _of_budget(rows, context: int, kind: str, budget: int) -> str:
+    best = {}
+    for row, dense in rows:
+        share = 100 * row["excess"] / dense
+        if row["selector"] not in best or share < best[row["selector"]][0]:
+            best[row["selector"]] = share, setting(row["selector"], int(row["forced_first"]))
+    said = f"With {budget} of {called(context)} tokens of {kind} text "
+    if "index" in best:
+        share, name = best["index"]
+        said += ("it would work" if share < 100 * NEAR else "it does not work yet, untrained") + (
+            f": the better Index Branch ({name}) loses {share:.2f} % of the bits, ")
+    else:
+        said += "the model loses "
+    return said + ", ".join(f"{name} {share:.2f} %" for key, (share, name) in best.items() if key != "index") + "."
+
+
+TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "fit": fit, "loss": loss,
+          "by-position": by_position, "retrieval": retrieval, "advice": advice, "points": measured_points,
+          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers}
+
+
+def with_tables(text: str, of: Records) -> str:
+    def made(at) -> str:
+        if at[2] not in TABLES:
+            raise Refusal(f"docs/models.md: there is no table {at[2]}; there are: {', '.join(TABLES)}")
+        content = TABLES[at[2]](of)
+        return at[1] + (content if isinstance(content, str) else markdown(content)) + at[3]
+
+    return _MARKED.sub(made, text)
+
+
+def write(path: Path, folder: Path) -> None:
+    """The page with its tables anew; nothing where there is no page."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    new = with_tables(text, load(folder))
+    if new != text:
+        part = path.with_name(path.name + ".partial")
+        part.write_text(new, encoding="utf-8")
+        part.replace(path)
+
+
+if __name__ == "__main__":
+    write(PAGE, records.FOLDER)
+    sys.exit(0)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The records, rule and page of the study of public models, on made ones; and the page of the tree."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "python/tests"))
+from make_evaluation import estimate, made, rows_of  # noqa: E402
+from msalab.ending import Refusal  # noqa: E402
+from studies.models import page, records, rule, texts  # noqa: E402
+
+
+def evaluation(excess, dense=4.0, budget=512):
+    """The content of an evaluation with these excesses, by selector and forced first blocks."""
+    configs = [{"config": "dense", "bits_of_text": dense}] + [
+        {"config": f"{name}@{budget}" + ",first=1" * first, "selector": name, "token_budget": budget, "forced_first": first, "bits_of_text": dense,
+         "units": 8, "beyond_units": 8, "beyond_tokens": 4} | estimate("excess", value, value / 2, 2 * value)
+        | estimate("excess_beyond") for (name, first), value in excess.items()]
+    rows = rows_of()
+    return made({"configs": configs, "evaluated": rows["evaluated"], "by_position": [
+        {"config": row["config"], "first_position": 0, "end_position": 512, "foretold_tokens": 5, "bits_of_text": dense,
+         "units": 8} | estimate("excess", 0.125, 0, 0.25) for row in configs]})
+
+
+def put(folder, model, piece, content, context=2048, kind="mixed"):
+    path = records.path_of(folder, model, context, kind, piece)
+    records.write(path, records.slim(content, piece))
+    return path
+
+
+def test_a_record_is_a_smaller_report(tmp_path):
+    content = made(rows_of())
+    content["tables"]["configs"]["rows"][1]["excess"] = 1 / 3
+    path = put(tmp_path, "smollm2", "loss-512", content)
+    read = records.read(path)
+    assert read.program == "msalab evaluate" and read["configs"]["excess"][1] == 0.33333
+    assert len(read["retrieval"]) == len(content["tables"]["retrieval"]["rows"])
+    fewer = records.slim(content | {"tables": {"heads": {"about": "", "key": ["layer"], "columns": ["layer"], "rows": []},
+                                               "other": {}}, "columns": {"layer": {}}}, "heads")
+    assert list(fewer["tables"]) == ["heads"] and not path.with_name(path.name + ".partial").exists()
+
+
+def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
+    put(tmp_path, "qwen", "loss-512", evaluation({("oracle", 0): 0.01, ("index", 0): 0.08, ("index", 1): 0.03,
+                                                  ("window", 1): 0.2}))
+    put(tmp_path, "gemma3", "loss-512", evaluation({("index", 0): 0.08}))
+    of = page.load(tmp_path)
+    said = page.answers(of).splitlines()
+    assert ("it would work: the better Index Branch (index, first) loses 0.75 % of the bits, oracle 0.25 %, window 5.00 %"
+            in said[2])
+    assert "it does not work yet, untrained: the better Index Branch (index) loses 2.00 %" in said[1]
+    assert "No loss was measured" in said[0]
+    rows = page.loss(of)
+    assert ("Qwen2.5-Coder-0.5B", "2K", "mixed", "512", "index, first", "4.0000", "+0.0300 (+0.0150 to +0.0600)",
+            "+0.75 %") in rows
+    assert page.ran(of)[1][4] == "not run" and page.ran(of)[3][2] == "beyond its positions"
+    assert page.retrieval(of) == page.NONE == page.mass(of)
+
+
+def some_points(exponent, noise, seed=1, models=("a", "b", "c")):
+    rng = np.random.default_rng(seed)
+    return [rule.Point(model, str(one), 0.5 * value ** power * math.exp(noise * rng.standard_normal()), value, value, 0.0)
+            for model, power in zip(models, exponent) for one, value in enumerate(np.geomspace(0.01, 0.3, 8))]
+
+
+def test_a_rule_carries_where_the_third_model_follows_it_and_not_elsewhere():
+    good = rule.trials(some_points((1.5, 1.5, 1.5), 0.1))
+    assert {one.predictor for one in good} == {"mass lost", "output error"}  # nothing is lost of a sink
+    assert len(good) == 6 and rule.carries(good) and max(one.off for one in good) < 1.3
+    assert not rule.carries(rule.trials(some_points((1.5, 1.5, 0.2), 0.1)))  # the third is another law
+    assert not rule.carries(rule.trials(some_points((1.5, 1.5, 1.5), 1.5)))  # its intervals say nothing
+    assert rule.trials(some_points((1.5, 1.5), 0.1, models=("a", "b"))) == [] and not rule.carries([])
+
+
+def test_the_interval_of_a_prediction_is_that_of_a_regression():
+    line = rule.fitted([1, math.e, math.e ** 2, math.e ** 3], [1, math.e ** 2, math.e ** 1, math.e ** 3])
+    assert line.b == pytest.approx(0.8) and line.a == pytest.approx(0.3)
+    spread = math.sqrt((0.3 ** 2 + 0.9 ** 2 + 0.9 ** 2 + 0.3 ** 2) / 2)
+    middle, low, high = line.predict(math.e ** 2)
+    assert middle == pytest.approx(math.exp(1.9))
+    assert math.log(high / middle) == pytest.approx(4.303 * spread * math.sqrt(1 + 1 / 4 + 0.25 / 5))
+    assert middle / low == pytest.approx(high / middle)
+
+
+def test_texts_are_whole_documents_or_pieces_in_turn_and_made_once(tmp_path):
+    for side in ("train", "held_out"):
+        (tmp_path / "corpus" / side).mkdir(parents=True)
+        for name, letter in (("code.txt", "c"), ("english.txt", "e")):
+            (tmp_path / "corpus" / side / name).write_text("\0".join(f"{side} {n} " + letter * 5000 for n in range(8)) + "\0no")
+    of = texts.write(tmp_path / "texts", tmp_path / "corpus", "mixed", 1024, 2, 3)
+    learnt = [path.read_text() for path in of["learnt"]]
+    held = of["held_out"][0].read_text().split("\0")
+    assert len(learnt) == 2 and len(held) == 3 and all(len(one) >= 6 * 1024 for one in learnt + held)
+    assert "train" in learnt[0] and "held_out" in held[0] and "train" not in held[0]
+    assert [piece[-1] for piece in learnt[0].strip().split("\n\n")] == ["c", "e"] * 2
+    assert texts.write(tmp_path / "texts", None, "mixed", 1024, 2, 3) == of
+    with pytest.raises(Refusal, match="has not the texts of code-1024; --corpus makes them"):
+        texts.write(tmp_path / "texts", None, "code", 1024, 2, 3)
+    with pytest.raises(Refusal, match="has 4 texts of 6144 characters of the kind code, must have 7"):
+        texts.write(tmp_path / "more", tmp_path / "corpus", "code", 1024, 7, 3)
+
+
+def test_the_page_has_the_tables_of_the_records():
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.with_tables(text, page.load(records.FOLDER)) == text, "python -m studies.models.page writes it"
+    assert set(page.TABLES) == set(part.split(" ")[0] for part in text.split("<!-- table ")[1:])
+    with pytest.raises(Refusal, match="there is no table nothing"):
+        page.with_tables("<!-- table nothing from studies/models/records -->\n<!-- end -->", page.Records())
+
+
+def test_records_of_the_tree_are_readable():
+    of = page.load(records.FOLDER)
+    assert of.found and set(of.crossover) == set(page.MODELS)
+    for pieces in of.found.values():
+        for record in pieces.values():
+            assert record.run["survey"]["processor_seconds"] > 0
+    assert json.dumps(of.crossover["gemma3"]["pays"])
