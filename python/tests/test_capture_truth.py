@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A tiny random Gemma 3, one layer with a window and one without, beside its formulas in float64, written here with
-numpy alone: what is captured, and every number that msa-analyze makes of it. Needs PyTorch and transformers."""
+"""Tiny random models of three kinds beside their formulas in float64, written here with numpy alone: what is captured, and
+every number that msa-analyze makes of it. Gemma 3 has a layer with a window and one without, and one group of heads;
+SmolLM2's kind (Llama) and Qwen2.5's have several groups, and the latter biases. Needs PyTorch and transformers."""
 
 import subprocess
+from dataclasses import dataclass
 
 import h5py
 import numpy as np
@@ -16,23 +18,60 @@ from test_capture_models import BIN, needs_programs  # noqa: E402
 from msalab.capture import TransformersModel, capture  # noqa: E402
 from msalab.capture.reader import ActivationsReader  # noqa: E402
 
-TOKENS, WINDOW, BLOCK, K, DIM, HEADS, SCALAR, EPS = 160, 40, 8, 4, 32, 4, 20, 1e-6
-THETA = {"sliding_attention": 1e4, "full_attention": 1e6}
-CONFIG = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": DIM,
-          "num_attention_heads": HEADS, "num_key_value_heads": 1, "query_pre_attn_scalar": SCALAR, "rms_norm_eps": EPS,
-          "sliding_window": WINDOW, "layer_types": list(THETA), "initializer_range": 0.3,
-          "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in THETA.items()}}
+TOKENS, WINDOW, BLOCK, K, DIM, SCALAR, EPS = 160, 40, 8, 4, 32, 20, 1e-6
 AT = np.arange(TOKENS)
+SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": DIM,
+         "rms_norm_eps": EPS, "initializer_range": 0.3}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the formulas need. is_gemma: its norms, scales and activation."""
+
+    config: str
+    model: str
+    heads: int
+    groups: int
+    more: dict
+    thetas: tuple
+    windows: tuple = (None, None)
+    scale: float = DIM ** -0.5
+    is_gemma: bool = False
+
+    def make(self):
+        torch.manual_seed(5)
+        config = getattr(transformers, self.config)(
+            **SIZES, num_attention_heads=self.heads, num_key_value_heads=self.groups, **self.more)
+        made = getattr(transformers, self.model)(config).eval()
+        for name, one in made.named_parameters():
+            if name.endswith(("norm.weight", "proj.bias")):  # of ones or zeros, which would hide errors
+                torch.nn.init.normal_(one, one.mean().item(), 0.3)
+        return made
+
+
+def rope(theta):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+GEMMA_THETA = {"sliding_attention": 1e4, "full_attention": 1e6}
+KINDS = {
+    "gemma3": Kind("Gemma3TextConfig", "Gemma3ForCausalLM", 4, 1,
+                   {"query_pre_attn_scalar": SCALAR, "sliding_window": WINDOW, "layer_types": list(GEMMA_THETA),
+                    "rope_parameters": {kind: rope(theta)["rope_parameters"] for kind, theta in GEMMA_THETA.items()}},
+                   tuple(GEMMA_THETA.values()), (WINDOW, None), SCALAR ** -0.5, True),
+    "smollm2": Kind("LlamaConfig", "LlamaForCausalLM", 6, 3, rope(1e5) | {"tie_word_embeddings": True}, (1e5, 1e5)),
+    "qwen": Kind("Qwen2Config", "Qwen2ForCausalLM", 6, 2, rope(1e6) | {"tie_word_embeddings": True}, (1e6, 1e6)),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return KINDS[request.param]
 
 
 @pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(5)
-    made = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**CONFIG)).eval()
-    for name, one in made.named_parameters():
-        if name.endswith("norm.weight"):
-            torch.nn.init.normal_(one, std=0.3)
-    return made
+def model(kind):
+    return kind.make()
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +81,8 @@ def captured(model, tmp_path_factory):
     return path
 
 
-def norm(x, weight):
-    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + EPS) * (1 + weight)
+def norm(kind, x, weight):
+    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + EPS) * (kind.is_gemma + weight)
 
 
 def turned(x, theta):
@@ -53,9 +92,15 @@ def turned(x, theta):
                            second * np.cos(angle) + first * np.sin(angle)], -1)
 
 
-def seen(layer):
+def activated(kind, gate):
+    if kind.is_gemma:
+        return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate ** 3)))
+    return gate / (1 + np.exp(-gate))
+
+
+def seen(kind, layer):
     behind = AT[:, None] - AT
-    return (behind >= 0) & (behind < (WINDOW if layer == 0 else TOKENS))
+    return (behind >= 0) & (behind < (kind.windows[layer] or TOKENS))
 
 
 def softmax(logits):
@@ -63,80 +108,94 @@ def softmax(logits):
     return powers / powers.sum(-1, keepdims=True)
 
 
-def attended(q, k, where):
-    """Probabilities [H, N, N]."""
-    return softmax(np.where(where, np.einsum("qhd,kd->hqk", q, k) * SCALAR ** -0.5, -np.inf))
+def of_heads(kind, of_groups):
+    """Each group's for each of its heads: the first axis."""
+    return np.repeat(of_groups, kind.heads // kind.groups, 0)
 
 
-def forward(model):
+def attended(kind, q, k, where):
+    """Probabilities [H, N, N]. where: of all heads, or of each."""
+    return softmax(np.where(where, np.einsum("qhd,hkd->hqk", q, of_heads(kind, k.swapaxes(0, 1))) * kind.scale, -np.inf))
+
+
+def weighted(kind, weights, v):
+    return np.einsum("hqk,hkd->qhd", weights, of_heads(kind, v.swapaxes(0, 1)))
+
+
+def forward(kind, model):
     """Layer -> x, q, k, v."""
     weights = {name.removeprefix("model."): one.detach().double().numpy() for name, one in model.state_dict().items()}
-    # transformers rounds this factor to the type of the weights.
-    hidden = weights["embed_tokens.weight"][AT * 31 % 97] * float(np.float32(CONFIG["hidden_size"] ** 0.5))
+    hidden = weights["embed_tokens.weight"][AT * 31 % 97]
+    if kind.is_gemma:  # transformers rounds this factor to the type of the weights
+        hidden = hidden * float(np.float32(SIZES["hidden_size"] ** 0.5))
     made = {}
-    for layer, theta in enumerate(THETA.values()):
+    for layer, theta in enumerate(kind.thetas):
         def of(name, layer=layer):
             return weights[f"layers.{layer}.{name}.weight"]
 
-        x = norm(hidden, of("input_layernorm"))
-        q, k, v = ((x @ of(f"self_attn.{side}_proj").T).reshape(TOKENS, -1, DIM) for side in "qkv")
-        q, k = (turned(norm(one, of(f"self_attn.{side}_norm")), theta) for side, one in (("q", q), ("k", k)))
+        def normed(one, name, layer=layer):
+            return norm(kind, one, of(name, layer))
+
+        x = normed(hidden, "input_layernorm")
+        q, k, v = ((x @ of(f"self_attn.{side}_proj").T + weights.get(f"layers.{layer}.self_attn.{side}_proj.bias", 0))
+                   .reshape(TOKENS, -1, DIM) for side in "qkv")
+        if kind.is_gemma:
+            q, k = (normed(one, f"self_attn.{side}_norm") for side, one in (("q", q), ("k", k)))
+        q, k = turned(q, theta), turned(k, theta)
         made[layer] = x, q, k, v
-        heads = np.einsum("hqk,kd->qhd", attended(q, k[:, 0], seen(layer)), v[:, 0])
-        out = heads.reshape(TOKENS, -1) @ of("self_attn.o_proj").T
-        hidden = hidden + norm(out, of("post_attention_layernorm"))
-        x = norm(hidden, of("pre_feedforward_layernorm"))
-        gate = x @ of("mlp.gate_proj").T
-        gelu = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate ** 3)))
-        out = (gelu * (x @ of("mlp.up_proj").T)) @ of("mlp.down_proj").T
-        hidden = hidden + norm(out, of("post_feedforward_layernorm"))
+        out = weighted(kind, attended(kind, q, k, seen(kind, layer)), v).reshape(TOKENS, -1) @ of("self_attn.o_proj").T
+        hidden = hidden + (normed(out, "post_attention_layernorm") if kind.is_gemma else out)
+        x = normed(hidden, "pre_feedforward_layernorm" if kind.is_gemma else "post_attention_layernorm")
+        out = (activated(kind, x @ of("mlp.gate_proj").T) * (x @ of("mlp.up_proj").T)) @ of("mlp.down_proj").T
+        hidden = hidden + (normed(out, "post_feedforward_layernorm") if kind.is_gemma else out)
     return made
 
 
-def test_what_is_captured_is_what_the_formulas_give(model, captured):
+def test_what_is_captured_is_what_the_formulas_give(kind, model, captured):
     with ActivationsReader(captured) as file:
-        for layer, own in forward(model).items():
+        for layer, own in forward(kind, model).items():
             found = file.layer(layer)
-            assert found.sliding_window == (WINDOW if layer == 0 else None)
-            assert found.softmax_scale == pytest.approx(SCALAR ** -0.5)
+            assert found.sliding_window == kind.windows[layer]
+            assert found.softmax_scale == pytest.approx(kind.scale)
             for name, one in zip("xqkv", own):
                 error = np.linalg.norm(getattr(found, name) - one) / np.linalg.norm(one)
                 assert error < 1e-5, (layer, name, error)  # float32, two layers
 
 
 def chosen(scores):
-    """The K best of the blocks that a query sees, its own among them: bool [N, B]."""
+    """Of each group, the K best of the blocks that a query sees, its own among them: bool [G, N, B]."""
     own, blocks = AT // BLOCK, np.arange(TOKENS // BLOCK)
     scores = np.where(blocks > own[:, None], -np.inf, scores)
-    scores[AT, own] = np.inf
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :K]
-    return ((blocks[:, None] == best[:, None]).any(-1)) & (blocks <= own[:, None])
+    scores[:, AT, own] = np.inf
+    best = np.argsort(-scores, axis=-1, kind="stable")[..., :K]
+    return (blocks[:, None] == best[..., None, :]).any(-1) & (blocks <= own[:, None])
 
 
 def entropy(weights):
     return -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1).mean()
 
 
-def measured(layer, q, k, v):
-    """Selector or "dense" -> the metrics of results.h5, means over its heads."""
-    dense = attended(q, k, seen(layer))
-    blocks = TOKENS // BLOCK
-    mass = dense.reshape(HEADS, TOKENS, blocks, BLOCK).sum(-1).mean(0)
+def measured(kind, layer, q, k, v):
+    """Selector or "dense" -> the metrics of results.h5, means over its groups or heads."""
+    where, blocks = seen(kind, layer), TOKENS // BLOCK
+    dense = attended(kind, q, k, where)
+    mass = dense.reshape(kind.groups, -1, TOKENS, blocks, BLOCK).sum(-1).mean(1)
     counted, best = AT // BLOCK + 1 > K, chosen(mass)
-    newest = np.tile(np.arange(blocks, dtype=float), (TOKENS, 1))
-    newest[:, 0] = np.inf  # window keeps the first block
-    scores = {"oracle": mass, "window": newest, "mean-key": q.sum(1) @ k.reshape(blocks, BLOCK, DIM).mean(1).T}
+    newest = np.tile(np.arange(blocks, dtype=float), (kind.groups, TOKENS, 1))
+    newest[:, :, 0] = np.inf  # window keeps the first block
+    mean_key = np.einsum("qgd,bgd->gqb", q.reshape(TOKENS, kind.groups, -1, DIM).sum(2),
+                         k.reshape(blocks, BLOCK, kind.groups, DIM).mean(1))
     found = {"dense": {"sink_mass": dense[:, counted, 0].mean(), "entropy": entropy(dense)}}
-    full = np.einsum("hqk,kd->qhd", dense, v)
-    for name, score in scores.items():
+    full = weighted(kind, dense, v)
+    for name, score in {"oracle": mass, "window": newest, "mean-key": mean_key}.items():
         ids = chosen(score)
-        sparse = attended(q, k, np.repeat(ids, BLOCK, 1) & seen(layer))
-        lost = np.einsum("hqk,kd->qhd", sparse, v) - full
+        sparse = attended(kind, q, k, of_heads(kind, np.repeat(ids, BLOCK, -1)) & where)
+        lost = weighted(kind, sparse, v) - full
         size = [np.sqrt((one[counted] ** 2).sum((0, 2))) for one in (lost, full)]
         found[name] = {
-            "block_recall": ((ids & best).sum(1) / best.sum(1))[counted].mean(),
-            "score_recall": ((mass * (ids & best)).sum(1) / (mass * best).sum(1))[counted].mean(),
-            "mass_kept": (mass * ids).sum(1)[counted].mean(), "oracle_mass": (mass * best).sum(1)[counted].mean(),
+            "block_recall": ((ids & best).sum(-1) / best.sum(-1))[:, counted].mean(),
+            "score_recall": ((mass * (ids & best)).sum(-1) / (mass * best).sum(-1))[:, counted].mean(),
+            "mass_kept": (mass * ids).sum(-1)[:, counted].mean(), "oracle_mass": (mass * best).sum(-1)[:, counted].mean(),
             "output_error": (size[0] / size[1]).mean(), "sink_mass_sparse": sparse[:, counted, 0].mean(),
             "entropy_sparse": entropy(sparse)}
     return found
@@ -144,14 +203,13 @@ def measured(layer, q, k, v):
 
 @needs_programs
 @pytest.mark.parametrize("layer", [0, 1])
-def test_every_number_of_an_analysis_is_what_the_formulas_give(captured, tmp_path, layer):
+def test_every_number_of_an_analysis_is_what_the_formulas_give(kind, captured, tmp_path, layer):
     subprocess.run([BIN / "msa-analyze", captured, "--out", tmp_path / "out", "--layers", str(layer), "--block-size",
                     str(BLOCK), "--top-k", str(K), "--selectors", "oracle,mean-key,window", "--sample-queries", "0"],
                    check=True, capture_output=True)
     with ActivationsReader(captured) as file:
         of = file.layer(layer)
-    expected = measured(layer, *(getattr(of, name).astype(float)[:, slice(None) if name == "q" else 0]
-                                 for name in "qkv"))
+    expected = measured(kind, layer, *(getattr(of, name).astype(float) for name in "qkv"))
     with h5py.File(tmp_path / "out/results.h5") as file:
         assert file["metrics"].keys() == expected.keys()
         for selector, metrics in expected.items():
