@@ -174,8 +174,8 @@ class Survey:
 
     def advice(self) -> Path:
         out = self.work / "advice"
-        _program("msa-advise", self.capture(), "--out", out, "--budget", self.context // 4, "--block-sizes", "64",
-                 "--top-ks", str(self.context // 4 // 64), "--selectors", "mean-key,quest,window", "--sample-queries",
+        _program("msa-advise", self.capture(), "--out", out, "--budget", self.context // 4, "--block-size", "64",
+                 "--top-k", str(self.context // 4 // 64), "--selectors", "mean-key,quest,window", "--sample-queries",
                  self.options.queries, *self.backend, "--overwrite")
         return out
 
