@@ -70,6 +70,14 @@ def test_layers_of_each_kind_are_priced_as_what_they_are():
         assert c.seconds(one, work, 1 << 16, rates, msa) == c.seconds(one, work, 1 << 16, rates, None)
     first, second = (c.seconds(one, "decode", n, rates, None) for n in (1 << 10, 1 << 20))
     assert first == second  # of 32 keys each
+    # By hand: 2^16 queries of 4 heads of 16 channels see 32 keys each, the first 31 fewer; a step reads the keys and
+    # values of 2 groups.
+    bare = c.replace(one, layers=(c.Layer(c.OTHER),))
+    pairs = 32 * (1 << 16) - 31 * 32 // 2
+    for work, by_hand in (("prefill", 4 * 4 * 16 * pairs / rates.narrow / rates.dense),
+                          ("decode", 2 * 2 * 2 * 16 * 32 / rates.copy)):
+        assert c.seconds(one, work, 1 << 16, rates, msa) - c.seconds(bare, work, 1 << 16, rates, msa) == pytest.approx(
+            by_hand, rel=1e-6), work
     text = c.describe(mixed)
     assert "3: window of 32 tokens" in text and "1: attention" in text
 
