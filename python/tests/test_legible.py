@@ -6,7 +6,9 @@ import re
 import matplotlib
 import pytest
 from conftest import FIGURES
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from msalab.plots import style
@@ -48,8 +50,6 @@ def test_letters_stay_in_the_picture(full_report):
     for name, figure in FIGURES.items():
         canvas = figure.canvas.get_renderer() if hasattr(figure.canvas, "get_renderer") else None
         if canvas is None:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-
             canvas = FigureCanvasAgg(figure).get_renderer()
         width = figure.bbox.width
         for text in letters(figure):
@@ -57,6 +57,27 @@ def test_letters_stay_in_the_picture(full_report):
             if text.get_clip_on() or box.width == 0:
                 continue
             assert box.x0 > -0.02 * width and box.x1 < 1.02 * width, f"{name}: {text.get_text()!r}"
+
+
+def under_legends(figure) -> list[str]:
+    """What legends lie upon: lines of data and other letters."""
+    canvas, found = FigureCanvasAgg(figure), []
+    canvas.draw()
+    for legend in figure.findobj(Legend):
+        box, own = legend.get_window_extent(canvas.get_renderer()), set(legend.findobj(Text))
+        for axes in figure.axes:
+            for line in axes.lines:
+                path = line.get_path().transformed(axes.transData)
+                if line.get_transform() == axes.transData and path.intersects_bbox(box, filled=False):
+                    found.append(f"line {line.get_label()!r}")
+        found += [f"text {text.get_text()!r}" for text in set(letters(figure)) - own
+                  if text.get_window_extent(canvas.get_renderer()).padded(-1).overlaps(box)]
+    return found
+
+
+def test_legends_lie_upon_nothing(full_report):
+    found = {name: under for name, figure in FIGURES.items() if (under := under_legends(figure))}
+    assert not found
 
 
 def test_small_letters_and_pale_ones_are_seen(full_report):

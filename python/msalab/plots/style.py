@@ -34,8 +34,6 @@ FAINT = 0.6  # greys lighter than that are of grids, fills and what is left asid
 PAPER_DARK, INK_DARK = "#1d2028", "#e8eaf0"  # of the page in dark mode
 MOST_LAYERS = 12  # that an axis of this width names
 
-OPAQUE = {"frameon": True, "framealpha": 1, "edgecolor": "none"}  # legends that lines run into
-
 # Of Okabe and Ito, told apart by colour-blind readers; black is the oracle's, and yellow is too light on white. The last
 # two are those that are furthest from all others for any reader.
 _OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8833ff", "#88bb66")
@@ -147,6 +145,13 @@ def plain_log_ticks(axis):
 def sentence(axes, text: str, **look):
     """A title as long as it needs to be, above the axes from the left."""
     axes.set_title("\n".join(textwrap.wrap(text, 56)), loc="left", **look)
+
+
+def title_and_legend(axes, title: str, **look):
+    """The legend between the title and the axes, where no data lie."""
+    legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, borderpad=0.2, **look)
+    points = legend.get_window_extent().height * 72 / axes.figure.dpi
+    axes.set_title(title, loc="left", pad=points + SMALLEST / 2)
 
 
 def say_instead(axes, words: str = "no query sees more than k blocks"):

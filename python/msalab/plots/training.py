@@ -15,7 +15,7 @@ RECALLS = {"score_recall": "score recall", "mass_kept": "mass kept", "block_reca
 @style.styled
 def training_curves(fit: FitResults, layer: int):
     """(a) KL of the training steps, solid in warm-up, dashed on the selected support, and on
-    held-out queries, over all keys and on the selected support, dotted; (b) recall and mass kept on
+    held-out queries, over all visible keys and on the selected support, dotted; (b) recall and mass kept on
     held-out queries. Bars are 95 % intervals, at the weights that are kept. The dotted line marks
     the switch."""
     curves = fit.curves(layer)
@@ -25,22 +25,20 @@ def training_curves(fit: FitResults, layer: int):
     trained = {"color": colours[0]["color"], "linewidth": 1.2}
     switch, steps = curves.warmup_steps, len(curves.train_kl)
     if switch > 0:
-        kl.plot(range(switch), curves.train_kl[:switch], label="training, all visible keys",
-                **trained)
+        kl.plot(range(switch), curves.train_kl[:switch], label="training, all keys", **trained)
     if switch < steps:
         kl.plot(range(switch, steps), curves.train_kl[switch:], linestyle="--",
-                label="training, selected blocks", **trained)
+                label="training, selected", **trained)
     kl.plot(curves.step, curves.held_out["kl"], color=style.REFERENCE, marker="o", markersize=3.5,
-            label="held out, all visible keys")
+            label="held out, all keys")
     kl.plot(curves.step, curves.held_out["kl_selected"], color=style.REFERENCE, linestyle=":",
             marker="o", markersize=3.5, markerfacecolor="white",
-            label="held out, selected blocks")
+            label="held out, selected")
     for name in ("kl", "kl_selected"):
         kl.vlines(curves.best_step, *fit.interval(layer, name), color=style.REFERENCE, linewidth=2.5,
                   alpha=0.5)
     kl.set_ylim(bottom=0)
     kl.set_ylabel("KL, nats")
-    kl.set_title(f"(a) layer {layer}: KL loss", loc="left")
     for place, (name, label) in enumerate(RECALLS.items(), 1):
         recall.plot(curves.step, curves.held_out[name], label=label, markersize=3.5,
                     **colours[place])
@@ -49,15 +47,12 @@ def training_curves(fit: FitResults, layer: int):
     recall.plot(curves.step, curves.held_out["oracle_mass"], label="oracle mass",
                 color=style.REFERENCE, linestyle="--")
     recall.set_ylabel("held-out queries")
-    recall.set_title("(b) recall and mass kept", loc="left")
     recall.set_xlabel("steps")
     recall.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (kl, recall):
+    for axes, title in ((kl, f"(a) layer {layer}: KL loss"), (recall, "(b) recall and mass kept")):
         if 0 < switch < steps:
             axes.axvline(switch, color=style.GUIDE, linestyle=":", linewidth=1.2)
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.35 * (high - low))  # room for the legend, over all lines
-        axes.legend(ncols=2, loc="upper right", **style.OPAQUE)
+        style.title_and_legend(axes, title, ncols=2)
     return figure, _table(curves)
 
 
