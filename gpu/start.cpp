@@ -2,6 +2,8 @@
 #include "gpu/start.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <mutex>
 
 #include "core/error.h"
 #include "gpu/kernels/kernels_run_here.h"
@@ -12,6 +14,12 @@ namespace {
 constexpr int kOldestDevice = 80;  // compute capability, 10 major + minor
 
 }  // namespace
+
+std::string never_run_on(int capability) {
+    if (capability == 90) return "";
+    return concat("the kernels of backend cuda have never run on compute capability ",
+                  capability / 10, '.', capability % 10, "; gpu/check.sh tests them");
+}
 
 std::string version(int number) { return concat(number / 1000, '.', number % 1000 / 10); }
 
@@ -50,6 +58,9 @@ Device require_device(int ordinal, const Variant& variant) {
     check(cudaSetDevice(ordinal), "choosing the device");
     const int compiled_for = kernels_run_here();
     if (compiled_for == 0) refuse("this build has no kernels for it (CMAKE_CUDA_ARCHITECTURES)");
+    static std::once_flag said;
+    if (const std::string note = never_run_on(10 * major + minor); !note.empty())
+        std::call_once(said, [&] { std::fprintf(stderr, "note: %s\n", note.c_str()); });
     return {.ordinal = ordinal,
             .capability = 10 * major + minor,
             .sms = sms,

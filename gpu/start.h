@@ -25,6 +25,9 @@ inline constexpr Variant kVariants[] = {{"cuda"},
                                         {kUnorderedName, true},
                                         {"cuda-sm80", false, true},
                                         {"cuda-sm86", false, true, 99 << 10}};
+/// That no test has run on a chip of this compute capability yet (gpu/check.sh); empty for those
+/// that one has.
+std::string never_run_on(int capability);
 /// Makes device `ordinal` current and returns it. InputError if there is none, UnsupportedError if
 /// it cannot run the kernels of this build.
 Device require_device(int ordinal, const Variant&);

@@ -10,15 +10,17 @@ from .arguments import did_you_mean
 from .ending import Refusal, ended, leave
 
 BIN = Path(__file__).parent / "bin"
+SHARE = Path(__file__).parent / "share/msalab"  # of the repository, what studies of the installed package read
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "check-batching": "whether an Index Branch chooses the same blocks however it is called",
          "conform": "whether a kernel or an engine computes MSA as the paper defines it",
          "convert": "activations from and to safetensors, npz and npy",
          "crossover": "from which context on MSA pays in a whole model: prefill, decode and training, by the model of costs",
+         "demo": "a first look: all of it on a sample of a public model, with pictures",
          "diff": "how the selected blocks of two systems or runs differ, and what it costs",
          "evaluate": "loss and retrieval of a model with MSA in place of its attention",
          "explore": "one page from a token to the blocks that it chose, to click through",
-         "paper": "in a clone of the repository: the paper figure by figure, beside what is measured there",
+         "paper": "the paper figure by figure, beside what is measured here",
          "plot": "every picture of results, and report.html",
          "train": "continued training of a model with MSA in place of its attention",
          "try": "from a model to a verdict: capture, fit, analysis, loss, price and report in one"}
@@ -41,6 +43,7 @@ PROGRAMS = {
 
 # In the order of use.
 GROUPS = {
+    "to begin with": ("demo",),
     "activations of a model": ("capture", "convert", "inspect", "synth"),
     "what would MSA select, lose and cost?": ("analyze", "compare", "fit-indexer", "advise", "precision", "reuse",
                                               "cache", "cost", "crossover"),
@@ -61,7 +64,7 @@ def usage() -> str:
              "All in one: msalab try MODEL --text FILE --out DIR"]
     for group, names in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {name:<16}{TOOLS.get(name) or PROGRAMS[name]}" for name in names)]
-    lines += ["", "msalab COMMAND --help says what each does. To begin with:",
+    lines += ["", "msalab COMMAND --help says what each does. With a model of yours:",
               "  msalab capture MODEL --text FILE --out mine.h5", "  msalab analyze mine.h5 --out results/mine", "  msalab plot results/mine/results.h5 --out results/mine"]
     if not programs():
         lines += ["", f"The commands with a question are programs, which are not here ({BIN}): pip install ."]
@@ -76,7 +79,7 @@ def run_tool(name: str, arguments) -> int:
         from .explore.__main__ import main as explore
         return explore(arguments)
     if name == "paper":
-        return of_clone("paper", arguments)
+        return of_study("paper", arguments)
     if name == "check-batching":
         from .batching import main as check_batching
         return check_batching(arguments)
@@ -86,6 +89,9 @@ def run_tool(name: str, arguments) -> int:
     if name == "crossover":
         from .crossover import main as crossover
         return crossover(arguments)
+    if name == "demo":
+        from .demo import main as demo
+        return demo(arguments)
     if name == "diff":
         from .diff import main as diff
         return diff(arguments)
@@ -102,13 +108,15 @@ def run_tool(name: str, arguments) -> int:
     return capture([name, *arguments])
 
 
-def of_clone(study: str, arguments) -> int:
-    """A study is no part of the package: it lies with its records in a clone, the current folder."""
-    where = Path.cwd() / "studies" / study
-    if not where.is_dir():
-        raise Refusal(f"{where}: no such folder; msalab {study} runs in a clone of msalab's repository")
-    sys.path.insert(0, str(Path.cwd()))
-    return import_module(f"studies.{study}.__main__").main(arguments)
+def of_study(name: str, arguments) -> int:
+    """A study lies with its records in a clone, where that is the current folder, else beside the programs."""
+    places = (Path.cwd(), SHARE)
+    for place in places:
+        if (place / "studies" / name).is_dir():
+            sys.path.insert(0, str(place))
+            return import_module(f"studies.{name}.__main__").main(arguments)
+    raise Refusal(f"{places[0] / 'studies' / name}: no such folder; msalab {name} runs in a clone of msalab's repository, "
+                  "or where the package is installed")
 
 
 def main(arguments=None) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from msalab.arguments import CommandLine
 from msalab.ending import ended
 from msalab.steps import run_all
+from msalab.trial import find_program
 
 from . import anew, page
 from .html import write_html
@@ -34,12 +35,13 @@ def parser_of() -> CommandLine:
                         "model, by msalab try: an id on the hub, folder, or FILE.gguf")
     parser.add_argument("--text", metavar="FILE", help="of --model: UTF-8 text that it reads")
     parser.add_argument("--programs", metavar="DIR", help="folder of msa-cost and others; default: "
-                        "build/release/bin")
+                        "build/release/bin, else those of the package")
     return parser
 
 
 def tree_of(options) -> Tree:
-    return Tree(ROOT, Path(options.programs) if options.programs else ROOT / "build/release/bin")
+    built = Path(options.programs or ROOT / "build/release/bin")
+    return Tree(ROOT, built if options.programs or built.is_dir() else find_program("msa-cost").parent)
 
 
 def _draw(tree, out: Path, numbers, options) -> None:

@@ -13,6 +13,7 @@
 #include "gpu/plan/sparse_attention_grad.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/runtime.h"
+#include "gpu/start.h"
 
 namespace msa::test {
 namespace {
@@ -138,6 +139,13 @@ TEST(CudaPlan, PredicatesSayWhy) {
               "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_tuned({.top_k = 40}).why_not,
               "k is 40, must be at most 32");
+}
+
+TEST(CudaPlan, ChipsThatNobodyTestedAreNamed) {
+    EXPECT_EQ(cuda::never_run_on(90), "");
+    EXPECT_EQ(cuda::never_run_on(120),
+              "the kernels of backend cuda have never run on compute capability 12.0 before; "
+              "gpu/check.sh tests them");
 }
 
 TEST(CudaPlan, E4m3NeedsHopperOrCodeForAda) {
