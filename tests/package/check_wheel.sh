@@ -9,7 +9,6 @@ sample=$(realpath "$(dirname "$0")/../../data/sample.h5")
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 unset PYTHONPATH LD_LIBRARY_PATH MSALAB_BIN
-path=$PATH
 "$python" -m venv "$place/env"
 cd "$place"
 
@@ -62,13 +61,12 @@ env/bin/msalab plot results/results.h5 --out pictures >/dev/null
 [[ -s pictures/report.html ]] || fail "msalab plot wrote no report.html"
 
 # The demo and the page of the paper, where no compiler and no clone is.
-export PATH=$place/env/bin
-msalab demo --out demo >/dev/null
+alone() { PATH=$place/env/bin "$place/env/bin/msalab" "$@" >/dev/null || fail "msalab $1 ends with $?"; }
+alone demo --out demo
 [[ -s demo/report.html ]] || fail "msalab demo wrote no report.html"
-msalab explore demo/all/results.h5 --out explore.html >/dev/null
-msalab paper --out paper >/dev/null
+alone explore demo/all/results.h5 --out explore.html
+alone paper --out paper
 [[ -s paper/paper.html ]] || fail "msalab paper wrote no paper.html"
-export PATH=$path
 
 env/bin/pip uninstall --quiet --yes msalab
 left=$(find env -ipath '*msalab*')
