@@ -13,15 +13,15 @@ from .arguments import CommandLine
 from .ending import Refusal, ended
 from .trial import find_program
 
-DEFAULTS = {"--block-size": "32", "--top-k": "8", "--selectors": "index,oracle,mean-key,window,random"}  # of msa-analyze
-FIT = ("--block-size", "32", "--top-k", "8", "--steps", "100", "--warmup-steps", "10", "--lr", "5e-4", "--eval-every", "10",
-       "--train", ":1024", "--eval", "1024:")
+SIZES = ("--block-size", "32", "--top-k", "8")
+FIT = (*SIZES, "--steps", "100", "--warmup-steps", "10", "--lr", "5e-4", "--eval-every", "10", "--train", ":1024",
+       "--eval", "1024:")
+DEFAULTS = {**dict(zip(SIZES[::2], SIZES[1::2])), "--selectors": "index,oracle,mean-key,window,random"}  # of msa-analyze
 COMPARE = ("--block-size", "32", "--budgets", "128,256,512", "--phase", "decode", "--prompt", "1024",
            "--sample-queries", "256")
 ADVISE = ("--queries", "1024:", "--keep", "0.85", "--context", "32K", "--block-size", "32,64", "--top-k", "4,8,16")
-PRECISION = ("--queries", "1024:", "--block-size", "32", "--top-k", "8", "--formats", "bf16,e4m3,int8,int4", "--scales",
-             "token", "--error", "0.02")
-REUSE = ("--block-size", "32", "--top-k", "8", "--lose", "0.25", "--every", "2,3", "--sample-queries", "256")
+PRECISION = ("--queries", "1024:", *SIZES, "--formats", "bf16,e4m3,int8,int4", "--scales", "token", "--error", "0.02")
+REUSE = (*SIZES, "--lose", "0.25", "--every", "2,3", "--sample-queries", "256")
 WRITTEN = """
 The run took {seconds:.0f} s. In {out}:
   report.html                     the pictures and how to read them: open it in a browser

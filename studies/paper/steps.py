@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from msalab.demo import FIT, SIZES
 from msalab.plots import FitResults, Results, roofline, save, selection_heat_map, sink_bars, training_curves
 from msalab.results import ResultsError
 from msalab.steps import Step
@@ -13,9 +14,6 @@ from msalab.steps import Step
 from ..pilot import answers, figures
 from .measured import Numbers, Tree, efficiency_picture, run_script
 
-SIZES = ("--block-size", "32", "--top-k", "8")
-FIT = (*SIZES, "--steps", "100", "--warmup-steps", "10", "--lr", "5e-4", "--eval-every", "10", "--train", ":1024",
-       "--eval", "1024:")
 LAYERS = (10, 20)  # of data/sample.h5
 
 
