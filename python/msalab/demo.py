@@ -4,6 +4,7 @@ what it selects and loses beside other selectors, which setting, format and cach
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -47,7 +48,8 @@ def _say(line: str) -> None:
 
 def _run(name: str, *words, out=subprocess.DEVNULL) -> None:
     """out: what gets the output of the program; None: ours."""
-    done = subprocess.run([find_program(name), *map(str, words)], stdout=out)
+    waits = {"OMP_WAIT_POLICY": "passive"} | os.environ  # threads that wait leave their core to others
+    done = subprocess.run([find_program(name), *map(str, words)], stdout=out, env=waits)
     if done.returncode:
         raise Refusal(f"{name} ended with exit code {done.returncode}; its message is above")
 
