@@ -122,7 +122,7 @@ class Scorer:
             logits = logits.float()
             targets = tokens[0, told]
             nats.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
-            right.append(logits.argmax(-1) == targets)
+            right.append(logits.max(-1).indices == targets)  # the first of equals as argmax, in half its time on a CPU
         return torch.cat(nats).cpu().numpy(), torch.cat(right).cpu().numpy()
 
     def _logits(self, tokens, foretold):
