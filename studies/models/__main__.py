@@ -51,6 +51,7 @@ def parser() -> CommandLine:
     top.add_argument("--pieces", nargs="+", metavar="NAME", help="these alone, in the study's order (all): "
                      f"{' '.join(PIECES)}")
     top.add_argument("--corpus", type=Path, metavar="DIR", help="of ./msalab corpus; for texts that --work has not")
+    top.add_argument("--texts-only", action="store_true", help="write the texts into --work, for a machine without corpus")
     top.add_argument("--work", type=Path, default=Path("results/models"), metavar="DIR", help="(results/models)")
     top.add_argument("--records", type=Path, default=records.FOLDER, metavar="DIR", help="(studies/models/records)")
     top.add_argument("--page", type=Path, default=page.PAGE, metavar="FILE", help="(docs/models.md)")
@@ -285,11 +286,15 @@ def _work(options) -> int:
     for context in options.context:
         if not BUDGETS[0] < context <= most:
             raise Refusal(f"--context is {context}, must be more than {BUDGETS[0]} and at most the model's {most} positions")
+    surveys = [Survey(options, context, kind) for context in options.context for kind in options.kinds]
+    if options.texts_only:
+        for survey in surveys:
+            print(*survey.texts["learnt"], *survey.texts["held_out"], sep="\n")
+        return 0
     priced = options.records / options.name / "crossover.json"
     if not priced.exists():
         price(options.model, options.name, priced)
     began, failed = time.monotonic(), 0
-    surveys = [Survey(options, context, kind) for context in options.context for kind in options.kinds]
     for survey in surveys:
         for piece in PIECES:
             said = f"{options.name} {survey.context} {survey.kind} {piece}"
