@@ -293,12 +293,21 @@ def answers(of: Records) -> str:
             rows = [(row, dense) for m, c, k, piece, dense, row in _losses(of)
                     if (m, c, k) == (own, context, kind) == (model, context, kind) and piece in ("loss", "wide")]
             for budget in sorted({int(row["token_budget"]) for row, _ in rows}):
-                said.append(_of_budget([one for one in rows if one[0]["token_budget"] == budget], context, kind, budget))
+                said.append(_of_budget([one for one in rows if one[0]["token_budget"] == budget], context, kind, budget)
+                            + _of_first_block(of.found[own, context, kind].get(f"loss-{budget}")))
         when = of.crossover.get(model)
         price = (f" By `msalab crossover` MSA is faster from {called(when['pays']['prefill'])} on in prefill and "
                  f"{called(when['pays']['training'])} in training on an H100." if when else "")
         lines.append(f"- **{name}.** " + (" ".join(said) or "No loss was measured.") + price)
     return "\n".join(lines) + "\n"
+
+
+def _of_first_block(record: Report | None) -> str:
+    """What to force, where an interval says it."""
+    rows = [row for row in (record["first_block"].records() if record else [])
+            if row["selector"] in ("index", "mean-key") and row["first_block_gain_low"] > 0]
+    return " Force the first block: " + ", ".join(
+        f"{row['selector']} gains {interval(row, 'first_block_gain', '.3f')} bits" for row in rows) + "." if rows else ""
 
 
 def _of_budget(rows, context: int, kind: str, budget: int) -> str:

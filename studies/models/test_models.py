@@ -22,7 +22,10 @@ def evaluation(excess, dense=4.0, budget=512):
          "units": 8, "beyond_units": 8, "beyond_tokens": 4} | estimate("excess", value, value / 2, 2 * value)
         | estimate("excess_beyond") for (name, first), value in excess.items()]
     rows = rows_of()
-    return made({"configs": configs, "evaluated": rows["evaluated"], "by_position": [
+    gains = [{"selector": name, "token_budget": budget, "units": 8} | estimate("excess") | estimate("forced_excess")
+             | estimate("first_block_gain", value, low, 0.75)
+             for name, value, low in (("index", 0.5, 0.25), ("mean-key", 0.5, -0.25))]
+    return made({"configs": configs, "evaluated": rows["evaluated"], "first_block": gains, "by_position": [
         {"config": row["config"], "first_position": 0, "end_position": 512, "foretold_tokens": 5, "bits_of_text": dense,
          "units": 8} | estimate("excess", 0.125, 0, 0.25) for row in configs]})
 
@@ -53,6 +56,7 @@ def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
     said = page.answers(of).splitlines()
     assert ("it would work: the better Index Branch (index, first) loses 0.75 % of the bits, oracle 0.25 %, window 5.00 %"
             in said[2])
+    assert said[2].count("Force the first block: index gains 0.500 (0.250 to 0.750) bits.") == 1
     assert "it does not work yet, untrained: the better Index Branch (index) loses 2.00 %" in said[1]
     assert "No loss was measured" in said[0]
     rows = page.loss(of)
