@@ -298,8 +298,25 @@ def answers(of: Records) -> str:
         when = of.crossover.get(model)
         price = (f" By `msalab crossover` MSA is faster from {called(when['pays']['prefill'])} on in prefill and "
                  f"{called(when['pays']['training'])} in training on an H100." if when else "")
-        lines.append(f"- **{name}.** " + (" ".join(said) or "No loss was measured.") + price)
+        lines.append(f"- **{name}.** " + (" ".join(said) or _of_mass(of, model)) + price)
     return "\n".join(lines) + "\n"
+
+
+def _of_mass(of: Records, model: str) -> str:
+    """Where no loss was measured, what the first record of `keeps-64` says of its smallest budget."""
+    for own, context, kind, block, record in of.each("keeps"):
+        if (own, block) == (model, "64"):
+            rows = record["selectors"].records()
+            budget = min(row["token_budget"] for row in rows)
+            kept = {setting(row["selector"], row["forced_first"]): [] for row in rows}
+            for row in rows:
+                if row["token_budget"] == budget:
+                    kept[setting(row["selector"], row["forced_first"])].append(row["mass_kept"])
+            return (f"No loss was measured, so whether it would work is open. {int(budget)} of {called(context)} tokens of {kind} "
+                    "text keep of the attention mass, by " + ", ".join(
+                        f"{name} {mean(kept[name]):.3f}" for name in ("oracle", "mean-key", "mean-key, first", "window"))
+                    + ".")
+    return "No loss was measured."
 
 
 def _of_first_block(record: Report | None) -> str:
