@@ -222,7 +222,11 @@ def _content(path: Path) -> tuple[Path, dict]:
 def open(path, program: str | None = None) -> Report:
     """The answer in a summary.json, in its folder, or in a results.h5; of an older results.h5, which has no tables,
     the one beside it. ResultsError names what is wrong, also where the answer is not one of `program`."""
-    path, content = _content(Path(path))
+    return of(*_content(Path(path)), program)
+
+
+def of(path, content, program: str | None = None) -> Report:
+    """The same of what a summary.json holds, which errors call `path`."""
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise ResultsError(f'{path}: format is "{found}", must be "{FORMAT}"')

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What train, evaluate and capture say of a mistake, and that the corrected command then runs."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from argparse import ArgumentTypeError, Namespace
 import pytest
 from test_train import make_model, start, tiny, torch, train, values_of  # noqa: F401
 
+from msalab import results
 from msalab.arguments import counted, error_text, integers
 from msalab.capture.__main__ import main as capture
 from msalab.evaluation.__main__ import main as evaluate
@@ -97,7 +97,7 @@ def test_two_processes_overwrite_and_go_on(tiny, tmp_path):  # noqa: F811
     for more, steps in ((["--overwrite", "--seconds", 0], 1), (["--resume"], 3)):
         _, errors = start(two, tiny, tmp_path / "a", *how, *more)
         assert len(values_of(tmp_path / "a", "loss")) == steps, errors
-    assert json.loads((tmp_path / "a/summary.json").read_text())["options"]["lr"] == 1e-2
+    assert results.open(tmp_path / "a").run["options"]["lr"] == 1e-2
 
 
 LATE = """

@@ -15,7 +15,6 @@ from make_evaluation import answer, estimate, made, rows_of
 
 from msalab.capture.layer import CaptureError
 from msalab.evaluation import exercises, files, text
-from msalab.evaluation.columns import SHAPES
 from msalab.evaluation.intervals import interval_text, ratio_interval
 from msalab.evaluation.tables import retrieval_table, sensitivity_table, table
 from msalab.progress import Progress
@@ -23,7 +22,6 @@ from msalab.plots import evaluation as pictures
 from msalab.plots.__main__ import main as plot
 from msalab.plots.results import ResultsError
 
-FORMAT_PAGE = Path(__file__).parents[2] / "data/FORMAT.md"
 FILLER = ["Blocks of keys. " * 60, "Another document! " * 5]
 
 
@@ -230,38 +228,6 @@ def test_refuses_a_summary_of_another_program(tmp_path):
     path.write_text(json.dumps({"format": "msa-compare-summary"}))
     with pytest.raises(ResultsError, match='must be "msa-report"'):
         pictures.read_evaluation(path)
-
-
-def tables_as_described() -> str:
-    """The generated part of data/FORMAT.md, as that of the other programs."""
-    lines = ["| table | a row | row key | other columns |", "|---|---|---|---|"]
-    for shape in SHAPES:
-        names = [f"`{key}`" for key in shape.columns]
-        lines.append(f"| `{shape.name}` | {shape.about} | {', '.join(names[:shape.keys]) or 'one row'} | "
-                     f"{', '.join(names[shape.keys:])} |")
-    lines += ["", "| column | type | unit | definition |", "|---|---|---|---|"]
-    columns = {key: column for shape in reversed(SHAPES) for key, column in shape.columns.items()}
-    for key, column in sorted(columns.items()):
-        definition = column.definition.replace("|", "\\|") + (f"; null: {column.null}" if column.null else "")
-        lines.append(f"| `{key}` | {column.type} | {column.unit} | {definition} |")
-    return "\n".join(lines) + "\n"
-
-
-def test_the_format_page_has_the_tables():
-    begin, end = "<!-- tables of msalab evaluate -->\n", "<!-- end of msalab evaluate -->\n"
-    before, _, rest = FORMAT_PAGE.read_text("utf-8").partition(begin)
-    assert rest.partition(end)[0] == tables_as_described()
-
-
-def test_columns_of_programs_mean_the_same_here():
-    page = FORMAT_PAGE.read_text("utf-8").partition("<!-- tables -->")[2].partition("<!-- end -->")[0]
-    known = {cells[0]: tuple(cells[1:]) for cells in (line.strip("|").replace("`", "", 2)[1:-1].split(" | ")
-                                                      for line in page.splitlines()) if len(cells) == 4}
-    ours = {key: column for shape in SHAPES for key, column in shape.columns.items() if key in known}
-    assert {"selector", "token_budget", "first_position", "answers", "model"} <= ours.keys()
-    for key, column in ours.items():
-        kind, unit, definition = known[key]
-        assert (column.type, column.unit, column.definition) == (kind, unit, definition.partition("; null: ")[0]), key
 
 
 def test_differences_of_records_are_named():

@@ -21,7 +21,7 @@ from make_indexer import make_indexer  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 import msalab.transformers as mt  # noqa: E402
-from msalab import selectors  # noqa: E402
+from msalab import results, selectors  # noqa: E402
 from msalab.capture import fitted  # noqa: E402
 from studies.pilot.runs import read_points  # noqa: E402
 from msalab.training import attention as attentions  # noqa: E402
@@ -107,8 +107,12 @@ def test_the_loss_falls_and_the_model_is_an_ordinary_folder(tiny, tmp_path):
     for name in ("block_recall", "mass_kept", "entropy_dense", "entropy_sparse"):
         assert len(values_of(tmp_path / "a", name, "1", "probe")) == 3
     assert len(list(read_points(tmp_path / "a/curves.csv"))) > 100
-    told = json.loads((tmp_path / "a/summary.json").read_text())
-    assert told["tokens"] == 16 * 2 * CONTEXT and told["last"]["loss"] == pytest.approx(np.mean(loss[14:]))
+    trained = results.open(tmp_path / "a", "msalab train")["trained"].row()
+    assert (trained["last_step"], trained["trained_tokens"]) == (16, 16 * 2 * CONTEXT)
+    for name, of, values in (("loss", "train", loss[14:]),
+                             *((name, of, [value for layer in "01" for value in values_of(tmp_path / "a", name, layer, of)[-at:]])
+                               for name, of, at in (("kl_loss", "train", 2), ("mass_kept", "probe", 1)))):
+        assert trained[f"last_{name}"] == pytest.approx(np.mean(values)), of
     made, own = weights_of(tmp_path / "a/model"), weights_of(tiny / "model")
     assert {name: one.shape for name, one in made.items()} == {name: one.shape for name, one in own.items()}
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a/model")
@@ -498,7 +502,7 @@ def test_a_run_that_goes_on_names_what_is_asked_and_takes_another_cadence_of_the
     refused("options warmup was 1, is 2", "--steps", 10, "--warmup-steps", 2)
     refused("options steps was 10, is 20, options warmup was 1, is 3", "--steps", 20, "--warmup-steps", 3)
     assert train(tiny, tmp_path / "a", "--steps", 10, "--log-every", 1, "--resume") == 0
-    assert json.loads((tmp_path / "a/summary.json").read_text())["options"]["log_every"] == 1
+    assert results.open(tmp_path / "a").run["options"]["log_every"] == 1
     assert train(tiny, tmp_path / "b", "--steps", 10, "--log-every", 1) == 0
     assert values_of(tmp_path / "a", "loss") == values_of(tmp_path / "b", "loss")
 
@@ -518,7 +522,7 @@ def test_the_record_says_of_what_build_it_is_and_where_it_ran(tiny, tmp_path, mo
         monkeypatch.setattr(run, "device_name", lambda _, device=device: device)
         assert train(tiny, tmp_path / "a", *how, "--resume", "--seconds", 0) in (0, 130)
         assert record()["device"] == "cpu, another GPU"
-    assert json.loads((tmp_path / "a/summary.json").read_text())["device"] == "cpu, another GPU"
+    assert results.open(tmp_path / "a").run["device"] == "cpu, another GPU"
 
 
 def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp_path, capsys):

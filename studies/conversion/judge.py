@@ -53,7 +53,7 @@ def records(folder: Path, arm: str, config: str) -> dict[str, Record]:
 
 def kind_of(record: Record, names: list, with_answers: bool) -> str:
     """What records must share to be compared, these options among it."""
-    run = record.summary
+    run = record.answer.run
     return json.dumps([run["model"], run["inputs"]["tokens"], {name: run["options"][name] for name in names},
                        record.tokens.tolist(), with_answers and [*record.right]])
 
@@ -194,8 +194,8 @@ def main():
             sys.exit(f"{folder}: records of {arm} and dense are of different models, tokens, steps or texts")
         return pairs
 
-    run = next(iter(base.values())).summary
-    print(f"after {run['tokens'] / 1e6:.1f} million tokens:", *with_each(folder, "dense"), sep="\n")
+    trained = next(iter(base.values())).answer["trained"].row()
+    print(f"after {trained['trained_tokens'] / 1e6:.1f} million tokens:", *with_each(folder, "dense"), sep="\n")
     for kind, own in OWN.items():
         for budget in rule.budgets:
             arm = f"{kind}-{budget}"

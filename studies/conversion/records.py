@@ -3,7 +3,7 @@
 """Records of the experiment of studies/conversion/README.md, small enough for the repository: of a run's evaluation the sums
 of the loss over BIN tokens and the right answers, its curves, and what it was.
 
-usage: records.py RUN ARM-seed-SEED.tar.xz   (RUN: a folder of studies/conversion/gpu.sh)
+usage: records.py RUN ARM-seed-SEED.tar.xz   (RUN: a folder of studies/conversion/gpu.sh; PYTHONPATH=python)
 """
 
 import io
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+
+from msalab import results
 
 BIN = 512  # tokens of text, by position
 EVALUATION = "evaluation.json"
@@ -41,7 +43,7 @@ def evaluation_of(path: Path) -> dict:
 
 
 def pack(run: Path, path: Path):
-    parts = {name: (run / name).read_bytes() for name in ("summary.json", "curves.csv")}
+    parts = {name: (run / name).read_bytes() for name in (results.SUMMARY, "curves.csv")}
     parts[EVALUATION] = json.dumps(evaluation_of(run / "evaluation/results.h5")).encode()
     with tarfile.open(path, "w:xz") as tar:
         for name, data in parts.items():
@@ -51,12 +53,13 @@ def pack(run: Path, path: Path):
 
 
 class Record:
-    """summary: the run's; of a model with the attention that select() names: nats and tokens [document], also of the
-    first positions alone, and right {task@length: [exercise], the share of its answers}."""
+    """answer: of the run's training; of a model with the attention that select() names: nats and tokens [document], also
+    of the first positions alone, and right {task@length: [exercise], the share of its answers}."""
 
     def __init__(self, path: Path):
         with tarfile.open(path) as tar:
-            self.summary, self._read = (json.load(tar.extractfile(name)) for name in ("summary.json", EVALUATION))
+            summary, self._read = (json.load(tar.extractfile(name)) for name in (results.SUMMARY, EVALUATION))
+        self.answer = results.of(path / results.SUMMARY, summary, "msalab train")
         _, self._document = np.unique(self._read["document"], return_inverse=True)
         self.configs = self._read["configs"]
 

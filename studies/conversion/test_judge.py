@@ -20,6 +20,9 @@ DOCUMENTS, TOKENS, EXERCISES = 8, 50, 100
 sys.path.insert(0, str(ROOT / "studies/conversion"))
 import records  # noqa: E402
 
+from msalab.report import content  # noqa: E402
+from msalab.training.columns import SHAPES  # noqa: E402
+
 
 def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0):
     """Of an arm whose tokens cost the share `more` more than with dense attention, by document from half of it to
@@ -36,8 +39,9 @@ def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, fir
         "tokens": [[TOKENS, TOKENS]] * DOCUMENTS, "nats": [row.tolist() for row in rows], "layer_error": [],
         "retrieval": {f"needle@{length}": {"exercise": list(range(EXERCISES)), "right": [one] * len(rows)}
                       for length, one in answers.items()}}
-    run = {"model": "m", "inputs": {"tokens": "t"}, "tokens": steps * 128,
-           "options": {"context": 64, "batch": 2, "steps": steps, "warmup": warmup}}
+    run = content({"program": "msalab train", "model": "m", "inputs": {"tokens": "t"},
+                   "options": {"context": 64, "batch": 2, "steps": steps, "warmup": warmup}}, "a run", SHAPES,
+                  {"trained": [{"last_step": steps, "trained_tokens": steps * 128}]}, {})
     pack(folder / f"{arm}-seed-{seed}.tar.xz",
          {"summary.json": json.dumps(run), "evaluation.json": json.dumps(evaluation)})
 
@@ -217,11 +221,13 @@ def test_a_record_has_the_sums_of_an_evaluation(tmp_path):
             file[f"evaluate/text/{name}"] = values
         file["evaluate/retrieval/recall@512/right"] = np.array([[1, 0, 1], [1, 1, 0]], bool)
         file["evaluate/retrieval/recall@512/exercise"] = [0, 0, 1]
-    for name in ("summary.json", "curves.csv"):
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "curves.csv").write_text("")
+    (tmp_path / "summary.json").write_text(json.dumps(content({"program": "msalab train"}, "a run", SHAPES, {
+        "trained": [{"last_step": 1, "trained_tokens": 7}]}, {})))
     records.pack(tmp_path, tmp_path / "a.tar.xz")
     record = records.Record(tmp_path / "a.tar.xz").select("index@512")
     of = np.array(documents)[sequence]
+    assert record.answer["trained"].row()["trained_tokens"] == 7
     np.testing.assert_array_equal(record.tokens, [lengths[0] + lengths[2], lengths[1]])
     np.testing.assert_allclose(record.nats, [nats[1][of == number].sum(dtype=float) for number in (0, 1)], rtol=1e-6)
     np.testing.assert_array_equal(record.right["recall@512"], [1, 0])

@@ -28,9 +28,11 @@ from ..evaluation import text
 from ..evaluation.files import alone_in, read_json, remove_folder, same_or_refused, sha256, write_json
 from ..evaluation.run import device_name, load, model_sums, software, version
 from ..progress import Progress
+from ..report import content
 from ..selectors import Rule
 from . import attention as attentions
 from . import checkpoint, data, unread
+from .columns import AVERAGED, LAST_SHARE, SHAPES
 from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
                       shard)
 
@@ -89,19 +91,20 @@ class Curves:
         os.fsync(self._file.fileno())
 
 
-def summary(out: Path, tokens: int) -> dict:
-    """Of a run that has ended: what it was, and the means of its last tenth of steps."""
+def answer(out: Path, tokens: int) -> dict:
+    """The content of summary.json, of a run that has ended. tokens: of a step."""
     lines = [line.split(",") for line in (out / "curves.csv").read_text().splitlines()[1:]]
     steps = 1 + max(int(line[0]) for line in lines)
 
     def mean(name):
-        values = [float(line[4]) for line in lines if line[2] == name and int(line[0]) >= 0.9 * (steps - 1)]
+        values = [float(line[4]) for line in lines
+                  if line[2] == name and int(line[0]) >= (1 - LAST_SHARE) * (steps - 1)]
         return sum(values) / len(values) if values else None
 
-    names = ("loss", "kl_loss", "gradient_norm", "index_gradient_norm", "tokens_per_second", "block_recall",
-             "score_recall", "mass_kept", "entropy_dense", "entropy_sparse")
-    return json.loads((out / "run.json").read_text()) | {
-        "steps": steps, "tokens": steps * tokens, "last": {name: mean(name) for name in names}}
+    record = json.loads((out / "run.json").read_text())
+    row = {"last_step": steps, "trained_tokens": steps * tokens} | {f"last_{name}": mean(name) for name in AVERAGED}
+    return content(record, f"{counted(steps, 'steps')} of training with --attention {record['options']['attention']}", SHAPES,
+                   {"trained": [row]}, {})
 
 
 @dataclass
@@ -335,9 +338,10 @@ class Training:
                 self.note(f"stopped behind step {done}; --resume goes on")
                 return STOPPED
         if self.group.rank == 0:
-            found = summary(self.out, tokens)
+            found = answer(self.out, tokens)
             write_json(self.out / "summary.json", found)
-            self.note(f"{self.out}/model: {counted(found['steps'], 'steps')}, loss {found['last']['loss']:.4f} in the "
+            (trained,) = found["tables"]["trained"]["rows"]
+            self.note(f"{self.out}/model: {counted(trained['last_step'], 'steps')}, loss {trained['last_loss']:.4f} in the "
                       "last tenth")
         return FINISHED
 
