@@ -12,7 +12,6 @@ usage: record_fit.py FILE [--layers 3,6] [--parts starts,jobs]
 """
 
 import argparse
-import json
 import os
 import pathlib
 import platform
@@ -22,6 +21,10 @@ import tempfile
 import time
 
 import h5py
+from record import Record, number, spaced, texts
+
+from msalab.report import Shape
+from msalab.results import Column
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "build/release/bin/msa-fit-indexer"
@@ -29,6 +32,21 @@ STARTS = {"from-qk": [], "pca": [], "normal": ["--lr", "3e-3"]}
 FIGURES = ("kl", "block_recall", "score_recall", "mass_kept", "oracle_mass")
 STEPS = (0, 100, 1500)
 TURNS = 3
+LAYER = Column("integer", "", "number of the layer in the model")
+START = Column("text", "", "start of the fit, --init")
+PEAK = Column("integer", "B", "largest resident memory, of all processes")
+SHAPES = [
+    Shape("starts", "fits of one layer", 2, {
+        "layer": LAYER, "start": START, "fit_options": Column("text", "", "further options"),
+        "split": Column("text", "", "which queries were trained on, which are held out"),
+        "run_seconds": number("s", "time of the run"), "peak_resident_bytes": PEAK}),
+    Shape("figures", "the same, by step", 3, {
+        "layer": LAYER, "start": START, "step": Column("integer", "", "training steps done"),
+        **{f"held_out_{name}": number("", f"{name} of the held-out queries") for name in FIGURES}}),
+    Shape("processes", "all layers of a short fit, by so many processes", 1, {
+        "processes": Column("integer", "", "processes that share the run"), "turn_seconds": texts("s", "time of each turn"),
+        "peak_resident_bytes": PEAK}),
+    Shape("layer_sizes", "layers", 1, {"layer": LAYER, "layer_bytes": Column("integer", "B", "operands of the layer in the file")})]
 SHORT = ["--steps", "40", "--warmup-steps", "20", "--eval-every", "40", "--eval-queries", "256"]
 
 
@@ -60,7 +78,8 @@ def run(file: str, out: str, options: list[str], count: int = 1) -> tuple[float,
     return seconds, peak
 
 
-def fit(file: str, layer: int, start: str, options: list[str]) -> dict:
+def fit(file: str, layer: int, start: str, options: list[str]) -> tuple[dict, list[dict]]:
+    """The rows of starts and of figures."""
     with tempfile.TemporaryDirectory() as out:
         seconds, peak = run(file, out, ["--layers", str(layer), "--init", start, *STARTS[start],
                                         *options])
@@ -68,17 +87,19 @@ def fit(file: str, layer: int, start: str, options: list[str]) -> dict:
             layer_fit = results[f"fit/{layer}"]
             held_out, split = layer_fit["held_out"], layer_fit.attrs["split"]
             done = list(held_out["step"][()])
-            at = {str(step): {name: float(held_out[name][done.index(step)]) for name in FIGURES}
+            at = {step: {name: float(held_out[name][done.index(step)]) for name in FIGURES}
                   for step in STEPS if step in done}
     print(f"layer {layer} {start:8} {seconds:6.1f} s {peak / 2**20:6.0f} MiB  " +
           "  ".join(f"{step}: recall {v['block_recall']:.4f} / {v['score_recall']:.4f}, mass "
                     f"{v['mass_kept']:.4f}" for step, v in at.items()), flush=True)
-    return {"layer": layer, "init": start, "options": STARTS[start] + options,
-            "split": split if isinstance(split, str) else split.decode(), "seconds": seconds,
-            "peak_resident_bytes": peak, "held_out_at_step": at}
+    key = {"layer": layer, "start": start}
+    return key | {"fit_options": " ".join(STARTS[start] + options),
+                  "split": split if isinstance(split, str) else split.decode(), "run_seconds": seconds,
+                  "peak_resident_bytes": peak}, [
+        key | {"step": step} | {f"held_out_{name}": value for name, value in v.items()} for step, v in at.items()]
 
 
-def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
+def fit_side_by_side(file: str, layers: list[int], options: list[str], record: Record) -> None:
     options = ["--layers", ",".join(map(str, layers)), *SHORT, *options]
     runs = [{"jobs": jobs, "seconds": [], "peak_resident_bytes": 0} for jobs in (1, len(layers))]
     for _ in range(TURNS):
@@ -90,7 +111,10 @@ def fit_side_by_side(file: str, layers: list[int], options: list[str]) -> dict:
     for entry in runs:
         print(f"{entry['jobs']} at once: {min(entry['seconds']):.1f} s, fastest of {TURNS}; "
               f"{entry['peak_resident_bytes'] / 2**20:.0f} MiB", flush=True)
-    return {**where(), "options": options, "runs": runs}
+        record.put("processes", {"processes": entry["jobs"], "turn_seconds": spaced(entry["seconds"]),
+                                 "peak_resident_bytes": entry["peak_resident_bytes"]})
+    record.run["jobs"] = {**where(), "options": options}
+    record.write()
 
 
 def where(program: pathlib.Path = PROGRAM) -> dict:
@@ -101,7 +125,7 @@ def where(program: pathlib.Path = PROGRAM) -> dict:
                               check=True).stdout.strip()
 
     return {"commit": output_of("git", "describe", "--always", "--dirty"),
-            "program": output_of(str(program), "--version"), "machine": processor(),
+            "timed_program": output_of(str(program), "--version"), "machine": processor(),
             "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
 
 
@@ -128,16 +152,20 @@ def main() -> None:
     options, rest = parser.parse_known_args()
     layers = [int(layer) for layer in options.layers.split(",")]
     parts, out = options.parts.split(","), pathlib.Path(options.out)
-    record = json.loads(out.read_text()) if out.exists() else {}
+    record = Record(out, "bench/record_fit.py", "Fits from every start, and by several processes", SHAPES, {})
     if "starts" in parts:
-        record |= {
-            "format": "msalab-fit-bench", **where(), "file": pathlib.Path(options.file).name,
-            "layer_bytes": {str(layer): layer_bytes(options.file, layer) for layer in layers},
-            "runs": [fit(options.file, layer, start, rest) for layer in layers for start in STARTS],
-        }
+        record.run |= where() | {"file": pathlib.Path(options.file).name}
+        record.rows |= {"starts": [], "figures": [], "layer_sizes": []}
+        for layer in layers:
+            record.put("layer_sizes", {"layer": layer, "layer_bytes": layer_bytes(options.file, layer)})
+            for start in STARTS:
+                row, figures = fit(options.file, layer, start, rest)
+                record.put("starts", row)
+                for figure in figures:
+                    record.put("figures", figure)
     if "jobs" in parts:
-        record["jobs"] = fit_side_by_side(options.file, layers, rest)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+        record.rows["processes"] = []
+        fit_side_by_side(options.file, layers, rest, record)
     print(f"recorded in {options.out}")
 
 

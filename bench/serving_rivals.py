@@ -10,13 +10,12 @@ runs; so what a call costs the host is not in it. Operands are used again and ag
 
 vLLM must select the same blocks, but for scores that rounding makes equal: at most 1 of 1000 ids may differ. Its
 attention then gets our ids, and its output may be as far from ours as rounding allows (torch_rivals.py); what computes
-something else gets no time. `selection`: random operands, or alike ones, where the 128 queries of a tile look for the
+something else gets no time. `operands`: random ones, or alike ones, where the 128 queries of a tile look for the
 same keys; `union` is the mean number of blocks that such a tile of a group selects. --small: one small case on the
 CPU. --seconds: no case begins later.
 """
 
 import argparse
-import json
 import re
 import statistics
 import time
@@ -26,13 +25,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from record import CASE, SKIPPED, Record, number
 from timer import device_ms
 from torch_rivals import device_name, farthest, other_ids
 
 import msalab.torch as m
+from msalab.report import Shape
+from msalab.results import Column
 
 BLOCK, TILE, DECODED = 128, 128, 16  # keys, queries; new tokens of a request that vLLM still decodes
 MOST_OTHER = 1e-3  # of ids
+SHAPES = [Shape("layers", "layers of one step, by msalab and by vLLM", 2, {
+    "case": CASE, "operands": Column("text", "", "random, or alike: the queries of a tile look for the same keys"),
+    "union": number("blocks", "blocks that a tile of 128 queries selects, mean over tiles and groups"),
+    **{f"{side}_{part}_us": number("us", f"{what} by {name}") for side, name in (("msalab", "msalab"), ("vllm", "vLLM"))
+       for part, what in (("select", "selection"), ("attend", "attention to our ids"), ("layer", "both"))},
+    "other_ids": number("1", "share of ids that differ from ours"),
+    "off": number("1", "largest difference of an output from ours"), "skipped": SKIPPED})]
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class Operands:
 
 
 class Ours:
-    name = "msalab"
+    key = "msalab"
 
     def __init__(self, case: Case, given: Operands):
         # As an engine does: lengths are on the device.
@@ -112,7 +121,7 @@ class Ours:
 class Vllm:
     """ids: [Hkv, n, k]."""
 
-    name = "vLLM (Triton)"
+    key = "vllm"
 
     def __init__(self, case: Case, given: Operands, ops):
         cache = torch.cat([given.k, given.v], -1).transpose(1, 2).contiguous()  # [pages, Hkv, 128, 2 dh]
@@ -145,8 +154,8 @@ def time_us(call, device: str):
 
 
 def times_of(side, ids, device: str) -> dict:
-    times = {"select_us": time_us(side.select, device), "attend_us": time_us(lambda: side.attend(ids), device)}
-    return times | {"layer_us": time_us(lambda: side.attend(side.select()), device)}
+    calls = {"select": side.select, "attend": lambda: side.attend(ids), "layer": lambda: side.attend(side.select())}
+    return {f"{side.key}_{name}_us": time_us(call, device) for name, call in calls.items()}
 
 
 def union_of(ids, case: Case) -> float:
@@ -160,14 +169,14 @@ def union_of(ids, case: Case) -> float:
 
 
 def measure(case: Case, selection: str, device: str) -> dict:
-    row = {"case": case.name, "selection": selection}
+    row = {"case": case.name, "operands": selection}
     given = Operands(case, selection, device)
     ours = Ours(case, given)
     ids = ours.select()
     want = ours.attend(ids)
     if len(case.lengths) == 1:
         row["union"] = union_of(ids, case)
-    row[ours.name] = times_of(ours, ids, device)
+    row |= times_of(ours, ids, device)
     try:
         ops = import_module("vllm.models.minimax_m3.common.ops")
     except ImportError as error:
@@ -183,7 +192,7 @@ def measure(case: Case, selection: str, device: str) -> dict:
         keys = given.k.flatten(0, 1), given.v.flatten(0, 1)
         if not row["off"] <= farthest(case, given.q, *keys, "the selected blocks"):
             raise ValueError(f"its output is off ours by {row['off']:.2g}")
-        row[theirs.name] = times_of(theirs, found, device)
+        row |= times_of(theirs, found, device)
     except Exception as error:  # whatever it is, the others remain
         row["skipped"] = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
     return row
@@ -197,10 +206,10 @@ def vllm_version() -> str | None:
 
 
 def report(row: dict) -> str:
-    times = [row.get(side.name) for side in (Ours, Vllm)]
-    text = f"{row['case']:32}{row['selection']:8}{times[0]['layer_us']:10.1f} us"
-    if times[1]:
-        return f"{text}, vLLM {times[1]['layer_us']:10.1f} us, {times[1]['layer_us'] / times[0]['layer_us']:.1f} times as long"
+    ours, theirs = row["msalab_layer_us"], row.get("vllm_layer_us")
+    text = f"{row['case']:32}{row['operands']:8}{ours:10.1f} us"
+    if theirs:
+        return f"{text}, vLLM {theirs:10.1f} us, {theirs / ours:.1f} times as long"
     return f"{text}, vLLM: {row['skipped']}"
 
 
@@ -218,17 +227,19 @@ def main(arguments=None):
         parser.error(f"--only is {options.only}, which no case's name has")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU; --small takes the CPU")
-    record = {"format": "msa-serving-rivals", "format_version": 1, "vllm": vllm_version(), "torch": torch.__version__,
-              "device": device_name() if device == "cuda" else "cpu", "commit": options.commit, "rows": []}
+    if options.out:
+        options.out.unlink(missing_ok=True)
+    record = Record(options.out, "bench/serving_rivals.py", "Shapes of serving beside vLLM's kernels of MiniMax-M3", SHAPES, {
+        "vllm": vllm_version(), "torch": torch.__version__, "device": device_name() if device == "cuda" else "cpu",
+        "commit": options.commit})
     end = time.monotonic() + options.seconds
     for case in cases:
         for selection in ("random", "alike") if max(case.new) > 1 else ("random",):
             if time.monotonic() > end:
                 break
-            record["rows"].append(measure(case, selection, device))
-            print(report(record["rows"][-1]), flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(record, indent=1) + "\n")
+            row = measure(case, selection, device)
+            record.put("layers", row)
+            print(report(row), flush=True)
             if device == "cuda":
                 torch.cuda.empty_cache()
 

@@ -18,6 +18,25 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from record import Record, number, numbers_of, spaced, texts
+
+from msalab.report import Shape
+from msalab.results import Column
+
+SHAPES = [
+    Shape("work", "commands that were timed", 1, {
+        "work_name": Column("text", "", "name of the command"), "timed_program": Column("text", "", "program and version"),
+        "command": Column("text", "", "its words; {devices} are the GPUs, {out} a folder")}),
+    Shape("runs", "runs of a command, in their order", 2, {
+        "work_name": Column("text", "", "name of the command"), "run_number": Column("integer", "", "number of the run, from 0"),
+        "gpus": texts("", "numbers of the GPUs"), "cores": Column("integer", "", "cores of the host that it got"),
+        "module_loading": Column("text", "", "CUDA_MODULE_LOADING", "not recorded"),
+        "run_seconds": number("s", "time of the run"), "before_units": number("s", "until its first unit of work began"),
+        "behind_units": number("s", "since its last unit ended"),
+        "unit_begins": texts("s", "when each unit began", "not recorded"),
+        "unit_ends": texts("s", "when each of these units ended", "not recorded"),
+        "sha256": Column("text", "", "of the file that must be the same")})]
+
 
 def cores_of(devices: list[int], gpus: int) -> set[int]:
     """The share of this machine's cores."""
@@ -38,7 +57,8 @@ def units_of(out: Path, began: float, ended: float) -> dict:
     if not units:
         return {}
     behind = round(ended - began - max(end for _, end in units), 2)
-    return {"before_units": units[0][0], "behind_units": behind, "units": units}
+    return {"before_units": units[0][0], "behind_units": behind, "unit_begins": spaced(begin for begin, _ in units),
+            "unit_ends": spaced(end for _, end in units)}
 
 
 def read_through(words: list[str]) -> None:
@@ -68,7 +88,7 @@ def timed(command: list[str], devices: list[int], gpus: int, same: str) -> dict:
         digest = hashlib.sha256((out / same).read_bytes()).hexdigest()
         units = units_of(out, began_at, began_at + seconds)
     loading = os.environ.get("CUDA_MODULE_LOADING", "default")
-    return {"devices": devices, "cores": len(cores), "module_loading": loading, "seconds": round(seconds, 3),
+    return {"gpus": spaced(devices), "cores": len(cores), "module_loading": loading, "run_seconds": round(seconds, 3),
             **units, "sha256": digest}
 
 
@@ -86,19 +106,19 @@ def main() -> None:
     options = parser.parse_args(sys.argv[1:sys.argv.index("--")])
     run = timed(words, options.devices, options.of, options.same)
 
-    record = json.loads(options.record.read_text()) if options.record.exists() else {
-        "format": "msalab-devices-bench", "gpus": options.of, "work": {}}
-    record["gpu"] = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-                                   capture_output=True, text=True).stdout.splitlines()[0]
-    program = subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip()
-    work = record["work"].setdefault(options.name,
-                                     {"program": program, "command": " ".join(words), "runs": []})
-    work["runs"].append(run)
-    one = next((other["seconds"] for other in work["runs"] if len(other["devices"]) == 1), None)
-    ratio = f", {one / run['seconds']:.2f} times as fast as one" if one else ""
-    print(f"{options.name} on {len(options.devices)}: {run['seconds']:.2f} s{ratio}", flush=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    if len({other["sha256"] for other in work["runs"]}) > 1:
+    gpu = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+    record = Record(options.record, "bench/time_devices.py", "Runs on several GPUs of a machine beside one", SHAPES,
+                    {"device": gpu.stdout.splitlines()[0], "gpus": options.of})
+    name = {"work_name": options.name}
+    if not record.find("work", **name):
+        program = subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip()
+        record.put("work", name | {"timed_program": program, "command": " ".join(words)})
+    before = [other for other in record.rows["runs"] if name.items() <= other.items()]
+    record.put("runs", name | {"run_number": len(before)} | run)
+    one = next((other["run_seconds"] for other in [*before, run] if len(numbers_of(other["gpus"])) == 1), None)
+    ratio = f", {one / run['run_seconds']:.2f} times as fast as one" if one else ""
+    print(f"{options.name} on {len(options.devices)}: {run['run_seconds']:.2f} s{ratio}", flush=True)
+    if len({other["sha256"] for other in [*before, run]}) > 1:
         sys.exit(f"{options.name}: {options.same} differs")
 
 

@@ -39,6 +39,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import transformers
+from record import CASE, COMMIT, ERROR, PEAK_BYTES, Record, number, spaced, texts
 from timer import step_ms, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.masking_utils import AttentionMaskInterface
@@ -46,7 +47,8 @@ from transformers.modeling_utils import AttentionInterface
 
 import msalab.transformers
 from msalab.capture import fitted
-from msalab.evaluation.files import write_json
+from msalab.report import Shape
+from msalab.results import Column
 from msalab.selectors import Rule
 from msalab.training import attention as attentions
 from msalab.training import learner as learners
@@ -62,6 +64,13 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
 SHOWN = 25  # kernels of a profile, and calls of the host
+SHAPES_OF_RECORD = [Shape("measured", "models, each with an attention", 4, {
+    "case": CASE, "layer_count": Column("integer", "", "layers of the model"),
+    "arm": Column("text", "", "attention"), "compiled": Column("truth", "", "by torch.compile"),
+    "ms": number("ms", "median of runs_ms"), "runs_ms": texts("ms", "time of each run", "it failed"),
+    "first_ms": number("ms", "time of the first run, which warms up and compiles"),
+    "tokens_per_second": number("1/s", "tokens of training steps alone"), "peak_bytes": PEAK_BYTES,
+    "commit": COMMIT, "error": ERROR})]
 OPTIONS = Namespace(dense_layers=[], indexer=None, index_dim=64, index_rotary=None, index_norm="rms", seed=0, lr=5e-5,
                     index_lr=1e-3, weight_decay=0.0)  # of msalab train
 
@@ -199,7 +208,7 @@ def serve_step(name: str, case: Case, arm: str, compiled: bool, device):
 def times_of(call, runs: int, device) -> dict:
     """Milliseconds: `ms`, the median of `runs_ms`, and those of the first call."""
     found = step_ms(call, device, WARM_UP + runs)
-    return {"ms": statistics.median(found[WARM_UP:]), "runs_ms": found[WARM_UP:], "first_ms": found[0]}
+    return {"ms": statistics.median(found[WARM_UP:]), "runs_ms": spaced(found[WARM_UP:]), "first_ms": found[0]}
 
 
 def step_of(name: str, case: Case, arm: str, compiled: bool, group):
@@ -261,22 +270,20 @@ def commit() -> str:
         return "unknown"
 
 
-def open_record(path: Path, made_of: str, device) -> dict:
-    about = {"format": "msa-model-times", "format_version": 1, "torch": torch.__version__, "transformers": transformers.__version__,
+def open_record(path: Path, made_of: str, device) -> Record:
+    about = {"torch": torch.__version__, "transformers": transformers.__version__,
              "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
-    record = json.loads(path.read_text()) if path.exists() else about | {"calls": [], "cases": {}, "measured": []}
-    for name, value in about.items():
-        if record[name] != value:
-            sys.exit(f"{path}: {name} is {record[name]}, here it is {value}; name another file")
-    record["calls"].append({"commit": made_of, "command": " ".join(sys.argv)})
+    record = Record(path, "bench/time_model.py", "Whole models with MSA and with dense attention", SHAPES_OF_RECORD,
+                    about | {"calls": [], "cases": {}}, same=about)
+    record.run["calls"].append({"commit": made_of, "command": " ".join(sys.argv)})
     return record
 
 
-def report(record: dict, name: str, layers: int):
+def report(record: Record, name: str, layers: int):
     """Beside the fastest of PyTorch's own in the same mode, and the part of a step that is attention."""
     for compiled in (False, True):
-        ms = {row["arm"]: row["ms"] for row in record["measured"]
-              if (row["case"], row["layers"], row["compiled"]) == (name, layers, compiled) and "ms" in row}
+        ms = {row["arm"]: row["ms"] for row in record.rows["measured"]
+              if (row["case"], row["layer_count"], row["compiled"]) == (name, layers, compiled) and not row.get("error")}
         dense = min((ms[arm] for arm in (*DENSE, "sdpa") if arm in ms), default=None)
         for arm, value in ms.items():
             print(f"{name:8}{'compiled' if compiled else 'eager':9}{arm:13}{value:10.2f} ms"
@@ -302,10 +309,10 @@ def main(arguments=None):
     record, cases = open_record(options.record, options.commit, group.device), cases_of(options)
     names = options.cases.split(",")
     for name in names:
-        record["cases"][name] = vars(cases[name])
+        record.run["cases"][name] = vars(cases[name])
         arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
         for compiled, arm in ((compiled, arm) for compiled in (False, True) for arm in arms):
-            which = {"case": name, "layers": cases[name].shape["num_hidden_layers"], "arm": arm, "compiled": compiled}
+            which = {"case": name, "layer_count": cases[name].shape["num_hidden_layers"], "arm": arm, "compiled": compiled}
             if time.monotonic() - began > options.seconds:
                 break
             if options.profile:
@@ -315,12 +322,10 @@ def main(arguments=None):
                 print(text, flush=True)
                 options.profile.mkdir(parents=True, exist_ok=True)
                 (options.profile / f"{title}.txt").write_text(text + "\n")
-            elif not any(which.items() <= row.items() and "error" not in row for row in record["measured"]):
-                record["measured"] = [row for row in record["measured"] if not which.items() <= row.items()]
-                record["measured"].append(which | {"commit": options.commit}
-                                          | attempted(measure, name, cases[name], arm, compiled, group))
-                write_json(options.record, record)
-                print(json.dumps(record["measured"][-1]), flush=True)
+            elif (record.find("measured", **which) or {"error": "there is none"}).get("error"):
+                row = which | {"commit": options.commit} | attempted(measure, name, cases[name], arm, compiled, group)
+                record.put("measured", row)
+                print(json.dumps(row), flush=True)
     for name in [] if options.profile else names:
         report(record, name, cases[name].shape["num_hidden_layers"])
     group.close()

@@ -13,10 +13,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from record import Record, numbers_of, spaced, texts
+
+from msalab.report import Shape
+from msalab.results import Column
+
 VARIANTS = ("as it is", "no DLPackExchangeAPI", "public device and stream", "through the dispatcher",
             "none of them")
 CASES = ((1, 4096), (8, 4096), (1, 131072))  # sequences, keys of each
 STEPS, RUNS = 300, 3
+SHAPES = [Shape("steps", "decode steps, by what is done without PyTorch's private names", 2, {
+    "variant": Column("text", "", "what is done without"), "step_case": Column("text", "", "sequences x keys of each"),
+    "step_us": texts("us", "of a step, median in each round")})]
 
 
 def step_times(variant: str) -> dict:
@@ -58,7 +66,8 @@ def main() -> None:
     if options.variant:
         print(json.dumps(step_times(options.variant)))
         return
-    record = {"format": "msalab-private-names-bench", "step_us": {name: {} for name in VARIANTS}}
+    options.record.unlink(missing_ok=True)
+    record = Record(options.record, "bench/time_private_names.py", "What PyTorch's private names are worth", SHAPES, {})
     for _ in range(options.rounds):
         for variant in VARIANTS:
             done = subprocess.run([sys.executable, __file__, options.record, "--variant", variant],
@@ -66,11 +75,12 @@ def main() -> None:
             if done.returncode != 0:
                 sys.exit(f"{variant}: {done.stderr}")
             found = json.loads(done.stdout)
-            record |= {"torch": found["torch"], "device": found["device"]}
+            record.run |= {"torch": found["torch"], "device": found["device"]}
             for case, microseconds in found["step_us"].items():
-                record["step_us"][variant].setdefault(case, []).append(microseconds)
+                key = {"variant": variant, "step_case": case}
+                before = record.find("steps", **key) or {"step_us": ""}
+                record.put("steps", key | {"step_us": spaced([*numbers_of(before["step_us"]), microseconds])})
             print(f"{variant}: {found['step_us']}", flush=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ usage: time_ranks.py FILE [--ranks 2] [--units 4] [--turns 3] [--out RECORD] [AN
 """
 
 import argparse
-import json
 import os
 import pathlib
 import shutil
@@ -20,9 +19,16 @@ import time
 import h5py
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from record import Record, spaced, texts  # noqa: E402
 from record_fit import ROOT, where  # noqa: E402
 
+from msalab.report import Shape  # noqa: E402
+from msalab.results import Column  # noqa: E402
+
 PROGRAM = ROOT / "build/release/bin/msa-analyze"
+SHAPES = [Shape("runs", "runs of one file, by ranks of MPI", 1, {
+    "mpi_ranks": Column("integer", "", "ranks that share the run"), "run_seconds": texts("s", "time of each turn"),
+    "over_one": Column("real", "1", "least time of one rank relative to the least of these")})]
 OPTIONS = ["--threads", "1", "--overwrite"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -77,11 +83,12 @@ def main() -> None:
     ratio = min(runs[1]) / min(runs[options.ranks])
     print(f"{options.ranks} ranks are {ratio:.2f} times as fast as one; the results are the same bytes")
     if options.out:
-        record = {"format": "msalab-ranks-bench", **where(PROGRAM), "units": options.units,
-                  "file": pathlib.Path(options.file).name, "options": [*OPTIONS, *rest],
-                  "seconds": {str(ranks): seconds for ranks, seconds in runs.items()},
-                  "speed_up": ratio}
-        pathlib.Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
+        pathlib.Path(options.out).unlink(missing_ok=True)
+        record = Record(options.out, "bench/time_ranks.py", "msa-analyze by ranks of MPI beside one process", SHAPES, {
+            **where(PROGRAM), "units": options.units, "file": pathlib.Path(options.file).name, "options": [*OPTIONS, *rest]})
+        for ranks, seconds in runs.items():
+            record.put("runs", {"mpi_ranks": ranks, "run_seconds": spaced(seconds),
+                                "over_one": min(runs[1]) / min(seconds)})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ What fails has its error there. RECORD is written after each row; rows that it h
 import argparse
 import cProfile
 import io
-import json
 import pstats
 import re
 import statistics
@@ -42,6 +41,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from record import COMMIT, ERROR, PEAK_BYTES, Record, number, spaced, texts
 from time_model import LARGE, SMALL, TINY, OPTIONS, attempted, commit, lines_of
 from timer import step_ms, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -51,12 +51,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 import msalab.transformers as mt
 from msalab.capture import fitted
-from msalab.evaluation.files import write_json
+from msalab.report import Shape
+from msalab.results import Column
 from msalab.selectors import Rule
 from msalab.training import attention as attentions
 
 QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
         "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+MEASURED = [Shape("measured", "models, each with an attention and a cache", 1, {
+    "row": Column("text", "", "shape and layers, work, context, batch, attention"),
+    "ms": number("ms", "median of runs_ms; of generate, of a token"),
+    "flow_ms": number("ms", "of a step, of steps that follow each other without a synchronisation"),
+    "first_s": number("s", "time of the first three steps"),
+    "floor_ms": number("ms", "by what must be read at 3.03 TB/s, or multiplied at 786 TFLOP/s; 0: not known"),
+    "share": number("1", "floor_ms relative to ms or flow_ms, whichever is less"),
+    "runs_ms": texts("ms", "time of each run", "it failed, or was generate"), "peak_bytes": PEAK_BYTES,
+    "commit": COMMIT, "took_s": number("s", "not recorded, 0"), "error": ERROR})]
 SHAPES = {"small": SMALL, "qwen": QWEN, "8b": LARGE, "tiny": TINY}
 BANDWIDTH, FLOPS = 3.03e12, 786e12
 TOP_K, BLOCK, INDEX = 16, {"small": 64, "qwen": 64, "8b": 128, "tiny": 64}, 64
@@ -299,7 +309,7 @@ def measure(name: str, profile: Path | None) -> dict:
         found = step_ms(call, DEVICE, steps)
         flow = step_ms(call, DEVICE, 1, calls=steps)[0]
     ms, floor = statistics.median(found), floor_of(model, work, context, batch, sparse, block)
-    return {"ms": ms, "flow_ms": flow, "first_s": first, "floor_ms": floor, "share": floor / min(ms, flow), "runs_ms": found,
+    return {"ms": ms, "flow_ms": flow, "first_s": first, "floor_ms": floor, "share": floor / min(ms, flow), "runs_ms": spaced(found),
             "peak_bytes": (torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0)}
 
 
@@ -343,15 +353,14 @@ def main(arguments=None):
     began = time.monotonic()
     mt.register()
     torch._dynamo.config.cache_size_limit = 64
-    record = json.loads(o.record.read_text()) if o.record.exists() else {
-        "format": "msa-serve-times", "format_version": 1, "torch": torch.__version__,
-        "transformers": transformers.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU",
-        "shapes": {}, "rows": {}}
+    record = Record(o.record, "bench/time_serve.py", "Whole models as a user serves them", MEASURED, {
+        "torch": torch.__version__, "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", "shapes": {}})
     for name in filter(re.compile(o.rows).search, rows_of(o.smoke)):
         if time.monotonic() - began > o.seconds:
             print(f"{name}: no time left", flush=True)
             continue
-        if not o.profile and "error" not in record["rows"].get(name, {"error": 1}):
+        if not o.profile and not (record.find("measured", row=name) or {"error": "there is none"}).get("error"):
             continue
 
         def work(name=name):
@@ -362,9 +371,8 @@ def main(arguments=None):
                 raise
         found = attempted(work) | {"commit": o.commit, "took_s": 0}
         if not o.profile:
-            record["rows"][name] = found
-            record["shapes"] |= shape_of(name.split("/")[0])
-            write_json(o.record, record)
+            record.run["shapes"] |= shape_of(name.split("/")[0])
+            record.put("measured", {"row": name} | found)
         line = found.get("error") or (f"{found['ms']:9.3f} ms  flow {found['flow_ms']:9.3f}  floor {found['floor_ms']:8.3f} "
                                       f"({found['share']:.0%})  first {found['first_s']:.0f} s  "
                                       f"{found.get('peak_bytes', 0) / 2**30:.1f} GiB")

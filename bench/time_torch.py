@@ -18,6 +18,7 @@ little of it, and the last one, of a small layer on the CPU.
 
 import argparse
 import json
+import pathlib
 import statistics
 import subprocess
 import time
@@ -25,14 +26,31 @@ import time
 import baselines
 import torch
 import torch_rivals
+from record import SKIPPED, Record, number
 from timer import device_ms, host_us
 
 import msalab
 import msalab.torch as m
 from msalab import operations
 from msalab.nn import MSAttention
+from msalab.report import Shape
+from msalab.results import Column
 
 HQ, HKV, DH, DIDX, BLOCK, TOP_K = 64, 4, 128, 128, 128, 16
+NOT_SAID = "not of this stage"
+SHAPES = [
+    Shape("host", "calls of msalab.torch", 1, {
+        "call": Column("text", "", "the operation"), "host_us": number("us", "time of the host until it returns"),
+        "compiled_us": number("us", "of that, in the compiled part alone")}),
+    Shape("layer", "stages of a layer, by msalab.torch and by msa-bench of the same build", 1, {
+        "stage": Column("text", "", "name of the stage"), "torch_ms": number("ms", "median by msalab.torch"),
+        "bench_ms": number("ms", "median by msa-bench"),
+        "torch_answered_by": Column("text", "", "kernel that answered msalab.torch", NOT_SAID)}),
+    Shape("rivals", "attentions of PyTorch at the sizes of rival_case", 1, {
+        "contender": Column("text", "", "name of the attention"), "attends_to": Column("text", "", "which keys a query reads"),
+        "off": number("1", "largest difference of an output from ours"),
+        "forward_ms": number("ms", "median of the forward pass"), "step_ms": number("ms", "median of forward and backward pass"),
+        "other_ids": number("1", "share of ids that differ from ours"), "skipped": SKIPPED})]
 
 
 def gpu_ms(call, runs=7):
@@ -166,33 +184,33 @@ def bench_times(program, tokens):
     return found | {"forward and backward": sum(parts)} if all(parts) else found
 
 
-def print_host_times(done):
-    """The first table, printed and handed to done(name, found)."""
+def print_host_times(record):
+    """The first table, printed and recorded."""
     print(f"\nhost time of a call, us{'msalab.torch':>34}{'compiled part':>16}{'difference':>12}")
     rows = host_times()
     for name, whole, part in rows:
         print(f"{name:44}{whole:13.1f}"
               + (f"{part:16.1f}{whole - part:12.1f}" if part else ""))
-    done("host_us", rows)
+        record.put("host", {"call": name, "host_us": whole, "compiled_us": part})
 
 
-def own_times(options, done):
-    """The first two tables, printed and handed to done(name, found)."""
-    done("tokens", options.tokens)
-    print_host_times(done)
+def own_times(options, record):
+    """The first two tables, printed and recorded."""
+    record.run["tokens"] = options.tokens
+    print_host_times(record)
     bench = bench_times(options.bench, options.tokens) if options.bench else {}
     times, answered = layer_times(options.tokens)
-    done("layer_ms", times)
-    done("answered_by", answered)
-    done("bench_ms", bench)
+    for name in dict.fromkeys([*times, *answered, *bench]):
+        record.put("layer", {"stage": name, "torch_ms": times.get(name), "bench_ms": bench.get(name),
+                             "torch_answered_by": answered.get(name)})
     print(f"\n{options.tokens} tokens, ms{'msalab.torch':>30}{'msa-bench':>12}{'ratio':>8}")
     for name, ms in times.items():
         other = bench.get(name)
         print(f"{name:36}{ms:10.3f}" + (f"{other:12.3f}{ms / other:8.3f}" if other else ""))
     torch.cuda.empty_cache()
     module = module_times(options.tokens)
-    done("module_ms", module)
     for name, ms in module.items():
+        record.put("layer", {"stage": name, "torch_ms": ms})
         print(f"{name:36}{ms:10.3f}")
     torch.cuda.empty_cache()
 
@@ -209,27 +227,22 @@ def main():
     end = time.monotonic() + options.seconds
     on_gpu = torch.cuda.is_available()
     case = torch_rivals.Case(options.rival_tokens) if on_gpu else torch_rivals.Case.small()
-    record = {"format": "msa-torch-times", "format_version": 1, "device": torch_rivals.device_name(),
-              "torch": torch.__version__, "rival_case": case.sizes()}
-
-    def done(name, found):
-        record[name] = found
-        if options.out:
-            with open(options.out, "w") as file:
-                json.dump(record, file, indent=1)
-                file.write("\n")
-
-    print(f"{record['device']}, PyTorch {record['torch']}")
+    if options.out:
+        pathlib.Path(options.out).unlink(missing_ok=True)
+    record = Record(options.out, "bench/time_torch.py", "Operations of msalab.torch beside msa-bench and other attentions", SHAPES,
+                    {"device": torch_rivals.device_name(), "torch": torch.__version__, "rival_case": case.sizes()})
+    print(f"{record.run['device']}, PyTorch {record.run['torch']}")
     if on_gpu:
-        own_times(options, done)
+        own_times(options, record)
     else:
-        print_host_times(done)
+        print_host_times(record)
     if options.rivals or not on_gpu:
         rows = torch_rivals.measure(case, end - time.monotonic())
-        done("rivals", rows)
+        for row in rows:
+            record.put("rivals", row)
         print(f"\n{case.tokens} tokens, ms{'forward':>31}{'and backward':>14}")
         for row in rows:
-            print(f"{row['name']:36}" + "".join(
+            print(f"{row['contender']:36}" + "".join(
                 f"{row[name]:{width}.3f}" if name in row else " " * width
                 for name, width in (("forward_ms", 10), ("step_ms", 14)))
                 + f"  {row.get('skipped', '')}")

@@ -276,13 +276,13 @@ def _time(case, prepare, operands, row):
 
 
 def measure(case, seconds=80):
-    """A row for each contender: name, attends_to, forward_ms, step_ms, off; or with `skipped`, why what
+    """A row for each contender: its name, attends_to, forward_ms, step_ms, off; or with `skipped`, why what
     is missing is missing. In all `seconds`, of which one contender may take the half of what is left."""
     end = time.monotonic() + seconds
     operands = case.operands()
     rows = []
     for name, attends_to, prepare in CONTENDERS:
-        row = {"name": name, "attends_to": attends_to}
+        row = {"contender": name, "attends_to": attends_to}
         try:
             with at_most((end - time.monotonic()) / 2):
                 _time(case, prepare, operands, row)

@@ -8,11 +8,12 @@ usage: curves.py same A B       fails unless the curves of two runs are the same
                                 train-torch_*: a table, and FOLDER/rates.json
 """
 
-import json
 import pathlib
 import statistics
 import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 STEPS = 20
 # Of the first step, and at most in twenty of them (core/train/tolerance.h); absent: not bounded.
@@ -47,6 +48,27 @@ def compare(one: pathlib.Path, two: pathlib.Path) -> bool:
     return good
 
 
+def write_rates(path: pathlib.Path, device: str, speeds: dict, shares: dict) -> None:
+    sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
+    from record import Record, spaced, texts
+
+    from msalab.report import Shape
+    from msalab.results import Column
+
+    path.unlink(missing_ok=True)
+    record = Record(path, "gpu/train/curves.py", "Tokens per second of msa-pretrain", [Shape("rates", "runs", 1, {
+        "run_name": Column("text", "", "arm, and what run.what says"),
+        "run_rates": texts("1/s", "tokens of training steps alone, by each entry of the log", "not recorded"),
+        "run_mfus": texts("1", "share of the peak that the model's FLOPs reach, by each entry of the log", "not recorded")})], {
+            "device": device,
+            "what": "tokens per second of msa-pretrain by the log's entries but the first (gpu/bench.sh). Names: arm, then "
+                    "context or preset; 32k and 128k are one sequence of the preset pilot's sizes, by cuda-unordered; two-: "
+                    "of one GPU and of two. torch: gpu/train/baseline.py in the same run."})
+    for name, found in speeds.items():
+        record.put("rates", {"run_name": name, "run_rates": spaced(found),
+                             "run_mfus": spaced(shares[name]) if name in shares else None})
+
+
 def rates(folder: pathlib.Path) -> bool:
     speeds, shares = {}, {}
     for run in sorted({path.parent for kind in ("train", "two")
@@ -63,14 +85,7 @@ def rates(folder: pathlib.Path) -> bool:
         return True
     device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version",
                              "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    record = {"format": "msa-pretrain-rates", "format_version": 1,
-              "device": "; ".join(device.stdout.strip().splitlines()),
-              "what": "tokens per second of msa-pretrain by the log's entries but the first "
-                      "(gpu/bench.sh). Names: arm, then context or preset; 32k and 128k are one "
-                      "sequence of the preset pilot's sizes, by cuda-unordered; two-: of one GPU "
-                      "and of two. torch: gpu/train/baseline.py in the same run.",
-              "tokens_per_second": speeds, "mfu": shares}
-    (folder / "rates.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_rates(folder / "rates.json", "; ".join(device.stdout.strip().splitlines()), speeds, shares)
     for name, found in speeds.items():
         share = f", MFU {statistics.median(shares[name]):.3f}" if name in shares else ""
         print(f"{name:20} {statistics.median(found):12.0f} tokens per second{share}")

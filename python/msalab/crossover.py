@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from . import results
 from .arguments import CommandLine
 from .ending import Refusal, ended
 from .rule import Rule
@@ -245,9 +246,9 @@ def measured(folder: Path) -> list[Measured]:
     if not folder.is_dir():
         raise Refusal(f"{folder}: no such folder")
     for path in sorted([*folder.glob("serve-*.json"), *folder.glob("model-*.json")]):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        gpu = next((name for name in RATES if name in record["device"].lower()), None)
-        rows = _served(record) if record["format"] == "msa-serve-times" else _trained(record)
+        record = results.open(path)
+        gpu = next((name for name in RATES if name in record.run["device"].lower()), None)
+        rows = _served(record) if record.program == "bench/time_serve.py" else _trained(record)
         for name, shape, work, context, msa, how, ms in rows if gpu else ():
             arm = name.rpartition("/")[2] if msa else "dense"
             case = path.name, name.rpartition("/")[0], arm
@@ -259,27 +260,28 @@ def measured(folder: Path) -> list[Measured]:
     return list(found.values())
 
 
-def _served(record):
-    for name, row in record["rows"].items():
+def _served(record: results.Report):
+    for row in record["measured"].records():
+        name = row["row"]
         shape, work, context, batch, arm = name.split("/")
-        if "ms" not in row or arm not in IN_GRAPHS.get(work, ()):
+        if row["error"] or arm not in IN_GRAPHS.get(work, ()):
             continue
-        of = record["shapes"][shape]
+        of = record.run["shapes"][shape]
         tokens = int(context[:-1]) << {"K": 10, "M": 20}[context[-1]]
         msa = Msa(Rule(of["block_size"], of["top_k"]), of["index_dim"]) if arm.startswith("msa") else None
         yield name, of["config"], work, tokens, msa, {"batch": int(batch)}, row["ms"]
 
 
-def _trained(record):
-    for row in record["measured"]:
-        case, arm = record["cases"].get(row["case"]), row["arm"]
-        if "ms" not in row or not row["compiled"] or case is None or row["case"] in IN_GRAPHS or arm == "none":
+def _trained(record: results.Report):
+    for row in record["measured"].records():
+        case, arm = record.run["cases"].get(row["case"]), row["arm"]
+        if row["error"] or not row["compiled"] or case is None or row["case"] in IN_GRAPHS or arm == "none":
             continue
         top_k = arm.removeprefix("msa-")
         msa = Msa(Rule(case["block_size"], int(top_k))) if top_k != arm else None
         how = {"batch": case["rows"], "recomputes": not case["learns"], "learns": case["learns"]}
-        yield (f"training/{row['case']}/{row['layers']} layers/{arm}",
-               case["shape"] | {"num_hidden_layers": row["layers"]}, "training", case["context"], msa, how, row["ms"])
+        yield (f"training/{row['case']}/{row['layer_count']} layers/{arm}",
+               case["shape"] | {"num_hidden_layers": row["layer_count"]}, "training", case["context"], msa, how, row["ms"])
 
 
 def describe(model: Model) -> str:

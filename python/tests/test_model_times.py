@@ -2,11 +2,12 @@
 """bench/time_model.py with tiny models on the CPU: every arm is measured, or says why not."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from msalab import results
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
 pytest.importorskip("transformers", reason="transformers is not installed: requirements-capture.txt")
@@ -15,6 +16,7 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 
 @pytest.fixture
 def times(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     path = Path(__file__).parents[2] / "bench/time_model.py"
     spec = importlib.util.spec_from_file_location("time_model", path)
     module = importlib.util.module_from_spec(spec)
@@ -30,15 +32,16 @@ def test_every_arm_has_its_time_or_its_error(times, tmp_path, capsys):
     path, words = tmp_path / "record.json", ["--smoke", "--cases", "prefill,decode,8k,32k"]
     times.main([str(path), *words, "--arms", "flash,cudnn,msa-2"])
     times.main([str(path), *words])
-    record = json.loads(path.read_text())
-    measured = {(row["case"], row["arm"], row["compiled"]): row for row in record["measured"]}
-    assert len(measured) == len(record["measured"]) == 2 * (4 + 4 + 5 + 5)  # none of them twice
+    record = results.open(path)
+    rows = record["measured"].records()
+    measured = {(row["case"], row["arm"], row["compiled"]): row for row in rows}
+    assert len(measured) == len(rows) == 2 * (4 + 4 + 5 + 5)  # none of them twice
     for (case, arm, compiled), row in measured.items():
         if arm == "cudnn" or case == "decode" and compiled:
             assert ("No viable backend" if not compiled else "") in row["error"]
         else:
-            assert row["ms"] > 0 and len(row["runs_ms"]) == 2, row
-    assert len(record["calls"]) == 2 and record["cases"]["8k"]["block_size"] == 16
+            assert row["ms"] > 0 and len(row["runs_ms"].split()) == 2 and not row["error"], row
+    assert len(record.run["calls"]) == 2 and record.run["cases"]["8k"]["block_size"] == 16
     assert "msa-2" in capsys.readouterr().out.split("times as fast as dense")[1]
 
 
@@ -94,7 +97,7 @@ def test_serving_has_its_times(tmp_path, monkeypatch):
     path, rows = tmp_path / "record.json", "(decode|prefill)/512/1/(msa|msa-static|flash)$"
     serve = importlib.import_module("time_serve")
     serve.main([str(path), "--smoke", "--rows", rows])
-    record = json.loads(path.read_text())
-    assert len(record["rows"]) == 5
-    for name, row in record["rows"].items():
-        assert row["ms"] > 0 and 0 < row["floor_ms"] < row["ms"], (name, row)
+    rows = results.open(path)["measured"].records()
+    assert len(rows) == 5
+    for row in rows:
+        assert row["ms"] > 0 and 0 < row["floor_ms"] < row["ms"], row

@@ -2,12 +2,13 @@
 """bench/serving_rivals.py on a CPU, with a stand-in for vLLM's kernels."""
 
 import importlib
-import json
 import sys
 from types import ModuleType
 
 import pytest
 from test_torch_times import ROOT
+
+from msalab import results
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
 
@@ -21,10 +22,10 @@ def rivals(monkeypatch):
 def test_without_vllm_there_are_our_times(rivals, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     rivals.main(["--small", "--out", str(tmp_path / "r.json")])
-    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert [row["selection"] for row in rows] == ["random", "alike"]
+    rows = results.open(tmp_path / "r.json")["layers"].records()
+    assert [row["operands"] for row in rows] == ["random", "alike"]
     for row in rows:
-        assert row["skipped"].startswith("not installed") and row["msalab"]["layer_us"] > 0
+        assert row["skipped"].startswith("not installed") and row["msalab_layer_us"] > 0
     assert "not installed" in capsys.readouterr().out
 
 
@@ -66,6 +67,6 @@ def test_only_what_computes_the_same_gets_a_time(rivals, monkeypatch, wrong, why
     monkeypatch.setitem(sys.modules, ops.__name__, ops)
     row = rivals.measure(case, "random", "cpu")
     if wrong:
-        assert why in row["skipped"] and "vLLM (Triton)" not in row
+        assert why in row["skipped"] and "vllm_layer_us" not in row
     else:
-        assert row["vLLM (Triton)"]["layer_us"] > 0 and row["other_ids"] == 0
+        assert row["vllm_layer_us"] > 0 and row["other_ids"] == 0

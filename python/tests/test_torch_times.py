@@ -12,18 +12,18 @@ from types import SimpleNamespace
 import pytest
 
 from msalab import plots
+from msalab.report import Shape
+from msalab.results import Column
 
 ROOT = Path(__file__).parents[2]
-ROWS = [{"name": "msalab", "attends_to": "the selected blocks", "off": 0.0, "forward_ms": 2.0,
+TEXT, REAL = Column("text", "", "a name"), Column("real", "", "a number")
+ROWS = [{"contender": "msalab", "attends_to": "the selected blocks", "off": 0.0, "forward_ms": 2.0,
          "step_ms": 5.0},
-        {"name": "SDPA", "attends_to": "all keys", "forward_ms": 9.0, "skipped": "out of memory"},
-        {"name": "FlashAttention 3", "attends_to": "all keys", "skipped": "not installed"}]
-RECORD = {"format": "msa-torch-times", "format_version": 1, "device": "a GPU", "torch": "3.0",
-          "rival_case": {"tokens": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 16,
-                         "block_size": 8, "top_k": 2, "dtype": "float32"}, "rivals": ROWS,
-          "layer_ms": {"index_select": 6.0}, "module_ms": {"MSAttention": 40.0},
-          "bench_ms": {"index_select": 5.0}, "host_us": [["msa_index_select", 12.0, 5.0],
-                                                         ["torch.mul", 3.0, None]]}
+        {"contender": "SDPA", "attends_to": "all keys", "forward_ms": 9.0, "skipped": "out of memory"},
+        {"contender": "FlashAttention 3", "attends_to": "all keys", "skipped": "not installed"}]
+RUN = {"device": "a GPU", "torch": "3.0",
+       "rival_case": {"tokens": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 16, "block_size": 8, "top_k": 2,
+                      "dtype": "float32"}}
 
 
 def load(name):
@@ -34,7 +34,7 @@ def load(name):
 
 
 def test_the_picture_shows_what_was_timed():
-    figure, table = plots.rival_bars(ROWS, plots.rival_title(RECORD))
+    figure, table = plots.rival_bars(ROWS, plots.rival_title(RUN))
     assert table["name"].tolist() == ["msalab", "SDPA"]
     assert table["step_ms"][0] == 5 and math.isnan(table["step_ms"][1])
     axes, = figure.axes
@@ -45,19 +45,44 @@ def test_the_picture_shows_what_was_timed():
                                                      ("FlashAttention 3", "not installed")]
 
 
-def test_tables_stand_beside_msa_bench_and_the_compiled_part():
-    rows = list(plots.layer_table(RECORD).rows())
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """As bench/time_torch.py writes it."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    shapes = [Shape("host", "", 1, {"call": TEXT, "host_us": REAL, "compiled_us": REAL}),
+              Shape("layer", "", 1, {"stage": TEXT, "torch_ms": REAL, "bench_ms": REAL}),
+              Shape("rivals", "", 1, {"contender": TEXT, "attends_to": TEXT, "off": REAL, "forward_ms": REAL, "step_ms": REAL,
+                                      "skipped": Column("text", "", "why", "timed")})]
+    columns = {shape.name: shape.columns for shape in shapes}
+    made = load("record").Record(tmp_path / "record.json", "bench/time_torch.py", "times", shapes, RUN)
+    for table, rows in (("host", [("msa_index_select", 12.0, 5.0), ("torch.mul", 3.0, None)]),
+                        ("layer", [("index_select", 6.0, 5.0), ("MSAttention", 40.0, None), ("index_kl", None, None)])):
+        for row in rows:
+            made.put(table, dict(zip(columns[table], row)))
+    for row in ROWS:
+        made.put("rivals", row)
+    return plots.read_torch_times(tmp_path / "record.json")
+
+
+def test_a_record_is_drawn_as_what_was_just_measured(record):
+    assert list(plots.rival_table(record["rivals"].records()).rows())[0] == list(plots.rival_table(ROWS).rows())[0]
+    assert list(plots.absent_table(record["rivals"].records()).rows()) == list(plots.absent_table(ROWS).rows())
+    assert plots.rival_title(record.run) == plots.rival_title(RUN)
+
+
+def test_tables_stand_beside_msa_bench_and_the_compiled_part(record):
+    rows = list(plots.layer_table(record).rows())
     assert rows[0] == ("index_select", 6, 5, 1.2)
     assert rows[1][:2] == ("MSAttention", 40) and all(map(math.isnan, rows[1][2:]))
-    rows = list(plots.host_table(RECORD).rows())
+    rows = list(plots.host_table(record).rows())
     assert rows[0] == ("msa_index_select", 12, 5, 7) and all(map(math.isnan, rows[1][2:]))
 
 
 def test_records_are_read_and_others_refused(tmp_path):
     for path in (ROOT / "data/bench").glob("torch-*.json"):
-        assert len(plots.rival_table(plots.read_torch_times(path)["rivals"])) > 1
-    (tmp_path / "other.json").write_text(json.dumps({**RECORD, "format_version": 9}))
-    with pytest.raises(plots.ResultsError, match="format_version of msa-torch-times is 9"):
+        assert len(plots.rival_table(plots.read_torch_times(path)["rivals"].records())) > 1
+    (tmp_path / "other.json").write_text(json.dumps({"format": "msa-torch-times"}))
+    with pytest.raises(plots.ResultsError, match='format is "msa-torch-times", must be "msa-report"'):
         plots.read_torch_times(tmp_path / "other.json")
 
 
@@ -67,7 +92,7 @@ def test_who_is_here_is_timed_and_computes_the_same():
     pytest.importorskip("msalab._msalab")
     rivals = load("torch_rivals")
     case = rivals.Case(192, 4, 2, 16, 16, 16, 3, "cpu", torch.float32)
-    rows = {row["name"]: row for row in rivals.measure(case, 100)}
+    rows = {row["contender"]: row for row in rivals.measure(case, 100)}
     assert case.sizes()["dtype"] == "float32"
     for name in ("msalab, selection and KL loss", "msalab, with the selection", "msalab"):
         assert rows[name]["step_ms"] > 0 and "skipped" not in rows[name]

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import ChainMap
-from pathlib import Path
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
@@ -17,26 +15,6 @@ from . import style
 
 PHASES = ("prefill", "decode")
 ORDERS = ("q_outer", "union", "kv_outer", "automatic")
-
-
-# The versions of each format that are understood; a format without versions has none.
-VERSIONS = {"msa-torch-times": (1,)}
-
-
-def read_json(path, *formats: str) -> dict:
-    """A JSON file whose `format` is one of those given, in a version that is understood."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found not in formats:
-        raise ResultsError(f'{path}: format is "{found}", must be "{" or ".join(formats)}"')
-    known, version = VERSIONS.get(found, (1,)), content.get("format_version", 1)
-    if version not in known:
-        raise ResultsError(f"{path}: format_version of {found} is {version}, must be "
-                           f"{' or '.join(map(str, known))}")
-    return content
 
 
 def read_cost(path) -> results.Report:

@@ -7,57 +7,61 @@ import math
 
 import numpy as np
 
+from .. import results
 from ..table import Table
 from . import style
-from .cost import read_json
 
 PASSES = ("forward_ms", "step_ms")
 
 
-def read_torch_times(path) -> dict:
+def read_torch_times(path) -> results.Report:
     """The record; ResultsError where the file is none."""
-    return read_json(path, "msa-torch-times")
+    return results.open(path, "bench/time_torch.py")
+
+
+def _given(row: dict, name: str) -> bool:
+    """Whether the row has it: what a record does not have is NaN or empty."""
+    value = row.get(name)
+    return value is not None and value != "" and value == value
 
 
 def rival_table(rows) -> Table:
-    """A row for each attention that is installed: what it attends to, milliseconds of the forward pass
+    """Of the records() of a table rivals, or of rows as bench/torch_rivals.py measures them: a row for each attention that is installed: what it attends to, milliseconds of the forward pass
     and of forward and backward pass (NaN where it could not), and how far its output is off that of
     msalab (NaN where it attends to other keys)."""
-    here = [row for row in rows if any(name in row for name in PASSES)]
+    here = [row for row in rows if any(_given(row, name) for name in PASSES)]
     return Table.from_rows(("name", "attends_to", *PASSES, "off"),
-                           ([row["name"], row["attends_to"],
+                           ([row["contender"], row["attends_to"],
                              *(row.get(name, math.nan) for name in (*PASSES, "off"))]
                             for row in here))
 
 
 def absent_table(rows) -> Table:
     """The others, and why they, or a pass of them, were not timed."""
-    return Table.from_rows(("name", "reason"), ([row["name"], row["skipped"]] for row in rows
-                                                if "skipped" in row))
+    return Table.from_rows(("name", "reason"), ([row["contender"], row["skipped"]] for row in rows
+                                                if _given(row, "skipped")))
 
 
-def layer_table(record: dict) -> Table:
+def layer_table(record: results.Report) -> Table:
     """A layer's stages in msalab.torch, in msa-bench of the same build where the record has it, and how
     many times as long the first take; milliseconds, NaN where msa-bench has no such stage."""
-    bench = record.get("bench_ms", {})
-    times = {**record.get("layer_ms", {}), **record.get("module_ms", {})}
     return Table.from_rows(("stage", "torch_ms", "bench_ms", "ratio"),
-                           ([name, ms, bench.get(name, math.nan), ms / bench.get(name, math.nan)]
-                            for name, ms in times.items()))
+                           ([row["stage"], row["torch_ms"], row["bench_ms"], row["torch_ms"] / row["bench_ms"]]
+                            for row in record["layer"].records() if _given(row, "torch_ms")))
 
 
-def host_table(record: dict) -> Table:
+def host_table(record: results.Report) -> Table:
     """Microseconds that a call keeps the host, of them in the compiled part, and the difference, which
     Python and PyTorch add; NaN where the compiled part alone was not timed."""
     return Table.from_rows(("call", "us", "compiled_us", "added_us"),
-                           ([name, us, part or math.nan, us - (part or math.nan)]
-                            for name, us, part in record.get("host_us", ())))
+                           ([row["call"], row["host_us"], row["compiled_us"], row["host_us"] - row["compiled_us"]]
+                            for row in record["host"].records()))
 
 
-def rival_title(record: dict) -> str:
-    """Device and size of a record's rivals."""
-    case = record["rival_case"]
-    return (f"{record['device']}, PyTorch {record['torch']}: {case['tokens']} tokens, "
+def rival_title(run: dict) -> str:
+    """Device and size of rivals, of the `run` of a record."""
+    case = run["rival_case"]
+    return (f"{run['device']}, PyTorch {run['torch']}: {case['tokens']} tokens, "
             f"{case['query_heads']}/{case['kv_heads']} heads of {case['head_dim']}, "
             f"Bk {case['block_size']}, k {case['top_k']}, {case['dtype']}")
 
