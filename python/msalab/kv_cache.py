@@ -344,8 +344,8 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         return torch.compiler.is_compiling() or self.rows.seen.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _known(self, new: int) -> list | None:
-        """Of a cache of fixed capacity, if the host is to know them, the lengths of the rows with `new` tokens more, for
-        which there must be room."""
+        """The lengths of the rows with `new` tokens more, of a cache of fixed capacity, which must have room for them.
+        None where the host does not need to know them."""
         rows = self.rows
         if self._unseen():
             rows.at = None

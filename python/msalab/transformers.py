@@ -342,7 +342,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_k
                    if getattr(modules[number], "indexer", None)}
         _require(choices, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
     branches = _branches(choices, indexer)
-    _require(index_keys is None or branches, "index_keys is said, but no layer selects by a fitted Index Branch")
+    _require(index_keys is None or branches, "index_keys is given, but no layer selects by a fitted Index Branch")
     layers = {}
     numbered = {}
     for number, module in sorted(modules.items()):

@@ -51,8 +51,8 @@ class Bytes:
 
 
 class Tokenizer:
-    """A model's own. prefix: the ids that it puts before every text; what it puts behind one is left out, since
-    here a text may go on. instead: said where there is no tokenizer."""
+    """A model's own. prefix: the ids that it puts before every text. Those that it puts behind a text are left out, since
+    here a text may go on. instead: the advice that the error gives where the model has no tokenizer."""
 
     separator = "\n"  # begins a planted line
 

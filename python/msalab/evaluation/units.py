@@ -209,9 +209,9 @@ def _make_results(folder: Folder, plan: dict, note) -> results.Report:
 
 
 def work(out: Path, options, record, plan, makers, note, watch=None) -> results.Report:
-    """Does units, of which `makers` has all of the run by name, until all are done, by this process or by others. The
-    answer, which one of them writes. watch.begin(names) is told what is left, watch.count(names) what others have done,
-    watch.left() says how long the rest takes."""
+    """Does units until all are done, by this process or by others; returns the answer, which one of them writes. makers:
+    how to make each unit of the run, by name. watch.begin(names) gets the units that are not done, watch.count(names)
+    those that others have done since; watch.left() returns how long the rest takes."""
     folder = Folder(out, record)
     try:
         return _work(folder, options, plan, makers, note, watch)

@@ -276,7 +276,7 @@ LEAK = 1e-3  # of the largest value; another order of sums is less
 
 @torch.no_grad()
 def check_documents(model, attention: Attention):
-    """CaptureError where a document has another output beside another one than beside none."""
+    """CaptureError if a document's output depends on another document of its row."""
     size = model.get_input_embeddings().weight.shape[0]
     tokens = torch.arange(24, device=model.device) * 7 % size
     first, second = tokens[:9], tokens[9:]

@@ -130,7 +130,7 @@ class Group:
 
     @contextmanager
     def together(self):
-        """What one process is refused, all are: none waits for it. No collective call may be within."""
+        """If one process fails within, all are refused, so that none waits for it. No collective call may be within."""
         refused = None
         try:
             yield
