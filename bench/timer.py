@@ -36,6 +36,17 @@ def device_ms(call, device, runs=3, warm_up=2, calls=1, asleep=False) -> list[fl
     return found[warm_up:]
 
 
+def cold_ms(call, chill) -> float:
+    """Milliseconds of a call of the GPU between two events, behind chill(), which fills its caches with other data."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    chill()
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
 def step_ms(call, device, runs, warm_up=0, calls=1) -> list[float]:
     """Milliseconds of a call in each run, by the clock between two synchronisations: host and device together."""
     found = []

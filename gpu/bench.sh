@@ -47,7 +47,7 @@ bench grad-ordered 60 "${square[@]}" --backend cuda --preset paper --tokens 8K,3
 # The loss on the full support, as in the indexer's warm-up.
 bench grad-warm-up 40 "${square[@]}" --backend cuda --preset paper --tokens 32K \
     --selection structured --support full --stages index_kl_grad
-has_torch && step grad-torch 300 '.*ms.*' python3 gpu/train/attention_backward.py
+has_torch && step grad-torch 300 '.*ms.*' python3 bench/attention_backward.py
 
 for size in 64:4 32:8 128:2; do # 256 keys of each query
     block=${size%:*} sizes=(--block-size "${size%:*}" --top-k "${size#*:}")
@@ -105,7 +105,7 @@ for preset in large pilot; do
             --attention "$kind" --backend cuda "${rates[@]}"
     done
     has_torch && step "train-torch_$preset" 120 '^[0-9]+$' \
-        python3 gpu/train/baseline.py --preset "$preset"
+        python3 bench/pretrain_torch.py --preset "$preset"
 done
 # Two GPUs with the steps of one, and with steps twice as large.
 if (($(gpus) > 1)); then
@@ -117,5 +117,5 @@ if (($(gpus) > 1)); then
         done
     done
 fi
-python3 gpu/train/curves.py rates "$out" || failed=1
+python3 bench/curves.py rates "$out" || failed=1
 summary

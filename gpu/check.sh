@@ -88,7 +88,7 @@ for arm in full msa; do
     for run in "$arm" "${arm}-again"; do
         pretrain "rerun-$run" 60 pilot 31 --attention "$arm" --backend cuda --warmup-steps 5 --log-every 10
     done
-    step "rerun-$arm-same" 10 '.*' python3 gpu/train/curves.py same "$out/rerun-$arm" \
+    step "rerun-$arm-same" 10 '.*' python3 bench/curves.py same "$out/rerun-$arm" \
         "$out/rerun-$arm-again"
 done
 
@@ -110,9 +110,9 @@ if (($(gpus) > 1)); then
             pretrain "two-gpus-$name-${run%%:*}" 50 "$name" "$count" --backend cuda --sequences 8 \
                 --devices "${run#*:}" --warmup-steps 5 --log-every 1
         done
-        step "two-gpus-$name-curves" 10 '.*' python3 gpu/train/curves.py compare \
+        step "two-gpus-$name-curves" 10 '.*' python3 bench/curves.py compare \
             "$out/two-gpus-$name-1" "$out/two-gpus-$name-2"
-        step "two-gpus-$name-same" 10 '.*' python3 gpu/train/curves.py same \
+        step "two-gpus-$name-same" 10 '.*' python3 bench/curves.py same \
             "$out/two-gpus-$name-2" "$out/two-gpus-$name-2-again"
     done
 fi

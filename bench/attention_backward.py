@@ -5,17 +5,8 @@ zeros.
 """
 
 import torch
+from timer import cold_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-
-def milliseconds(work, filler: torch.Tensor) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    filler.zero_()
-    begin.record()
-    work()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end)
 
 
 def main() -> None:
@@ -29,8 +20,8 @@ def main() -> None:
                 with sdpa_kernel(getattr(SDPBackend, name)):
                     out = torch.nn.functional.scaled_dot_product_attention(
                         q, k, v, is_causal=True, enable_gqa=True)
-                    times = [milliseconds(lambda: torch.autograd.grad(
-                        out, (q, k, v), d_out, retain_graph=True), filler) for _ in range(6)]
+                    times = [cold_ms(lambda: torch.autograd.grad(
+                        out, (q, k, v), d_out, retain_graph=True), filler.zero_) for _ in range(6)]
                 ms = sorted(times[1:])[2]
                 flops = 2.5 * 2 * 64 * 128 * n * n
                 print(f"{n:7} {name:16} {ms:9.3f} ms {flops / ms / 1e9:6.1f} TFLOP/s")

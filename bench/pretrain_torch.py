@@ -6,9 +6,9 @@ compile, do not count. The last line printed is the rate.
 """
 
 import argparse
-import time
 
 import torch
+from timer import step_ms
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -103,17 +103,12 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         return loss.item() + 0 * norm.item()  # both are looked at in every step, as msa-pretrain does
 
-    first = [step() for _ in range(5)][0]
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(args.steps):
-        last = step()
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    losses = []
+    seconds = 1e-3 * step_ms(lambda: losses.append(step()), "cuda", 2, calls=args.steps)[1]
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{torch.__version__}, {torch.cuda.get_device_name()}, {parameters} parameters, "
-          f"loss {first:.3f} to {last:.3f}, {1e3 * seconds / args.steps:.2f} ms a step")
-    print(f"{args.steps * sequences * sizes['context'] / seconds:.0f}")
+          f"loss {losses[0]:.3f} to {losses[-1]:.3f}, {1e3 * seconds:.2f} ms a step")
+    print(f"{sequences * sizes['context'] / seconds:.0f}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 STEPS = 20
 # Of the first step, and at most in twenty of them (core/train/tolerance.h); absent: not bounded.
@@ -49,21 +49,21 @@ def compare(one: pathlib.Path, two: pathlib.Path) -> bool:
 
 
 def write_rates(path: pathlib.Path, device: str, speeds: dict, shares: dict) -> None:
-    sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
+    sys.path.insert(0, str(ROOT / "python"))
     from record import Record, spaced, texts
 
     from msalab.report import Shape
     from msalab.results import Column
 
     path.unlink(missing_ok=True)
-    record = Record(path, "gpu/train/curves.py", "Tokens per second of msa-pretrain", [Shape("rates", "runs", 1, {
+    record = Record(path, "bench/curves.py", "Tokens per second of msa-pretrain", [Shape("rates", "runs", 1, {
         "run_name": Column("text", "", "arm, and what run.what says"),
         "run_rates": texts("1/s", "tokens of training steps alone, by each entry of the log", "not recorded"),
         "run_mfus": texts("1", "share of the peak that the model's FLOPs reach, by each entry of the log", "not recorded")})], {
             "device": device,
             "what": "tokens per second of msa-pretrain by the log's entries but the first (gpu/bench.sh). Names: arm, then "
                     "context or preset; 32k and 128k are one sequence of the preset pilot's sizes, by cuda-unordered; two-: "
-                    "of one GPU and of two. torch: gpu/train/baseline.py in the same run."})
+                    "of one GPU and of two. torch: bench/pretrain_torch.py in the same run."})
     for name, found in speeds.items():
         record.put("rates", {"run_name": name, "run_rates": spaced(found),
                              "run_mfus": spaced(shares[name]) if name in shares else None})
