@@ -65,7 +65,7 @@ def peak_bytes(processes: list[subprocess.Popen]) -> int:
 
 def run(file: str, out: str, options: list[str], count: int = 1) -> tuple[float, int]:
     """Seconds and peak_bytes of a fit by so many processes, which share the cores."""
-    command = [str(PROGRAM), file, "--out", f"{out}/fit", *options]
+    command = [str(PROGRAM), file, "--out", f"{out}/fit", "--block-size", "64", *options]
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count))}
     began = time.monotonic()
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

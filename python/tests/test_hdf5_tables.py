@@ -25,7 +25,7 @@ def call(program, *words, codes=(0,)):
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     out = tmp_path_factory.mktemp("tables")
-    call("msa-synth", "--tokens", 2048, "--layers", 2, "--out", out / "synth.h5")
+    call("msa-synth", "--tokens", 2048, "--model-layers", 2, "--out", out / "synth.h5")
     return out / "synth.h5"
 
 
