@@ -5,6 +5,7 @@
 
 #include "core/cpu/cpu_backend.h"
 #include "core/error.h"
+#include "core/meant.h"
 #include "core/reference/reference_backend.h"
 
 namespace msa {
@@ -57,7 +58,7 @@ std::vector<BackendInfo> list_backends() {
 }
 
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
-    std::string names;
+    std::vector<std::string> names;
     for (const Registered& known : registry()) {
         if (known.info.name == name) {
             if (!known.info.usable.yes)
@@ -65,9 +66,12 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
                     concat("backend ", name, " cannot start here: ", known.info.usable.why_not));
             return known.factory(options);
         }
-        names += (names.empty() ? "" : ", ") + known.info.name;
+        names.push_back(known.info.name);
     }
-    throw InputError(concat("no backend is called '", name, "'; there are: ", names));
+    std::string list;
+    for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
+    throw InputError(concat("no backend is called '", name, "'", did_you_mean(name, names),
+                            "; there are: ", list));
 }
 
 }  // namespace msa

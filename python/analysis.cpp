@@ -57,7 +57,7 @@ Ids selection(const char* name, const Operand& array, const Problem& p) try {
     return ids;
 } catch (const InputError& error) {
     const std::string said = error.what();
-    throw InputError(said.rfind("ids[", 0) == 0 ? concat(name, ": ", said) : said);
+    throw InputError(said.starts_with("ids[") ? name + said.substr(3) : said);
 }
 
 /// The rows of a chunk. An absent view stays absent.
@@ -74,10 +74,10 @@ void each_chunk(const Problem& p, const std::function<void(const Problem&, Query
 }
 
 /// One list for each of Recall::kColumns.
-std::vector<Doubles> recall(const Problem& p, const Operand& topk_idxs, const Operand& oracle_idxs,
+std::vector<Doubles> recall(const Problem& p, const Operand& chosen, const Operand& best,
                             const Operand& mass, bool exclude_local, bool all_rows) {
-    const Ids ids = selection("topk_idxs", topk_idxs, p);
-    const Ids oracle = selection("oracle_idxs", oracle_idxs, p);
+    const Ids ids = selection("ids", chosen, p);
+    const Ids oracle = selection("oracle_ids", best, p);
     const Floats all =
         checked<float, 3>("mass", mass, "[Nq, Hkv, B]", {p.queries(), p.kv_heads, p.blocks()});
     analysis::Recall found(p.kv_heads, {.exclude_local = exclude_local});
@@ -98,13 +98,13 @@ Doubles output_error(const Problem& p, const Operand& out, const Operand& dense_
 }
 
 Doubles sink_mass(const Problem& p, const Operand& q, const Operand& k, const Operand& lse,
-                  const Maybe& topk_idxs, int64_t tokens) {
+                  const Maybe& chosen, int64_t tokens) {
     p.validate();
     const Floats queries = per_head("q", q, p);
     const Floats keys =
         checked<float, 3>("k", k, "[Nk, Hkv, dh]", {p.keys(), p.kv_heads, p.head_dim});
     const View<const float, 2> sums = lse_of(lse, p);
-    const Ids ids = topk_idxs ? selection("topk_idxs", *topk_idxs, p) : Ids();
+    const Ids ids = chosen ? selection("ids", *chosen, p) : Ids();
     analysis::SinkMass found(p.query_heads, tokens);
     each_chunk(p, [&](const Problem& part, QueryRange range) {
         found.add(part, found.logits(part, rows(queries, range), keys), rows(sums, range),
@@ -128,8 +128,8 @@ Doubles entropy(const Problem& p, const Operand& q, const Operand& mean_key, con
 }
 
 /// Row-major [Hkv, Hkv].
-Doubles group_overlap(const Problem& p, const Operand& topk_idxs, bool all_rows) {
-    const Ids ids = selection("topk_idxs", topk_idxs, p);
+Doubles group_overlap(const Problem& p, const Operand& chosen, bool all_rows) {
+    const Ids ids = selection("ids", chosen, p);
     analysis::GroupOverlap found(p.kv_heads);
     each_chunk(p, [&](const Problem& part, QueryRange range) {
         found.add(analysis::row_kinds(part, ids.extent(2), all_rows), rows(ids, range));
@@ -139,12 +139,12 @@ Doubles group_overlap(const Problem& p, const Operand& topk_idxs, bool all_rows)
 }
 
 double mean_overlap(const Problem& p, const Operand& a, const Operand& b) {
-    return analysis::mean_overlap(selection("topk_idxs", a, p), selection("topk_idxs", b, p));
+    return analysis::mean_overlap(selection("ids", a, p), selection("ids", b, p));
 }
 
 /// Row-major [Hkv, blocks of all sequences].
-std::vector<int64_t> popularity(const Problem& p, const Operand& topk_idxs) {
-    const Ids ids = selection("topk_idxs", topk_idxs, p);
+std::vector<int64_t> popularity(const Problem& p, const Operand& chosen) {
+    const Ids ids = selection("ids", chosen, p);
     analysis::Popularity found(p);
     found.add(p, ids);
     const View<const int64_t, 2> counts = found.queries_per_block();

@@ -40,12 +40,6 @@ Teacher teacher_named(const std::string& name) {
     return name == "max" ? Teacher::max : Teacher::mean;
 }
 
-/// An error of the library, which begins with the name of an argument: its ids are topk_idxs here.
-std::string in_words_of_python(const std::string& error) {
-    const std::string ids = "ids";
-    return error.starts_with(ids) ? "topk_idxs" + error.substr(ids.size()) : error;
-}
-
 /// A backend and where its arrays lie. On the host a call is done when it returns; on a GPU it has
 /// taken its turn in the stream. Threads take turns: autograd calls from threads of its own.
 class Runner {
@@ -54,12 +48,10 @@ public:
         : backend_(std::move(backend)), views_(device), waits_(device == kOnHost) {}
 
     template <typename Body>
-    void run(Body body) try {
+    void run(Body body) {
         const std::lock_guard turn(turn_);
         body(*backend_, views_);
         if (waits_) backend_->finish();
-    } catch (const InputError& error) {
-        throw InputError(in_words_of_python(error.what()));
     }
     const Backend& backend() const { return *backend_; }
 
@@ -200,7 +192,7 @@ void define_backend(nb::module_& m) {
                 r.run([&](Backend& b, const Views& views) {
                     const AttentionInput input =
                         views.attention(q, k, v, sinks, page_table, seqused_k);
-                    b.sparse_attention(p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
+                    b.sparse_attention(p, input, views.typed<const int32_t, 3>("ids", ids),
                                        views.attention_output(result, lse), loop_order(order));
                 });
             },
@@ -214,7 +206,7 @@ void define_backend(nb::module_& m) {
                 r.run([&](Backend& b, const Views& views) {
                     const AttentionInput input = views.attention(q, k, v, sinks);
                     b.sparse_attention_grad(
-                        p, input, views.typed<const int32_t, 3>("topk_idxs", ids),
+                        p, input, views.typed<const int32_t, 3>("ids", ids),
                         views.saved(result, lse, d_out), views.gradient(d_q, d_k, d_v, d_sinks),
                         loop_order(order));
                 });
@@ -297,7 +289,7 @@ void define_backend(nb::module_& m) {
                                {.index = views.index(index_q, index_k, {}, {}),
                                 .q = views.in<3>("q", q),
                                 .k = views.in<3>("k", k),
-                                .ids = views.maybe<const int32_t, 3>("topk_idxs", ids),
+                                .ids = views.maybe<const int32_t, 3>("ids", ids),
                                 .teacher = teacher_named(teacher),
                                 .sinks = views.maybe<const float, 1>("sinks", sinks),
                                 .main_lse = views.maybe<const float, 2>("main_lse", main_lse),

@@ -118,7 +118,8 @@ OptionTable option_table(BenchOptions& o) {
     table
         .text("backend", "NAME", o.backend,
               "cuda, cuda-unordered, cuda-sm80, cuda-sm86, cpu, cpu-avx2 or reference; default: "
-              "cuda if it can start, else cpu")
+              "cuda if it can start, else cpu. A record is of the whole machine, so there is no "
+              "--threads: cpu has OMP_NUM_THREADS threads, else all")
         .offers(kBackends);
     table.path("input", "FILE", w.input, "activations whose layers are the cases");
     table.path("indexer", "FILE", w.indexer,
@@ -143,10 +144,8 @@ OptionTable option_table(BenchOptions& o) {
     table
         .names("index-element", "TYPE,...", w.index_elements, any_name,
                "of index_q and index_k: bf16, f16, f32, e4m3, int8 with a scale for each row of "
-               "index_q "
-               "and each block of index_k, or int8-exact, an int8 copy of index_k that finds the "
-               "ids of "
-               "--element; default: as --element, on cuda e4m3 too")
+               "index_q and each block of index_k, or int8-exact, an int8 copy of index_k that "
+               "finds the ids of --element; default: as --element, on cuda e4m3 too")
         .offers({"bf16", "f16", "f32", "e4m3", "int8", "int8-exact"});
     table.counts("pages", "N,...", o.page_sizes,
                  "also time forward stages with keys in pages of N tokens", at_least(1));

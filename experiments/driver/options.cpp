@@ -113,12 +113,16 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
             folder.string(), ", but ", there.string(), " is a file, not a folder");
 }
 
-/// What an unknown option may have been: the beginning of others, or one that is spelt alike.
+/// What an unknown option may have been: one that begins with it or has its words, or one that is
+/// spelt alike.
 static std::string instead_of(const std::string& asked, const po::options_description& options) {
     std::vector<std::string> known, longer;
     for (const auto& option : options.options()) {
         known.push_back("--" + option->long_name());
-        if (known.back().starts_with(asked)) longer.push_back(known.back());
+        const bool has_words =
+            asked.starts_with("--") &&
+            (known.back() + '-').find(asked.substr(1) + '-') != std::string::npos;
+        if (has_words || known.back().starts_with(asked)) longer.push_back(known.back());
     }
     return longer.empty() ? did_you_mean(asked, known) : ", but there is " + join(longer);
 }

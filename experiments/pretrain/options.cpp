@@ -321,8 +321,8 @@ OptionTable option_table(PretrainOptions& o) {
     table
         .text("preset", "NAME", o.preset,
               "sizes that other options start from: nano (seconds on a laptop), pilot (13.9M "
-              "parameters, context 4096) or large (29M, context 8192); the defaults below are "
-              "those of nano")
+              "parameters, context 4096) or large (29M, context 8192); blocks are smaller than "
+              "elsewhere, as contexts are shorter. The defaults below are those of nano")
         .offers({"nano", "pilot", "large"});
     add_model(table, o);
     add_index_branch(table, o);

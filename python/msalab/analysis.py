@@ -76,40 +76,40 @@ def _host(array, dtype=None):
     return _kind(array).on_host(array, dtype)
 
 
-def _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout, name="topk_idxs"):
+def _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout, name="ids"):
     queries, groups, _ = _shape(name, ids, "Nq", "Hkv", "k")
     return operations._groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k,
                                       layout)
 
 
 @_measures(*_msalab.recall_columns)
-def recall(topk_idxs: Any, mass: Any, oracle_idxs: Any = None, *, exclude_local: bool = False, all_rows: bool = False,
+def recall(ids: Any, mass: Any, oracle_ids: Any = None, *, exclude_local: bool = False, all_rows: bool = False,
            block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """What a selection keeps of dense attention: a dictionary of the values [Hkv] of each group.
 
-    topk_idxs [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.block_mass returns.
-    oracle_idxs [Nq, Hkv, any] int32: the blocks that should have been chosen; where absent, those
+    ids [Nq, Hkv, k] int32; mass [Nq, Hkv, B] float32, what msalab.block_mass returns.
+    oracle_ids [Nq, Hkv, any] int32: the blocks that should have been chosen; where absent, those
     that msalab.select_blocks chooses by mass, k of them. exclude_local leaves the query's own
     block, which is always chosen, out of the oracle's in the two recalls. Where the oracle's blocks
     hold no mass, nothing was lost: recall 1.
     """
-    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
-    if oracle_idxs is None:
-        oracle_idxs = operations.select_blocks(
-            mass, topk_idxs.shape[2], block_size=block_size, cu_seqlens_q=cu_seqlens_q,
+    p = _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    if oracle_ids is None:
+        oracle_ids = operations.select_blocks(
+            mass, ids.shape[2], block_size=block_size, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k, layout=layout)
-    found = _msalab.recall(p, _host(topk_idxs), _host(oracle_idxs), _host(mass),
+    found = _msalab.recall(p, _host(ids), _host(oracle_ids), _host(mass),
                            bool(exclude_local), bool(all_rows))
-    return {name: _values(topk_idxs, values, -1)
+    return {name: _values(ids, values, -1)
             for name, values in zip(_msalab.recall_columns, found)}
 
 
 @_measures("output_error")
-def output_error(out: Any, dense_out: Any, topk: int, *, all_rows: bool = False, block_size: int = 128,
+def output_error(out: Any, dense_out: Any, top_k: int, *, all_rows: bool = False, block_size: int = 128,
                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None) -> Any:
     """How far sparse attention's output is from dense attention's: the values [Hq] of each head.
 
-    out, dense_out [Nq, Hq, dh] float32 or, on a GPU, bfloat16; topk: the blocks k that the
+    out, dense_out [Nq, Hq, dh] float32 or, on a GPU, bfloat16; top_k: the blocks k that the
     selection may keep, which says what queries are trivial. A head whose dense output is 0 on every
     counted query has NaN.
     """
@@ -117,24 +117,24 @@ def output_error(out: Any, dense_out: Any, topk: int, *, all_rows: bool = False,
     p = operations._groups_problem(queries, heads, block_size, cu_seqlens_q, cu_seqlens_k, layout,
                                    head_dim)
     found = _msalab.output_error(p, _host(out, "float32"), _host(dense_out, "float32"),
-                                 _positive("topk", topk), bool(all_rows))
+                                 _positive("top_k", top_k), bool(all_rows))
     return _values(out, found, -1)
 
 
-def _attend(q, k, topk_idxs, options):
+def _attend(q, k, ids, options):
     """The mean key and lse of each query and head: attention with the keys as values."""
-    if topk_idxs is None:
+    if ids is None:
         options = {name: value for name, value in options.items() if name != "block_size"}
         return operations.dense_attention(q, k, k, return_softmax_lse=True, **options)
-    return operations.sparse_attention(q, k, k, topk_idxs, return_softmax_lse=True, **options)
+    return operations.sparse_attention(q, k, k, ids, return_softmax_lse=True, **options)
 
 
 @_measures("sink_mass_dense", "sink_mass_sparse")
-def sink_mass(q: Any, k: Any, topk_idxs: Any = None, *, tokens: int = 1, softmax_scale: float | None = None,
+def sink_mass(q: Any, k: Any, ids: Any = None, *, tokens: int = 1, softmax_scale: float | None = None,
               sinks: Any = None, window: int | None = None, softcap: float | None = None, block_size: int = 128,
               cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """The probability on the first `tokens` tokens of each sequence: the values [Hq] of each head,
-    over all queries that see a key. In dense attention, or, with topk_idxs [Nq, Hkv, k] int32, in
+    over all queries that see a key. In dense attention, or, with ids [Nq, Hkv, k] int32, in
     attention over these blocks, where other tokens have probability 0.
 
     q, k, softmax_scale, sinks, window, softcap, block_size and backend: as in
@@ -145,19 +145,19 @@ def sink_mass(q: Any, k: Any, topk_idxs: Any = None, *, tokens: int = 1, softmax
                    block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
                    layout=layout)
     tokens = _positive("tokens", tokens)
-    _, lse = _attend(q, k, topk_idxs, {**options, "backend": backend})
+    _, lse = _attend(q, k, ids, {**options, "backend": backend})
     del options["sinks"]  # they are in the lse
     found = _msalab.sink_mass(_attention_problem(q, k, options), _host(q, "float32"),
-                              _host(k, "float32"), _host(lse), _host(topk_idxs), tokens)
+                              _host(k, "float32"), _host(lse), _host(ids), tokens)
     return _values(q, found, -1)
 
 
 @_measures("entropy_dense", "entropy_sparse")
-def entropy(q: Any, k: Any, topk_idxs: Any = None, *, softmax_scale: float | None = None, sinks: Any = None,
+def entropy(q: Any, k: Any, ids: Any = None, *, softmax_scale: float | None = None, sinks: Any = None,
             window: int | None = None, softcap: float | None = None, block_size: int = 128, cu_seqlens_q: Any = None,
             cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
     """The entropy of attention: the values [Hq] of each head, over all queries that see a key. Of
-    dense attention, or, with topk_idxs [Nq, Hkv, k] int32, of attention over these blocks.
+    dense attention, or, with ids [Nq, Hkv, k] int32, of attention over these blocks.
 
     Arguments as in sink_mass. Learnable sinks take part as one more place that probability goes to.
     It is lse - softmax_scale * q . (mean key), good to about the float rounding of lse; with a soft
@@ -166,7 +166,7 @@ def entropy(q: Any, k: Any, topk_idxs: Any = None, *, softmax_scale: float | Non
     options = dict(softmax_scale=softmax_scale, window=window, softcap=softcap,
                    block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
                    layout=layout)
-    mean_key, lse = _attend(q, k, topk_idxs, {**options, "sinks": sinks, "backend": backend})
+    mean_key, lse = _attend(q, k, ids, {**options, "sinks": sinks, "backend": backend})
     found = _msalab.entropy(_attention_problem(q, k, options), _host(q, "float32"),
                             _host(mean_key, "float32"), _host(lse), _host(sinks))
     return _values(q, found, -1)
@@ -179,15 +179,15 @@ def _attention_problem(q, k, options):
 
 
 @_measures("group_overlap")
-def group_overlap(topk_idxs: Any, *, all_rows: bool = False, block_size: int = 128, cu_seqlens_q: Any = None,
+def group_overlap(ids: Any, *, all_rows: bool = False, block_size: int = 128, cu_seqlens_q: Any = None,
                   cu_seqlens_k: Any = None, layout: Any = None) -> Any:
-    """How far the groups of a layer choose the same blocks, [Hkv, Hkv], of topk_idxs [Nq, Hkv, k]
+    """How far the groups of a layer choose the same blocks, [Hkv, Hkv], of ids [Nq, Hkv, k]
     int32. Symmetric; the diagonal is 1.
     """
-    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
-    groups = topk_idxs.shape[1]
-    found = _msalab.group_overlap(p, _host(topk_idxs), bool(all_rows))
-    return _values(topk_idxs, found, groups, groups)
+    p = _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    groups = ids.shape[1]
+    found = _msalab.group_overlap(p, _host(ids), bool(all_rows))
+    return _values(ids, found, groups, groups)
 
 
 @_measures("layer_overlap")
@@ -208,14 +208,14 @@ def layer_overlap(selections: Any, *, block_size: int = 128, cu_seqlens_q: Any =
 
 
 @_measures("queries_per_block")
-def popularity(topk_idxs: Any, *, block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+def popularity(ids: Any, *, block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
                layout: Any = None) -> Any:
     """How many queries of each group chose each block, [Hkv, blocks of all sequences] int64, of
-    topk_idxs [Nq, Hkv, k] int32. lorenz_curve and gini say how evenly they are spread.
+    ids [Nq, Hkv, k] int32. lorenz_curve and gini say how evenly they are spread.
     """
-    p = _ids_problem(topk_idxs, block_size, cu_seqlens_q, cu_seqlens_k, layout)
-    found = _msalab.popularity(p, _host(topk_idxs))
-    return _values(topk_idxs, found, topk_idxs.shape[1], -1, dtype=np.int64)
+    p = _ids_problem(ids, block_size, cu_seqlens_q, cu_seqlens_k, layout)
+    found = _msalab.popularity(p, _host(ids))
+    return _values(ids, found, ids.shape[1], -1, dtype=np.int64)
 
 
 def _counts(counts):

@@ -37,6 +37,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(repr(name) for name in meant)}?)" if meant else ""
 
 
+def option_meant(option: str, known: Iterable[str]) -> str:
+    """As did_you_mean, before which come the options that have the words of this one: '--weight-decay' for '--decay'."""
+    longer = [name for name in known if name.startswith(option) or f"{option[1:]}-" in f"{name[1:]}-"]
+    return f", but there is {', '.join(longer)}" if longer else did_you_mean(option, known)
+
+
 def refuse_unknown(names, known, what: str) -> str:
     """"--selectors names orcale (did you mean 'oracle'?); there are: ...", or nothing where all are known."""
     known = list(known)
@@ -44,13 +50,45 @@ def refuse_unknown(names, known, what: str) -> str:
     return f"{what} {', '.join(unknown)}; there are: {', '.join(known)}" if unknown else ""
 
 
-class CommandLine(argparse.ArgumentParser):
-    """Of a command of msalab: its help ends with an example, and its errors say what may have been meant."""
+class _HelpAll(argparse.Action):
+    def __call__(self, parser, *_):
+        parser.usual = ()
+        parser.print_help()
+        parser.exit()
 
-    def __init__(self, *args, example: str = "", **more):
+
+class CommandLine(argparse.ArgumentParser):
+    """Of a command of msalab: its help ends with an example, and its errors say what may have been meant. usual: the
+    options of --help, where --help-all has more."""
+
+    def __init__(self, *args, example: str = "", usual: Iterable[str] = (), **more):
         if example:
             more = {"epilog": f"example:\n  {example}", "formatter_class": argparse.RawDescriptionHelpFormatter, **more}
-        super().__init__(*args, **more)
+        super().__init__(*args, allow_abbrev=False, **more)
+        self.usual = frozenset(usual)
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def format_help(self):
+        return self._usually(super().format_help)
+
+    def format_usage(self):
+        return self._usually(super().format_usage)
+
+    def _usually(self, write):
+        """What write() makes of the usual options alone, and of --help-all in place of the others."""
+        whole = self._option_string_actions["--help-all"]
+        others = [action for action in self._actions if self.usual and action.option_strings and action.dest != "help"
+                  and action is not whole and not self.usual & set(action.option_strings)]
+        helps = [(action, action.help) for action in (*others, whole)]
+        try:
+            for action in others:
+                action.help = argparse.SUPPRESS
+            if others:
+                whole.help = f"show these options and {len(others)} more, and exit"
+            return write()
+        finally:
+            for action, text in helps:
+                action.help = text
 
     def parse_known_args(self, args=None, namespace=None):
         """With --complete --FLAG alone, prints the values that a shell completes there."""
@@ -64,7 +102,7 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message):
         options = [name for name in self._option_string_actions if name.startswith("--")]
         if message.startswith("unrecognized arguments:"):
-            message = re.sub(r"(--[\w-]+)(=\S*)?", lambda at: at[0] + did_you_mean(at[1], options), message)
+            message = re.sub(r"(--[\w-]+)(=\S*)?", lambda at: at[0] + option_meant(at[1], options), message)
         choice = re.fullmatch(r"(argument .*: invalid choice: )'([^']*)'( \(choose from (.*)\))", message)
         if choice:
             known = re.findall(r"[\w.-]+", choice[4])

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from . import operations as m
-from .arguments import CommandLine, distinct_integers
+from .arguments import CommandLine, distinct_integers, refuse_unknown
 from .capture.layer import require
 from .capture.reader import ActivationsReader
 from .ending import ended
@@ -79,8 +79,8 @@ def _select(backend, rule: Rule, call: Call, index_q, index_k, element=None):
                                     layout=call.layout)
     elif element is not None:
         q, k = q.astype(TYPES[element]), k.astype(TYPES[element])
-    return _on(backend, m.index_select, q, k, rule.top_k, scales=scales, force_begin_blocks=rule.forced_first,
-               force_end_blocks=rule.forced_local, block_size=rule.block_size, layout=call.layout)
+    return _on(backend, m.index_select, q, k, rule.top_k, scales=scales, forced_first=rule.forced_first,
+               forced_local=rule.forced_local, block_size=rule.block_size, layout=call.layout)
 
 
 def present() -> list[str]:
@@ -219,9 +219,9 @@ def main(arguments=None) -> int:
         parser.error("--chunk and --rows must be at least 1")
     here = present()
     backends = given.backends.split(",") if given.backends else here
-    absent = [name for name in backends if name not in here]
+    absent = refuse_unknown(backends, here, "--backends names")
     if absent:
-        parser.error(f"no backend {', '.join(absent)} here; there are: {', '.join(here)}")
+        parser.error(absent)
     return ended(lambda: _work(given, backends), given)
 
 

@@ -307,14 +307,14 @@ def print_answer(answer: dict, out):
 
 
 def work(options):
-    model, rates = read(options.model), RATES[options.gpu]
+    model, rates = read(options.model), RATES[options.hardware]
     msa = Msa(Rule(options.block_size, options.top_k), options.index_dim)
     rows = None if options.records is None else [
         asdict(row) for row in measured(options.records) if (row.hidden, row.query_heads) in
         {(model.hidden, layer.query_heads) for layer in model.layers}]
     if not any(layer.kind == SELECTS for layer in model.layers):
         raise Refusal(f"{options.model}: no layer is left to select: {describe(model)}")
-    answer = {"model": options.model, "what": describe(model), "gpu": options.gpu,
+    answer = {"model": options.model, "what": describe(model), "gpu": options.hardware,
               "rule": f"{msa.rule.top_k} blocks of {msa.rule.block_size}, Index Branch of {msa.index_dim} channels",
               "pays": {of: crossover(model, of, rates, msa) for of in WORK}, "table": table(model, rates, msa),
               "measured": rows}
@@ -326,9 +326,9 @@ def work(options):
 
 def main(arguments=None) -> int:
     parser = CommandLine(prog="msalab crossover", description=__doc__,
-                         example="msalab crossover meta-llama/Llama-3.1-8B --gpu h100")
+                         example="msalab crossover meta-llama/Llama-3.1-8B --hardware h100")
     parser.add_argument("model", metavar="MODEL", help="a folder with a config.json, or a model's id")
-    parser.add_argument("--gpu", choices=tuple(RATES), default="h100", help="whose rates (h100)")
+    parser.add_argument("--hardware", choices=tuple(RATES), default="h100", help="whose rates (h100)")
     parser.add_argument("--block-size", type=int, default=Rule.block_size, help="default: %(default)s")
     parser.add_argument("--top-k", type=int, default=Rule.top_k, help="default: %(default)s")
     parser.add_argument("--index-dim", type=int, default=Msa.index_dim, help="channels of the Index Branch; default: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class IndexBranch:
         # The root of the mean square of a key is 1 before its norm's weights; a turn leaves pairs as long as they are.
         self.key_scale = 127 / (math.sqrt(self.width) * float(self.norm_k.abs().max())) if self.int8 else 1.0
 
-    def to(self, device) -> IndexBranch:
+    def to(self, device: torch.device | str) -> IndexBranch:
         tensors = (self.w_q, self.w_k, self.norm_q, self.norm_k, self.frequencies)
         return IndexBranch(self.layer, self.groups, *(None if tensor is None else tensor.to(device)
                                                       for tensor in tensors), self.int8)
@@ -89,7 +90,7 @@ class IndexBranch:
         return found
 
 
-def rule(path) -> Rule:
+def rule(path: str | Path) -> Rule:
     """The blocks that the fit was for."""
     try:
         return Rule(**fitted.rule(path))
@@ -97,7 +98,7 @@ def rule(path) -> Rule:
         raise InputError(str(error)) from error
 
 
-def read(path) -> dict[int, IndexBranch]:
+def read(path: str | Path) -> dict[int, IndexBranch]:
     """Layer -> its Index Branch, or the earlier layer's whose ids it takes, of what fitted.read takes.
     InputError naming the file and what is wrong."""
     try:

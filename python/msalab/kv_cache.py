@@ -100,7 +100,7 @@ class _Calls:
 
 def _select(index_q, index_k, index_keys, table, lengths, top_k, first, local, block_size, known=None):
     calls = _Calls.of(index_q, index_keys, table, lengths, known)
-    rule = {"force_begin_blocks": first, "force_end_blocks": local, "block_size": block_size}
+    rule = {"forced_first": first, "forced_local": local, "block_size": block_size}
     if calls.is_whole(known, index_q.shape[1]):
         ids = operations.index_select(calls.packed(index_q), calls.packed(index_k), top_k, **rule, **calls.lengths())
     else:
@@ -127,7 +127,7 @@ def _attend(q, k, v, keys, values, ids, sinks, table, lengths, block_size, scale
 
 
 attend = _Operator(
-    "cache_attend", "(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor topk_idxs, Tensor? sinks, "
+    "cache_attend", "(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor ids, Tensor? sinks, "
     "Tensor table, Tensor lengths, SymInt block_size, float? scale, float? softcap, SymInt[]? known) -> Tensor",
     _attend, lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
 

@@ -2,6 +2,7 @@
 """Algorithm 1 of the paper (alg:msa-train) as a module to drop into a training script."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +94,7 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
     if sparse:
         ids, index_lse = m.index_select(
             index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=True,
-            force_begin_blocks=rule.forced_first, force_end_blocks=rule.forced_local, **packed)
+            forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
         heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
                                              return_softmax_lse=True, **main)
     else:
@@ -130,8 +131,8 @@ class MSAttention(nn.Module):
 
     def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
                  index_dim: int = 64, block_size: int = 128, top_k: int = 16,
-                 forced_first: int = 0, forced_local: int = 1, rotary_dim=None,
-                 index_rotary=None, rope_theta: float = 1e5, index_norm: bool = True,
+                 forced_first: int = 0, forced_local: int = 1, rotary_dim: int | None = None,
+                 index_rotary: int | None = None, rope_theta: float = 1e5, index_norm: bool = True,
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
                  kl_full_support: bool = False):
         super().__init__()
@@ -166,7 +167,7 @@ class MSAttention(nn.Module):
             self.indexer.v_proj = nn.Linear(dim, index_dim, bias=False)
             self.indexer.o_proj = nn.Linear(kv_heads * index_dim, dim, bias=False)
 
-    def forward(self, x: Tensor, cu_seqlens=None, sparse: bool = True):
+    def forward(self, x: Tensor, cu_seqlens: Any = None, sparse: bool = True) -> tuple[Tensor, Tensor]:
         if x.dim() != 2 or x.shape[1] != self.dim:
             raise InputError(f"x has shape {list(x.shape)}, must be [N, {self.dim}]")
         n = len(x)

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The operations of MSA. Equations are those of the paper, the contracts those of core/backend.h:
 keys behind a query's position and blocks outside its ids have no influence, not even as NaN; the
-same arguments give the same bits, whatever the number of threads.
-
-`force_begin_blocks` and `force_end_blocks` are the names of fmha_sm100, the paper's authors' package
-(sparse_topk_select, github.com/MiniMax-AI/MSA). Everywhere else, in C++, in the programs and in this
-package, they are `forced_first` and `forced_local`."""
+same arguments give the same bits, whatever the number of threads."""
 
 from __future__ import annotations
 
@@ -552,13 +548,12 @@ def index_scores(index_q: Any, index_k: Any, *, scales: Any = None, block_size: 
     return scores
 
 
-def select_blocks(scores: Any, topk: int, *, force_begin_blocks: int = 0, force_end_blocks: int = 1,
-                  block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
-                  backend: str = "auto") -> Any:
-    """The blocks that each query and group keeps (eq:msa-topk), [Nq, Hkv, topk] int32.
+def select_blocks(scores: Any, top_k: int, *, forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
+                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None, backend: str = "auto") -> Any:
+    """The blocks that each query and group keeps (eq:msa-topk), [Nq, Hkv, top_k] int32.
 
-    scores [Nq, Hkv, B] float32. Of the topk slots the newest force_end_blocks visible blocks (at
-    least 1: the query's own) and the oldest force_begin_blocks take theirs first; the rest go to
+    scores [Nq, Hkv, B] float32. Of the top_k slots the newest forced_local visible blocks (at
+    least 1: the query's own) and the oldest forced_first take theirs first; the rest go to
     the visible blocks of highest score above -inf (NaN counts as -inf). Ties go to the lower id.
     Rows are ascending and padded with -1. Without cu_seqlens or layout: one sequence with as many
     keys as queries.
@@ -566,22 +561,10 @@ def select_blocks(scores: Any, topk: int, *, force_begin_blocks: int = 0, force_
     kind = _kind(scores)
     queries, groups, _ = _shape("scores", scores, "Nq", "Hkv", "B")
     p = _groups_problem(queries, groups, block_size, cu_seqlens_q, cu_seqlens_k, layout)
-    ids = kind.empty(scores, (queries, groups, _positive("topk", topk)), "int32")
+    ids = kind.empty(scores, (queries, groups, _positive("top_k", top_k)), "int32")
     call = kind.operation(scores, backend, "select_blocks")
-    call(p, topk, *_forced(force_end_blocks, force_begin_blocks, topk), scores, ids)
+    call(p, top_k, _integer("forced_local", forced_local), _integer("forced_first", forced_first), scores, ids)
     return ids
-
-
-def _forced(local, first, topk) -> tuple[int, int]:
-    """Both numbers of blocks that are always kept, refused under the names that they have here."""
-    if _integer("force_end_blocks", local) < 1:
-        raise InputError(f"force_end_blocks is {local}, must be at least 1")
-    if _integer("force_begin_blocks", first) < 0:
-        raise InputError(f"force_begin_blocks is {first}, must be at least 0")
-    if first + local > topk:
-        raise InputError(f"force_begin_blocks + force_end_blocks is {first + local}, must be at "
-                         f"most topk = {topk}")
-    return local, first
 
 
 def _positive(name: str, value) -> int:
@@ -590,8 +573,8 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def index_select(index_q: Any, index_k: Any, topk: int, *, scales: Any = None, coarse: Any = None,
-                 force_begin_blocks: int = 0, force_end_blocks: int = 1, block_size: int = 128,
+def index_select(index_q: Any, index_k: Any, top_k: int, *, scales: Any = None, coarse: Any = None,
+                 forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
                  index_scale: float | None = None, return_index_lse: bool = False, out: Any = None,
                  page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
                  validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
@@ -602,18 +585,18 @@ def index_select(index_q: Any, index_k: Any, topk: int, *, scales: Any = None, c
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
     without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse.
     coarse: an int8 copy of index_k, as store_coarse gives it; the ids stay those of index_q and
-    index_k, and a GPU may find them with less work. out [Nq, Hkv, topk] int32: where the ids go.
+    index_k, and a GPU may find them with less work. out [Nq, Hkv, top_k] int32: where the ids go.
     page_table, seqused_k, max_seqlen_k, validate: of keys in pages [pages, page_size, didx], as in
     sparse_attention.
     """
-    found = _select(index_q, index_k, *_pair(scales), topk, force_begin_blocks, force_end_blocks,
+    found = _select(index_q, index_k, *_pair(scales), top_k, forced_first, forced_local,
                     block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k,
                     *_coarse(coarse), layout, backend, out,
                     _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_index_lse else found[0]
 
 
-def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale, with_lse,
+def _select(index_q, index_k, q_scales, k_scales, top_k, first, local, block_size, scale, with_lse,
             cu_q, cu_k, coarse_keys=None, coarse_blocks=None, layout=None, backend="auto", ids=None,
             pages=_PACKED):
     kind = _kind(index_q)
@@ -621,15 +604,15 @@ def _select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size
     p = _problem(*lengths, None, None, index_q, keys, block_size, None, scale)
     rows = index_q.shape[:2]
     if ids is None:
-        ids = kind.empty(index_q, (*rows, _positive("topk", topk)), "int32")
+        ids = kind.empty(index_q, (*rows, _positive("top_k", top_k)), "int32")
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
-    call(p, topk, *_forced(local, first, topk), index_q, index_k, q_scales, k_scales, ids, lse,
-         table, used, coarse_keys, coarse_blocks)
+    call(p, top_k, _integer("forced_local", local), _integer("forced_first", first), index_q, index_k, q_scales,
+         k_scales, ids, lse, table, used, coarse_keys, coarse_blocks)
     return ids, lse
 
 
-def sparse_attention(q: Any, k: Any, v: Any, topk_idxs: Any, *, softmax_scale: float | None = None,
+def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, softmax_scale: float | None = None,
                      return_softmax_lse: bool = False, sinks: Any = None, window: int | None = None,
                      softcap: float | None = None, block_size: int = 128, order: str = "automatic", out: Any = None,
                      lse: Any = None, page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
@@ -637,7 +620,7 @@ def sparse_attention(q: Any, k: Any, v: Any, topk_idxs: Any, *, softmax_scale: f
                      backend: str = "auto") -> Any:
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
-    q, k, v, sinks, window, softcap and what is returned: as in dense_attention. topk_idxs
+    q, k, v, sinks, window, softcap and what is returned: as in dense_attention. ids
     [Nq, Hkv, k] int32: blocks of the query's own sequence, ascending without repeats, visible to
     the query, padded with -1 at the end; a row of -1 alone gives out 0 and lse -inf. Ids that
     break this raise InputError naming query, group and rule. order: automatic, union, kv_outer or
@@ -648,14 +631,14 @@ def sparse_attention(q: Any, k: Any, v: Any, topk_idxs: Any, *, softmax_scale: f
     the last axis must be contiguous, and token j of sequence s is row j % page_size of page
     page_table[s, j // page_size]. seqused_k counts the tokens of each sequence, the queries' own
     among them. cu_seqlens_q [S+1] delimits the queries, absent: one of each sequence. Of page_size
-    and block_size one divides the other. topk_idxs are blocks of the sequence, not pages.
+    and block_size one divides the other. ids are blocks of the sequence, not pages.
 
     max_seqlen_k: no sequence is longer. Where seqused_k is a tensor int32 on a GPU, its values are
     then read there, when the call runs: nothing waits for them, and a CUDA graph of the call is right
     for all lengths up to max_seqlen_k and for tables that change. validate: the values are waited
     for and checked by check_pages.
     """
-    found = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
+    found = _sparse(q, k, v, ids, sinks, softmax_scale, window, softcap, block_size, order,
                     cu_seqlens_q, cu_seqlens_k, layout, backend, out, lse,
                     _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_softmax_lse else found[0]
@@ -673,27 +656,27 @@ def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q
     return out, lse
 
 
-def sparse_attention_grad(q: Any, k: Any, v: Any, topk_idxs: Any, out: Any, lse: Any, d_out: Any, *,
+def sparse_attention_grad(q: Any, k: Any, v: Any, ids: Any, out: Any, lse: Any, d_out: Any, *,
                           softmax_scale: float | None = None, sinks: Any = None, block_size: int = 128,
                           order: str = "automatic", cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
                           layout: Any = None, backend: str = "auto") -> Any:
-    """Its gradient, as dense_attention_grad; none through topk_idxs."""
+    """Its gradient, as dense_attention_grad; none through ids."""
     kind = _kind(q)
     p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size,
                  softmax_scale=softmax_scale)
     gradients = _empty_gradients(kind, q, k, v, sinks)
     call = kind.operation(q, backend, "sparse_attention_grad")
-    call(p, q, k, v, sinks, topk_idxs, _word("order", order), out, lse, d_out, *gradients)
+    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, d_out, *gradients)
     return gradients if sinks is not None else gradients[:3]
 
 
-def sparse_decode_attention(q: Any, k: Any, v: Any, topk_idxs: Any, **options: Any) -> Any:
+def sparse_decode_attention(q: Any, k: Any, v: Any, ids: Any, **options: Any) -> Any:
     """sparse_attention of one decode step: q [S, Hq, dh] holds the newest token of each of S
     sequences, whose keys cu_seqlens_k [S+1] delimits; without it S must be 1."""
     keys = options.pop("cu_seqlens_k", None)
     if options.get("layout") is None:
         options["layout"] = layout(*_decode_lengths(q, k, keys))
-    return sparse_attention(q, k, v, topk_idxs, **options)
+    return sparse_attention(q, k, v, ids, **options)
 
 
 def _decode_lengths(q, k, cu_seqlens_k):
@@ -726,7 +709,7 @@ def block_mass(q: Any, k: Any, *, softmax_scale: float | None = None, sinks: Any
     return (mass, max_logit) if return_max_logit else mass
 
 
-def index_kl(q: Any, k: Any, index_q: Any, index_k: Any, topk_idxs: Any = None, *, softmax_scale: float | None = None,
+def index_kl(q: Any, k: Any, index_q: Any, index_k: Any, ids: Any = None, *, softmax_scale: float | None = None,
              index_scale: float | None = None, teacher: str = "mean", sinks: Any = None, window: int | None = None,
              softcap: float | None = None, main_lse: Any = None, index_lse: Any = None, block_size: int = 128,
              return_gradient: bool = True, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
@@ -734,8 +717,8 @@ def index_kl(q: Any, k: Any, index_q: Any, index_k: Any, topk_idxs: Any = None, 
     """The KL divergence of the index distribution from the teacher (eq:msa-kl), per row.
 
     The teacher is the mean (or max) over a group's heads of softmax attention on the support, with
-    sinks, window and softcap as in dense_attention: the visible tokens of the blocks topk_idxs [Nq, Hkv, k], or all visible tokens where absent (the
-    warm-up). Returns kl [Nq, Hkv] float64; with return_gradient also d_index_q [Nq, Hkv, didx] and
+    sinks, window and softcap as in dense_attention: the visible tokens of the blocks ids
+    [Nq, Hkv, k], or all visible tokens where absent (the warm-up). Returns kl [Nq, Hkv] float64; with return_gradient also d_index_q [Nq, Hkv, didx] and
     d_index_k [Nk, didx] float32, of the mean of kl over all rows. The teacher gets no gradient.
 
     What the forward pass knows already need not be computed again (LSE fusion, sec:kernel:sparse_kl),
@@ -753,7 +736,7 @@ def index_kl(q: Any, k: Any, index_q: Any, index_k: Any, topk_idxs: Any = None, 
     d_index_q = kind.empty_like(index_q, "float32") if return_gradient else None
     d_index_k = kind.empty_like(index_k, "float32") if return_gradient else None
     call = kind.operation(index_q, backend, "index_kl")
-    call(p, q, k, index_q, index_k, topk_idxs, _word("teacher", teacher), sinks, main_lse,
+    call(p, q, k, index_q, index_k, ids, _word("teacher", teacher), sinks, main_lse,
          index_lse, kl, d_index_q, d_index_k)
     return (kl, d_index_q, d_index_k) if return_gradient else kl
 

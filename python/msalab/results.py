@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -77,7 +77,7 @@ class Table(table.Table):
         super().__init__(**columns)
         self.name, self.about, self.key, self.described = name, about, key, described
 
-    def row(self, **key) -> dict:
+    def row(self, **key: Any) -> dict[str, Any]:
         """The values of the one row with this key, by column."""
         found = self.where(**key).records()
         if len(found) != 1:
@@ -94,7 +94,7 @@ class Report:
         self.title: str = content["title"]
         self.verdict = Verdict(content["verdict"]["reached"], content["verdict"]["text"])
         self.notes: dict[str, str] = content["notes"]
-        self.run: dict = content["run"]
+        self.run: dict[str, Any] = content["run"]
         self.columns = {key: Column(**column) for key, column in content["columns"].items()}
         self.tables = {name: self._table(name, of) for name, of in content["tables"].items()}
 
@@ -219,7 +219,7 @@ def _content(path: Path) -> tuple[Path, dict]:
         raise ResultsError(f"{path}: not a readable JSON file ({error})") from error
 
 
-def open(path, program: str | None = None) -> Report:
+def open(path: str | Path, program: str | None = None) -> Report:
     """The answer in a summary.json, in its folder, or in a results.h5; of an older results.h5, which has no tables,
     the one beside it. ResultsError names what is wrong, also where the answer is not one of `program`."""
     return of(*_content(Path(path)), program)

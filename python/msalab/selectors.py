@@ -4,6 +4,7 @@ they score key blocks. Rules are those of core/select/README.md, on tensors of P
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ def find(selector):
 
 
 @torch.no_grad()
-def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
+def select(selector: str | Callable[..., Tensor], q: Tensor, k: Tensor, rule: Rule, **attention: Any) -> Tensor:
     """Blocks [n, Hkv, top_k] int32 of the newest n tokens q [n, Hq, dh] of a sequence with keys k
     [Nk, Hkv, dh]. attention: softmax_scale, sinks and softcap of the layer, which oracle reads."""
     score, begin = find(selector), held_first(rule, selector)
@@ -99,6 +100,6 @@ def select(selector, q: Tensor, k: Tensor, rule: Rule, **attention) -> Tensor:
         seen = k[:first + at + len(some)]
         parts.append(operations.select_blocks(
             score(some, seen, rule.block_size, **attention).contiguous(), rule.top_k,
-            force_begin_blocks=begin, force_end_blocks=rule.forced_local,
+            forced_first=begin, forced_local=rule.forced_local,
             block_size=rule.block_size, cu_seqlens_q=[0, len(some)], cu_seqlens_k=[0, len(seen)]))
     return torch.cat(parts)

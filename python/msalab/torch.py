@@ -247,7 +247,7 @@ def _backward_sparse(ctx, d_out, _):
 
 _sparse = _Operator(
     "sparse_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, float? scale, SymInt? window, "
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
     "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor)",
     5, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
@@ -262,7 +262,7 @@ def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size
 
 _sparse_grad = _Operator(
     "sparse_attention_grad",
-    "(Tensor q, Tensor k, Tensor v, Tensor topk_idxs, Tensor? sinks, Tensor out, Tensor lse, "
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor out, Tensor lse, "
     "Tensor d_out, float? scale, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     8, _compute_sparse_grad, lambda q, k, v, ids, sinks, *_: _fake_gradients(q, k, v, sinks),
@@ -298,7 +298,7 @@ def _backward_kl(ctx, d_kl, *_):
 
 _kl = _Operator(
     "index_kl",
-    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? topk_idxs, Tensor? sinks, "
+    "(Tensor index_q, Tensor index_k, Tensor q, Tensor k, Tensor? ids, Tensor? sinks, "
     "Tensor? main_lse, Tensor? index_lse, float? scale, float? index_scale, str teacher, "
     "SymInt? window, float? softcap, SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor, Tensor)",
     8, _compute_kl, _fake_kl, _save_kl, _backward_kl)
@@ -310,9 +310,9 @@ def _compute_select(index_q, *others):
     return ids, index_q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fake_select(index_q, index_k, q_scales, k_scales, topk, first, local, block_size, scale,
+def _fake_select(index_q, index_k, q_scales, k_scales, top_k, first, local, block_size, scale,
                  with_lse, *_):
-    return (index_q.new_empty((*index_q.shape[:2], topk), dtype=torch.int32),
+    return (index_q.new_empty((*index_q.shape[:2], top_k), dtype=torch.int32),
             index_q.new_empty(index_q.shape[:2] if with_lse else 0, dtype=torch.float32))
 
 
@@ -322,8 +322,8 @@ def _save_constant(ctx, inputs, output):
 
 _select = _Operator(
     "index_select",
-    "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt topk, "
-    "SymInt force_begin_blocks, SymInt force_end_blocks, SymInt block_size, float? index_scale, "
+    "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt top_k, "
+    "SymInt forced_first, SymInt forced_local, SymInt block_size, float? index_scale, "
     "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k, Tensor? coarse_keys=None, "
     "Tensor? coarse_blocks=None) -> (Tensor, Tensor)",
     4, _compute_select, _fake_select, _save_constant, direct=operations._select)
@@ -352,18 +352,18 @@ _scores = _Operator(
     _save_constant, by_lengths=True)
 
 
-def _compute_topk(scores, topk, first, local, block_size, cu_q, cu_k):
-    return operations.select_blocks(scores, topk, force_begin_blocks=first,
-                                      force_end_blocks=local, block_size=block_size,
+def _compute_topk(scores, top_k, first, local, block_size, cu_q, cu_k):
+    return operations.select_blocks(scores, top_k, forced_first=first,
+                                      forced_local=local, block_size=block_size,
                                       cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
 _topk = _Operator(
     "select_blocks",
-    "(Tensor scores, SymInt topk, SymInt force_begin_blocks, SymInt force_end_blocks, "
+    "(Tensor scores, SymInt top_k, SymInt forced_first, SymInt forced_local, "
     "SymInt block_size, SymInt[]? cu_q, SymInt[]? cu_k) -> Tensor",
     1, _compute_topk,
-    lambda scores, topk, *_: scores.new_empty((*scores.shape[:2], topk), dtype=torch.int32),
+    lambda scores, top_k, *_: scores.new_empty((*scores.shape[:2], top_k), dtype=torch.int32),
     _save_constant)
 
 
@@ -423,7 +423,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | N
 
 
 @_like(operations.sparse_attention)
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, topk_idxs: Tensor, *, softmax_scale: float | None = None,
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, softmax_scale: float | None = None,
                      return_softmax_lse: bool = False, sinks: Tensor | None = None, window: int | None = None,
                      softcap: float | None = None, block_size: int = 128, order: str = "automatic",
                      out: Tensor | None = None, lse: Tensor | None = None, page_table: Tensor | None = None,
@@ -434,20 +434,20 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, topk_idxs: Tensor, *, soft
     that go to out or lse, have no gradient, and compilers do not see such a call."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None):
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
-        found = _serve(operations._sparse, q, k, v, topk_idxs, sinks, softmax_scale, window, softcap,
+        found = _serve(operations._sparse, q, k, v, ids, sinks, softmax_scale, window, softcap,
                        block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse, pages)
         return found if return_softmax_lse else found[0]
-    out, lse = _sparse(q, k, v, topk_idxs, sinks, softmax_scale, window, softcap, block_size, order,
+    out, lse = _sparse(q, k, v, ids, sinks, softmax_scale, window, softcap, block_size, order,
                        cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 
 @_like(operations.sparse_decode_attention)
-def sparse_decode_attention(q: Tensor, k: Tensor, v: Tensor, topk_idxs: Tensor, *, cu_seqlens_k: Any = None,
+def sparse_decode_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, cu_seqlens_k: Any = None,
                             **options: Any) -> Any:
     """msalab.sparse_decode_attention on tensors; options as sparse_attention takes here."""
     cu_q, cu_k = operations._decode_lengths(q, k, cu_seqlens_k)
-    return sparse_attention(q, k, v, topk_idxs, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    return sparse_attention(q, k, v, ids, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
 
 
 @_like(operations.index_scores)
@@ -459,10 +459,10 @@ def index_scores(index_q: Tensor, index_k: Tensor, *, scales: Any = None, block_
 
 
 @_like(operations.select_blocks)
-def select_blocks(scores: Tensor, topk: int, *, force_begin_blocks: int = 0, force_end_blocks: int = 1,
+def select_blocks(scores: Tensor, top_k: int, *, forced_first: int = 0, forced_local: int = 1,
                   block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Tensor:
     """msalab.select_blocks on tensors."""
-    return _topk(scores, topk, force_begin_blocks, force_end_blocks, block_size, cu_seqlens_q,
+    return _topk(scores, top_k, forced_first, forced_local, block_size, cu_seqlens_q,
                  cu_seqlens_k)
 
 
@@ -477,8 +477,8 @@ def block_mass(q: Tensor, k: Tensor, *, softmax_scale: float | None = None, sink
 
 
 @_like(operations.index_select)
-def index_select(index_q: Tensor, index_k: Tensor, topk: int, *, scales: Any = None, coarse: Any = None,
-                 force_begin_blocks: int = 0, force_end_blocks: int = 1, block_size: int = 128,
+def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = None, coarse: Any = None,
+                 forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
                  index_scale: float | None = None, return_index_lse: bool = False, out: Tensor | None = None,
                  page_table: Tensor | None = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
                  validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
@@ -486,13 +486,13 @@ def index_select(index_q: Tensor, index_k: Tensor, topk: int, *, scales: Any = N
     see a call with keys in pages or with out."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is None):
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
-        found = _serve(operations._select, index_q, index_k, *operations._pair(scales), topk,
-                       force_begin_blocks, force_end_blocks, block_size, index_scale,
+        found = _serve(operations._select, index_q, index_k, *operations._pair(scales), top_k,
+                       forced_first, forced_local, block_size, index_scale,
                        return_index_lse, cu_seqlens_q, cu_seqlens_k, *operations._coarse(coarse),
                        None, "auto", out, pages)
         return found if return_index_lse else found[0]
-    found = _select(index_q, index_k, *operations._pair(scales), topk, force_begin_blocks,
-                    force_end_blocks, block_size, index_scale, return_index_lse, cu_seqlens_q,
+    found = _select(index_q, index_k, *operations._pair(scales), top_k, forced_first,
+                    forced_local, block_size, index_scale, return_index_lse, cu_seqlens_q,
                     cu_seqlens_k, *operations._coarse(coarse))
     return found if return_index_lse else found[0]
 
@@ -504,7 +504,7 @@ def append(pool: Tensor, rows: Tensor, page_table: Tensor, seqused_k: Any, **opt
 
 
 @_like(operations.index_kl)
-def index_kl(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, topk_idxs: Tensor | None = None, *,
+def index_kl(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, ids: Tensor | None = None, *,
              softmax_scale: float | None = None, index_scale: float | None = None, teacher: str = "mean",
              sinks: Tensor | None = None, window: int | None = None, softcap: float | None = None,
              main_lse: Tensor | None = None, index_lse: Tensor | None = None, block_size: int = 128,
@@ -512,7 +512,7 @@ def index_kl(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, topk_idxs: 
     """The mean over rows of msalab.index_kl, a float32 scalar with gradients of index_q and
     index_k. q, k and sinks, the teacher's, get none. Give the main_lse of the forward pass on a GPU:
     without it a slower kernel answers."""
-    return _kl(index_q, index_k, _teachers(q), _teachers(k), topk_idxs, _teachers(sinks), main_lse,
+    return _kl(index_q, index_k, _teachers(q), _teachers(k), ids, _teachers(sinks), main_lse,
                index_lse, softmax_scale, index_scale, teacher, window, softcap, block_size,
                cu_seqlens_q, cu_seqlens_k)[0]
 

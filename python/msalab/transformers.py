@@ -17,8 +17,10 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -279,8 +281,12 @@ class Plan:
             object.__setattr__(module, _ATTRIBUTE, layer)
 
 
-def configure(model, selector=None, block_size=None, top_k=None, indexer=None, dense_layers=(), *,
-              forced_first=None, forced_local=None, advice=None, observe=None, index_keys=None) -> list[int]:
+def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, block_size: int | None = None,
+              top_k: int | None = None, indexer: str | Path | None = None, dense_layers: Iterable[int] = (), *,
+              forced_first: int | None = None, forced_local: int | None = None,
+              advice: str | Path | dict[int, Choice | None] | None = None,
+              observe: Callable[[int, Tensor | None], object] | None = None,
+              index_keys: str | None = None) -> list[int]:
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
@@ -708,8 +714,8 @@ def _index_ids(layer: Layer, call: Call | None, key, mask: Spans, element, lengt
     rule = layer.rule
     return m.index_select(
         _packed(index_q, mask, 2, index_q.dtype), _packed(index_k, mask, 0, index_k.dtype), rule.top_k,
-        block_size=rule.block_size, force_begin_blocks=rule.forced_first,
-        force_end_blocks=rule.forced_local, **lengths)
+        block_size=rule.block_size, forced_first=rule.forced_first,
+        forced_local=rule.forced_local, **lengths)
 
 
 def _begins(mask: Spans, device) -> Tensor:

@@ -33,7 +33,8 @@ def parser() -> CommandLine:
                      "second half is held out")
     top.add_argument("--out", required=True, metavar="DIR", help="gets everything; report/report.html to look at")
     top.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a sequence (default: 1024)")
-    top.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens of a block (default: 64)")
+    top.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens of a block (default: 64, of which "
+                     "a context of 1024 has 16; elsewhere 128)")
     top.add_argument("--top-k", type=int, metavar="N", help="blocks of the smaller budget; the other is twice as large "
                      "(default: a quarter of the context)")
     top.add_argument("--sequences", type=int, default=6, metavar="N", help="that the loss is measured on (default: 6)")

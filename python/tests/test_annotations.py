@@ -11,7 +11,10 @@ SCRIPT = """import numpy as np
 import torch
 import msalab
 import msalab.torch as m
-from msalab import analysis
+import msalab.transformers
+from msalab import analysis, nn, results, selectors
+from msalab.capture import TransformersModel, capture
+from msalab.rule import Rule
 
 q, k, v = torch.rand(64, 4, 16), torch.rand(64, 2, 16), torch.rand(64, 2, 16)
 index_q, index_k = torch.rand(64, 2, 16), torch.rand(64, 16)
@@ -22,20 +25,33 @@ scores = m.index_scores(index_q, index_k, block_size=8)
 mass = msalab.block_mass(np.zeros((4, 4, 16), np.float32), np.zeros((4, 2, 16), np.float32), block_size=8)
 kept = analysis.recall(ids.numpy(), mass, block_size=8)
 print(out.shape, loss, kept)
+chosen = selectors.select("mean-key", q, k, Rule(block_size=8, top_k=4))
+y, kl = nn.MSAttention(64, 4, 2, 16, block_size=8, top_k=4)(torch.rand(64, 64))
+model: torch.nn.Module = torch.nn.Linear(1, 1)
+sparse = msalab.transformers.configure(model, "mean-key", block_size=64, top_k=16, dense_layers=[0])
+print(len(sparse))
+capture(TransformersModel(model), [[1, 2, 3]], "mine.h5", layers=[2, 4])
+answer = results.open("results/reuse")
+print(chosen.shape, y, answer.verdict.text, answer["pairs"]["mass_lost"].mean(), answer["pairs"].row(source=0)["target"])
 """
 WRONG = {
     'bad = m.index_select(index_q, index_k, "16", block_size=8)': 'has incompatible type "str"; expected "int"',
     'worse = msalab.index_select(index_q, index_k, 4, block_size="8")': 'Argument "block_size" to "index_select"',
+    'msalab.select_blocks(mass, top_k="16")': 'Argument "top_k" to "select_blocks" has incompatible type "str"',
+    'msalab.transformers.configure(model, top_k="16")': 'Argument "top_k" to "configure" has incompatible type "str"',
+    'Rule(top_k="16")': 'Argument "top_k" to "Rule" has incompatible type "str"',
+    "m.select_blocks(scores, 4, force_begin_blocks=1)": 'Unexpected keyword argument "force_begin_blocks"',
     "worst = scores.shap": '"Tensor" has no attribute "shap"'}
 
 
 def checked(tmp_path, monkeypatch, text):
+    """What mypy says; its cache stays in build/, without which it reads torch for the better part of a minute."""
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     pytest.importorskip("torch", reason="PyTorch is not installed: requirements-capture.txt")
     (tmp_path / "user.py").write_text(text)
     monkeypatch.setenv("MYPYPATH", str(PYTHON))
     said, errors, _ = api.run(["--strict", "--follow-imports=silent", "--ignore-missing-imports", "--cache-dir",
-                               str(tmp_path / "cache"), str(tmp_path / "user.py")])
+                               str(PYTHON.parent / "build/mypy"), str(tmp_path / "user.py")])
     assert not errors
     return said
 

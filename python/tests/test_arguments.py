@@ -37,6 +37,16 @@ def test_an_unknown_option_names_the_one_that_was_meant(capsys):
     assert "did you mean" not in refused([*evaluate, "--quickly"], capsys)
 
 
+@pytest.mark.parametrize("command, old, meant", [
+    (["train", "model", "--data", "a"], "--decay", "--weight-decay"),
+    (["train", "model", "--data", "a"], "--norm", "--index-norm"),
+    (["train", "model", "--data", "a"], "--warmup", "--warmup-steps, --lr-warmup"),
+    (["evaluate", "model", "--text", "a", "--out", "b"], "--selector", "--selectors"),
+    (["try", "model", "--text", "a", "--out", "b"], "--top", "--top-k")])
+def test_the_words_of_an_option_name_it_and_do_not_stand_for_it(command, old, meant, capsys):
+    assert f"unrecognized arguments: {old}, but there is {meant} 1" in refused([*command, old, "1"], capsys)
+
+
 def test_an_unknown_choice_names_the_one_that_was_meant(capsys):
     words = ["evaluate", "model", "--text", "a", "--out", "b", "--dtype", "bflaot16"]
     assert "invalid choice: 'bflaot16' (did you mean 'bfloat16'?)" in refused(words, capsys)
@@ -61,6 +71,18 @@ def test_every_command_is_in_one_group():
 def test_questions_are_those_of_the_programs():
     rows = (ROOT / "experiments/programs.def").read_text(encoding="utf-8")
     assert PROGRAMS == dict(re.findall(r'^MSA_PROGRAM\(\w+, "msa-([a-z-]+)", "([^"]*)"', rows, re.MULTILINE))
+
+
+@pytest.mark.parametrize("tool", ["capture", "convert", "evaluate", "plot", "train"])
+def test_help_has_ten_options_and_help_all_has_all(tool, capsys):
+    listed = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main([tool, flag])
+        assert ended.value.code == 0
+        listed[flag] = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    usual = listed["--help"] - {"--help-all"}
+    assert usual < listed["--help-all"] and len(usual) <= 10
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))

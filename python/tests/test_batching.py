@@ -110,4 +110,4 @@ def test_the_command_reads_a_capture(tmp_path, capsys):
     assert batching.main([str(path), "--layers", "9"]) == 2
     with pytest.raises(SystemExit):
         batching.main([str(path), "--backends", "abacus"])
-    assert "no backend abacus here" in capsys.readouterr().err
+    assert "--backends names abacus; there are: " in capsys.readouterr().err

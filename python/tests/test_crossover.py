@@ -115,7 +115,7 @@ def run(capsys, folder, *words):
 
 def test_the_command_answers(tmp_path, capsys):
     transformers.LlamaConfig(**LIKE_8B, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "8b")
-    code, out, err = run(capsys, tmp_path / "8b", "--records", str(RECORDS), "--gpu", "h200")
+    code, out, err = run(capsys, tmp_path / "8b", "--records", str(RECORDS), "--hardware", "h200")
     assert code == 0, err
     assert "32 layers (32: attention)" in out and "8b-4/decode/8K/1/msa-replayed" in out
     code, out, _ = run(capsys, tmp_path / "8b", "--json")

@@ -147,8 +147,8 @@ def test_scores_and_selection_are_the_equations(data, ids):
 
 
 def test_forced_blocks_are_kept(data):
-    ids = msalab.msa_index_select(data["index_q"], data["index_k"], K, force_begin_blocks=1,
-                                  force_end_blocks=2, block_size=BK, **PACKED)
+    ids = msalab.msa_index_select(data["index_q"], data["index_k"], K, forced_first=1,
+                                  forced_local=2, block_size=BK, **PACKED)
     for i, _, count in rows():
         last = (count - 1) // BK
         assert {0, max(last - 1, 0), last} <= set(ids[i, 0].tolist())
@@ -249,17 +249,17 @@ def test_bad_input_is_named_with_value_and_rule(data, ids):
     refused(r"q has shape \[29, 64\], must be \[Nq, Hq, dh\]", dense, q.reshape(29, -1), k, v)
     refused("q is list, must be a dense array or tensor", dense, [1], k, v)
     refused("q is not contiguous", dense, np.asfortranarray(q), k, v, **PACKED)
-    refused("topk_idxs is int64, must be int32", sparse, q, k, v, ids.astype(np.int64),
+    refused("ids is int64, must be int32", sparse, q, k, v, ids.astype(np.int64),
             block_size=BK, **PACKED)
     refused("q is int16, which no operation takes", dense, q.astype(np.int16), k, v, **PACKED)
     refused(r"cu_seqlens_q\[1\]|cu_seqlens_q", dense, q, k, v, cu_seqlens_q=[0, 40, 29],
             cu_seqlens_k=[0, 20, 66])
     refused("cu_seqlens_q holds .*, must be integers", dense, q, k, v, cu_seqlens_q=[0, 2.5])
-    refused("topk is 0, must be at least 1", msalab.msa_index_select, data["index_q"],
+    refused("top_k is 0, must be at least 1", msalab.msa_index_select, data["index_q"],
             data["index_k"], 0)
     bad = ids.copy()
     bad[3, 1] = [1, 0, -1]
-    refused(r"^topk_idxs\[3, 1", sparse, q, k, v, bad, block_size=BK, **PACKED)
+    refused(r"^ids\[3, 1", sparse, q, k, v, bad, block_size=BK, **PACKED)
     refused("order is 'zigzag', must be automatic, union, kv_outer or q_outer", sparse, q, k, v,
             ids, order="zigzag", block_size=BK, **PACKED)
     refused("no backend is called 'abacus'", dense, q, k, v, backend="abacus", **PACKED)
@@ -293,23 +293,23 @@ def test_each_argument_is_refused_by_name(data, message, options):
 
 
 @pytest.mark.parametrize("message, options", [
-    ("topk is 2.5, must be an integer", {"topk": 2.5}),
-    ("topk is None, must be an integer", {"topk": None}),
-    (f"topk is {2 ** 70}, must be an integer of 64 bits", {"topk": 2 ** 70}),
+    ("top_k is 2.5, must be an integer", {"top_k": 2.5}),
+    ("top_k is None, must be an integer", {"top_k": None}),
+    (f"top_k is {2 ** 70}, must be an integer of 64 bits", {"top_k": 2 ** 70}),
     (f"block_size is {2 ** 70}, must be an integer of 64 bits", {"block_size": 2 ** 70}),
     ("block_size is 0, must be from 8 to 256", {"block_size": 0}),
     ("block_size is None, must be an integer", {"block_size": None}),
-    ("force_begin_blocks is 'a', must be an integer", {"force_begin_blocks": "a"}),
-    ("force_end_blocks is 1.5, must be an integer", {"force_end_blocks": 1.5}),
-    ("force_end_blocks is 0, must be at least 1", {"force_end_blocks": 0}),
-    ("force_begin_blocks is -1, must be at least 0", {"force_begin_blocks": -1}),
-    (r"force_begin_blocks \+ force_end_blocks is 4, must be at most topk = 3",
-     {"force_begin_blocks": 2, "force_end_blocks": 2}),
+    ("forced_first is 'a', must be an integer", {"forced_first": "a"}),
+    ("forced_local is 1.5, must be an integer", {"forced_local": 1.5}),
+    ("forced_local is 0, must be at least 1", {"forced_local": 0}),
+    ("forced_first is -1, must not be negative", {"forced_first": -1}),
+    (r"forced_local \+ forced_first is 4, must not exceed top_k = 3",
+     {"forced_first": 2, "forced_local": 2}),
     ("index_scale is -1, must be finite and positive", {"index_scale": -1})])
 def test_each_number_of_a_selection_is_refused_by_name(data, message, options):
     arrays = {"index_q": data["index_q"], "index_k": data["index_k"][:29]}
     with pytest.raises(msalab.InputError, match=message):
-        msalab.msa_index_select(**{**arrays, "topk": K, **options})
+        msalab.msa_index_select(**{**arrays, "top_k": K, **options})
 
 
 @pytest.mark.parametrize("value, message", [(0, "must be from 1 to 256"),
@@ -356,18 +356,18 @@ def test_a_call_finds_the_problem_of_its_own_arguments(data):
 def test_ids_out_of_range_are_refused(data, value, rule):
     arrays = [data[name][:29] for name in "qkv"]
     ids = np.full((29, HKV, 1), value, np.int32)
-    with pytest.raises(msalab.InputError, match=rf"^topk_idxs\[0, 0, 0\] is {value}, .*{rule}"):
+    with pytest.raises(msalab.InputError, match=rf"^ids\[0, 0, 0\] is {value}, .*{rule}"):
         msalab.msa_sparse_attention(*arrays, ids, block_size=BK)
     index = data["index_q"][:29], data["index_k"][:29]
-    with pytest.raises(msalab.InputError, match=rf"^topk_idxs\[0, 0, 0\] is {value}, .*{rule}"):
+    with pytest.raises(msalab.InputError, match=rf"^ids\[0, 0, 0\] is {value}, .*{rule}"):
         msalab.msa_index_kl(*arrays[:2], *index, ids, block_size=BK)
-    with pytest.raises(msalab.InputError, match="^topk_idxs has k = 0, must be at least 1"):
+    with pytest.raises(msalab.InputError, match="^ids has k = 0, must be at least 1"):
         msalab.msa_sparse_attention(*arrays, ids[:, :, :0], block_size=BK)
-    with pytest.raises(msalab.InputError, match="^topk_idxs has shape"):
+    with pytest.raises(msalab.InputError, match="^ids has shape"):
         msalab.msa_sparse_attention(*arrays, ids[1:], block_size=BK)
     with pytest.raises(msalab.InputError, match="order is None, must be a word"):
         msalab.msa_sparse_attention(*arrays, ids, block_size=BK, order=None)
-    with pytest.raises(msalab.InputError, match="topk_idxs is NoneType, must be a dense array"):
+    with pytest.raises(msalab.InputError, match="ids is NoneType, must be a dense array"):
         msalab.msa_sparse_attention(*arrays, None, block_size=BK)
 
 
@@ -412,9 +412,9 @@ def test_what_is_read_only_is_no_output(data, kind, tmp_path):
             call(array)
         assert not array.any()
 
-    refused("topk_idxs", ids.shape, np.int32, lambda array: msalab.index_select(
+    refused("ids", ids.shape, np.int32, lambda array: msalab.index_select(
         data["index_q"], data["index_k"], K, block_size=BK, out=array, **PACKED))
-    sparse = {**of, "topk_idxs": ids, "block_size": BK, **PACKED}
+    sparse = {**of, "ids": ids, "block_size": BK, **PACKED}
     refused("out", data["q"].shape, np.float32, lambda array: msalab.sparse_attention(**sparse, out=array))
     refused("lse", data["q"].shape[:2], np.float32, lambda array: msalab.sparse_attention(**sparse, lse=array))
     refused("pool", (2, 8, DIDX), np.float32, lambda array: msalab.append(
@@ -447,7 +447,7 @@ def test_append_refuses_by_name(change, words):
         msalab.append(**given)
 
 
-@pytest.mark.parametrize("topk", [1 << 45, 1 << 62])
-def test_more_blocks_than_memory(data, topk):
-    with pytest.raises(msalab.OutOfMemoryError, match=f"29 x 2 x {topk} int32 cannot be had"):
-        msalab.index_select(data["index_q"], data["index_k"], topk, block_size=BK, **PACKED)
+@pytest.mark.parametrize("top_k", [1 << 45, 1 << 62])
+def test_more_blocks_than_memory(data, top_k):
+    with pytest.raises(msalab.OutOfMemoryError, match=f"29 x 2 x {top_k} int32 cannot be had"):
+        msalab.index_select(data["index_q"], data["index_k"], top_k, block_size=BK, **PACKED)

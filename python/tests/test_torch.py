@@ -260,7 +260,7 @@ def test_compiled_steps_without_a_gradient_keep_one_graph(data):
 
     def choose(ops, index_q, index_k, q, k, v):
         scores = ops.msa_proxy_score(2 * index_q, index_k, block_size=BK, cu_seqlens_q=CU)
-        ids = ops.msa_topk_select(scores, K, block_size=BK, force_begin_blocks=1, cu_seqlens_q=CU)
+        ids = ops.msa_topk_select(scores, K, block_size=BK, forced_first=1, cu_seqlens_q=CU)
         mass, largest = ops.msa_block_mass(q, k, block_size=BK, return_max_logit=True,
                                            cu_seqlens_q=CU)
         last = ops.msa_sparse_decode_attention(q[-1:], k, v, ids[-1:], block_size=BK)
@@ -381,7 +381,7 @@ def test_bad_input_is_named(data):
     with pytest.raises(RuntimeError, match="value of type 'Tensor' for argument 'k' but .*'ndarray'"):
         m.dense_attention(q, k.detach().numpy(), v)
     ids = torch.zeros(len(q), HKV, 1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="topk_idxs is int64, must be int32"):
+    with pytest.raises(ValueError, match="ids is int64, must be int32"):
         m.msa_sparse_attention(q, k, v, ids.long(), block_size=BK)
     m.msa_sparse_attention(q, k, v, ids, block_size=BK)
     with pytest.raises(ValueError, match="block_size is 8.0, must be an integer"):

@@ -57,6 +57,29 @@ TEST(CliReference, NearNamesAreOffered) {
     EXPECT_NE(said(kBench, {"--stages", "laier"})
                   .find("is 'laier' (did you mean 'layer'?), must be one of"),
               std::string::npos);
+    EXPECT_NE(said(kAnalyze, {"a.h5", "--out", "b", "--selectors", "orcale"})
+                  .find("'orcale' (did you mean 'oracle'?)"),
+              std::string::npos);
+    EXPECT_NE(said(kPretrain, {"a.txt", "--out", "b", "--preset", "nan"})
+                  .find("is 'nan' (did you mean 'nano'?), must be one of"),
+              std::string::npos);
+    EXPECT_NE(said(kAnalyze, {"--blocksize", "64"})
+                  .find("'--blocksize' (did you mean '--block-size'?); msa-analyze"),
+              std::string::npos);
+}
+
+TEST(CliReference, TheWordsOfAnOptionNameIt) {
+    const auto said = [](const Program& program, const std::string& option) {
+        return program({option, "1"}).err;
+    };
+    for (const auto& [option, meant] : {std::pair{"--decay", "--weight-decay;"},
+                                        {"--layers", "--model-layers;"},
+                                        {"--held-out", "--held-out-share, --held-out-text;"}})
+        EXPECT_NE(
+            said(kPretrain, option).find(std::string("'") + option + "', but there is " + meant),
+            std::string::npos)
+            << said(kPretrain, option);
+    EXPECT_EQ(said(kPretrain, "-k").find("but there is"), std::string::npos);
 }
 
 }  // namespace

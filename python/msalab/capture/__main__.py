@@ -179,7 +179,9 @@ def parser() -> CommandLine:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("capture", help="run a transformers model and record its layers",
-                                  example="msalab capture MODEL --text FILE --max-tokens 4096 --out mine.h5")
+                                  example="msalab capture MODEL --text FILE --max-tokens 4096 --out mine.h5",
+                                  usual=("--text", "--max-tokens", "--device", "--dtype", "--indexer", "--layers",
+                                         "--out", "--overwrite"))
     command.set_defaults(run=run_capture)
     command.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     command.add_argument("--text", action="append", default=[], metavar="FILE",
@@ -205,7 +207,9 @@ def parser() -> CommandLine:
     command = commands.add_parser("convert", help="from .safetensors, .npz or .npy; to "
                                                   ".safetensors, fitted weights too; apply RoPE; a "
                                                   "checkpoint of msa-pretrain to a folder",
-                                  example="msalab convert arrays.npz --state post_rope --out mine.h5")
+                                  example="msalab convert arrays.npz --state post_rope --out mine.h5",
+                                  usual=("--names", "--layout", "--lengths", "--state", "--model-config",
+                                         "--apply-rope", "--layers", "--out", "--overwrite"))
     command.set_defaults(run=run_convert)
     command.add_argument("source", nargs="+", help="file to read; several .npy files")
     command.add_argument("--names", default="layers.{layer}.{field}",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,8 +29,8 @@ class Model(Protocol):
         known: record(number, layer). May stop after the last one."""
 
 
-def capture(model: Model, sequences, path, layers: Sequence[int] | None = None, *,
-            texts=None, max_tokens: int | None = None, overwrite: bool = False,
+def capture(model: Model, sequences: Iterable[Any], path: str | Path, layers: Sequence[int] | None = None, *,
+            texts: Iterable[Any] | None = None, max_tokens: int | None = None, overwrite: bool = False,
             note: Callable[[str], None] = lambda text: None) -> None:
     """Writes an msa-activations file from token ids, one list or array per sequence.
 

@@ -10,7 +10,6 @@ numpy is all it needs; `python -m msalab.conform` is the same where msalab is no
 what a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed.
 """
 
-import argparse
 import json
 import sys
 from importlib import import_module
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..arguments import CommandLine
 from .archive import Archive
 from .check import ABSENT, FAIL, PASS, RULE, RULES, Comparison, Problem, same_ids
 
@@ -106,8 +106,8 @@ def export(archive, folder):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="msalab conform", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine(prog="msalab conform", description=__doc__,
+                         example="msalab conform --call my_engine:answer")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--call", metavar="MODULE:FUNCTION")
     what.add_argument("--dump", metavar="DIR")

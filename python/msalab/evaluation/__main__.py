@@ -17,7 +17,9 @@ def names(text: str) -> list[str]:
 
 def parser() -> CommandLine:
     top = CommandLine(prog="msalab evaluate", description=__doc__, example="msalab evaluate MODEL --text held_out.txt "
-                      "--selectors mean-key,oracle --budgets 512,1024 --out results/evaluation")
+                      "--selectors mean-key,oracle --budgets 512,1024 --out results/evaluation", usual=(
+                          "--text", "--out", "--indexer", "--selectors", "--budgets", "--top-k", "--block-size",
+                          "--context", "--device", "--overwrite"))
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--text", action="extend", nargs="+", required=True, metavar="FILE",
                      help="UTF-8 text; the byte 0 separates documents")

@@ -117,7 +117,9 @@ def draw_alone(path, out):
 
 def main(arguments=None) -> int:
     parser = CommandLine(prog="msalab plot", description=__doc__,
-                         example="msalab plot results/mine/results.h5 --out results/mine")
+                         example="msalab plot results/mine/results.h5 --out results/mine",
+                         usual=("--out", "--fit", "--compare", "--evaluate", "--cost", "--activations", "--only",
+                                "--layers"))
     parser.add_argument("results", help="results file (HDF5, msa-results), or the "
                                         "summary.json of msa-advise, msa-cache, "
                                         "msa-precision or msa-reuse")

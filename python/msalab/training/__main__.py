@@ -12,7 +12,9 @@ from ..ending import ended, leave
 
 def parser() -> CommandLine:
     top = CommandLine(prog="msalab train", description=__doc__, example="msalab train MODEL --data texts/ --block-size 64 "
-                      "--top-k 16 --steps 1000 --out results/train")
+                      "--top-k 16 --steps 1000 --out results/train", usual=(
+                          "--data", "--out", "--attention", "--indexer", "--block-size", "--top-k", "--steps",
+                          "--context", "--device", "--resume"))
     top.add_argument("model", help="id on the hub, folder, or FILE.gguf")
     top.add_argument("--data", nargs="+", required=True, metavar="PATH",
                      help="UTF-8 text, documents separated by the byte 0; .jsonl with a string \"text\" a line; "
@@ -36,7 +38,7 @@ def parser() -> CommandLine:
     how.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                      help="layers that attend to everything")
     how.add_argument("--index-dim", type=int, default=64, metavar="N",
-                     help="channels of a random Index Branch (default: 64)")
+                     help="channels of a random Index Branch (default: 64, as msa-fit-indexer's)")
     how.add_argument("--index-norm", choices=("rms", "none"), default="rms", help="of its heads (default: rms)")
     how.add_argument("--index-rotary", type=int, metavar="N", help="channels of it that RoPE turns, with the "
                      "frequencies of the layer (default: as many as it turns there)")

@@ -91,8 +91,8 @@ class Attention:
         if self.measured is not None:
             if ids is None:
                 ids = m.index_select(index_q, index_k, self.rule.top_k, block_size=self.rule.block_size,
-                                     force_begin_blocks=self.rule.forced_first,
-                                     force_end_blocks=self.rule.forced_local, **lengths)
+                                     forced_first=self.rule.forced_first,
+                                     forced_local=self.rule.forced_local, **lengths)
             self._measure(layer, q, k, ids, given)
         return heads
 

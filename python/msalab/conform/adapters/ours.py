@@ -69,7 +69,7 @@ class Backend:
         return found
 
     def select(self, m, given, where, keys):
-        forced = {"force_begin_blocks": given["forced_first"], "force_end_blocks": given["forced_local"]}
+        forced = {"forced_first": given["forced_first"], "forced_local": given["forced_local"]}
         if "scores" in given:
             return m.select_blocks(self.plain(given["scores"]), given["top_k"], **forced, **where)
         forced["index_scale"] = given["index_scale"]
