@@ -45,7 +45,7 @@ protected:
     std::string only(const std::string& gain, const std::string& nats, const Words& more) const {
         Words args{"--stripes", "1", "--needles", "1"};
         for (const std::string name : {"sink", "diagonal", "stripe", "needle"})
-            args.insert(args.end(), {"--" + name, name == gain ? nats : "0"});
+            args.insert(args.end(), {"--" + name + "-gain", name == gain ? nats : "0"});
         args.insert(args.end(), more.begin(), more.end());
         return make(gain + nats + ".h5", args);
     }
