@@ -312,11 +312,11 @@ def _of_mass(of: Records, model: str) -> str:
             for row in rows:
                 if row["token_budget"] == budget:
                     kept[setting(row["selector"], row["forced_first"])].append(row["mass_kept"])
-            return (f"No loss was measured, so whether it would work is open. {int(budget)} of {called(context)} tokens of {kind} "
+            return (f"No loss has a record, so whether it would work is open. {int(budget)} of {called(context)} tokens of {kind} "
                     "text keep of the attention mass, by " + ", ".join(
                         f"{name} {mean(kept[name]):.3f}" for name in ("oracle", "mean-key", "mean-key, first", "window"))
                     + ".")
-    return "No loss was measured."
+    return "No loss has a record."
 
 
 def _of_first_block(record: Report | None) -> str:

@@ -58,7 +58,7 @@ def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
             in said[2])
     assert said[2].count("Force the first block: index gains 0.500 (0.250 to 0.750) bits.") == 1
     assert "it does not work yet, untrained: the better Index Branch (index) loses 2.00 %" in said[1]
-    assert "No loss was measured" in said[0]
+    assert "No loss has a record." in said[0]
     rows = page.loss(of)
     assert ("Qwen2.5-Coder-0.5B", "2K", "mixed", "512", "index, first", "4.0000", "+0.0300 (+0.0150 to +0.0600)",
             "+0.75 %") in rows
