@@ -77,7 +77,8 @@ RESULTS = (
         "{top-k us} us, {top-k ratio} less ([below](#tabtopk_latency))", AGREE,
         "the same shapes on one H100, by another kernel; no TileLang beside it", TABLES),
     Row("sec:kernel:sparse_attn, bytes", "Q-outer does about G = 16 FLOP per byte, KV-outer about 2/3 Bk = 85",
-        "{q_outer intensity} and {kv_outer intensity}; {q_outer bytes 1M} and {kv_outer bytes 1M} at 1M tokens", AGREE,
+        "{q_outer intensity} and {kv_outer intensity}; {q_outer bytes 1M} and {kv_outer bytes 1M} at 1M tokens, without "
+        "scores and top-k (`--stages` has each stage)", AGREE,
         "exact: the paper's formulas at its sizes", COST, "roofline"),
     Row("sec:kernel:sparse_attn, loop order", "KV-outer is the loop order to choose",
         "128K tokens, selection and attention: random blocks {kv_outer random} against {union random} of tiles that "
