@@ -25,7 +25,7 @@ bool is_list_of_captures(const nlohmann::json& captures) {
 
 }  // namespace
 
-/// What the file says of its run.
+/// The run that made the file, as its attributes describe it.
 struct ResultsReader::About {
     RunRecord run;
     std::vector<std::string> done;

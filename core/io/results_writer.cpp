@@ -24,7 +24,7 @@
 namespace msa::io {
 namespace {
 
-/// What a file has beside its units: /run, and what HDF5 keeps of groups.
+/// Bytes of a file that are no unit's: /run, and HDF5's own records of groups.
 constexpr uintmax_t kAbout = 1 << 17;
 
 /// Holds the disk for `bytes` of a file that exists, beyond its end: H5Ocopy of HDF5 1.10 crashes

@@ -61,7 +61,7 @@ void lead(PretrainOptions o, std::span<const std::string> args, const Text& text
     UnitRun job(kProgram.name, args, o, o.inputs(),
                 {"summary.json", kPage, "tables", "checkpoint.h5", "curves.csv", "activations.h5"},
                 err);
-    job.describe(option_table(o), report::definitions(tables()), model.ops().device());
+    job.describe(option_table(o), report::definitions(run_tables()), model.ops().device());
     if (workers.size() > 1) job.record.device += msa::concat(", one of ", workers.size());
     job.record.element = job.record.index_element = job.record.computed_in =
         to_string(model.ops().element());

@@ -11,10 +11,11 @@
 #include "experiments/driver/launch.h"
 #include "experiments/driver/patience.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
+#include "experiments/pretrain/results.h"
 #include "experiments/pretrain/sweep.h"
 #include "experiments/pretrain/training.h"
 #include "experiments/programs.h"
+#include "experiments/report/report.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -22,9 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-/// The part of a run's answer that sweep.json repeats.
-constexpr const char* kNumbers[] = {"last_step", "parameters", "loss", "bits_per_byte"};
-constexpr const char* kTables[] = {"tasks", "layers"};
 constexpr const char* kDiverged = "diverged.json";
 
 /// The result of a run: its diverged.json or summary.json. Absent while the run is not done.
@@ -111,42 +109,52 @@ int64_t count_missing(const std::vector<SweepRun>& runs) {
                          [](const SweepRun& run) { return !result_of(run).has_value(); });
 }
 
-/// Nobody has done it with other options, inputs or another program. `like`: a run before it.
-void check_record(const SweepRun& run, PretrainOptions own, std::optional<io::RunRecord>& like) {
-    const io::ResultsReader results(run.folder / "results.h5");
-    io::RunRecord wanted = start_record(kProgram.name, {}, own.inputs());
-    wanted.options = option_table(own).record();
-    wanted.seed = run.seed;
-    if (!like) like = results.run();
-    wanted.element = like->element;
-    wanted.index_element = like->index_element;
-    wanted.computed_in = like->computed_in;
-    io::require_same_run(run.folder.string(), results.run(), wanted);
+/// The record of a run whose element types are those of `like`, where there is one.
+io::RunRecord record_of(PretrainOptions o, uint64_t seed, const std::vector<fs::path>& inputs,
+                        const std::optional<io::RunRecord>& like) {
+    io::RunRecord record = start_record(kProgram.name, {}, inputs);
+    record.options = option_table(o).record();
+    record.seed = seed;
+    if (!like) return record;
+    record.element = like->element;
+    record.index_element = like->index_element;
+    record.computed_in = like->computed_in;
+    return record;
 }
 
-/// All runs are there.
-void write_sweep(const std::vector<SweepRun>& runs, const fs::path& path, std::ostream& out) {
-    ordered_json all = ordered_json::array();
+/// The answer of a finished run, which must have its options and inputs, be of this commit, and
+/// have the element types of `like`, the first such run.
+report::Report answer_of(const SweepRun& run, std::optional<io::RunRecord>& like) {
+    const io::ResultsReader results(run.folder / "results.h5");
+    if (!like) like = results.run();
+    io::require_same_run(run.folder.string(), results.run(),
+                         record_of(run.options, run.seed, run.options.inputs(), like));
+    return make_report(results);
+}
+
+/// All runs are done.
+void write_sweep(const PretrainOptions& o, const std::vector<SweepRun>& runs, const fs::path& path,
+                 std::ostream& out) {
+    std::vector<SweepResult> results;
     std::optional<io::RunRecord> like;
     for (const SweepRun& run : runs) {
-        const ordered_json left = result_of(run).value();
-        ordered_json entry{{"arm", run.arm}, {"seed", run.seed}};
-        if (left.contains("diverged_after")) {
-            entry.update(left);
-            out << run.name() << ": diverged after " << left["diverged_after"].dump() << " steps\n";
-        } else {
-            check_record(run, run.options, like);
-            const ordered_json& answer = left.at("tables");
-            const ordered_json& trained = answer.at("trained").at("rows").at(0);
-            for (const char* name : kNumbers) entry[name] = trained.at(name);
-            for (const char* name : kTables) entry[name] = answer.at(name).at("rows");
-            const ordered_json& bits = trained.at("bits_per_byte");
-            out << run.name() << ": " << (bits.is_null() ? "no" : number_text(bits))
-                << " bits per byte\n";
-        }
-        all.push_back(std::move(entry));
+        const ordered_json result = result_of(run).value();
+        SweepResult& of = results.emplace_back(run.arm, run.seed);
+        if (result.contains("diverged_after"))
+            of.result = result["diverged_after"].get<int64_t>();
+        else
+            of.result = answer_of(run, like);
     }
-    io::replace_file(path, ordered_json{{"format", "msa-sweep"}, {"runs", all}}.dump(2) + "\n");
+    std::vector<fs::path> inputs = o.inputs();
+    inputs.push_back(o.sweep);
+    const report::Report report = make_sweep_report(results);
+    const std::string json =
+        report::json_text(report, record_of(o, runs.front().seed, inputs, like));
+    io::replace_file(path, json);
+    if (o.json)
+        out << json;
+    else
+        report::print(report, out);
 }
 
 }  // namespace
@@ -158,7 +166,7 @@ void run_sweep(const PretrainOptions& o, std::span<const std::string> args, cons
     const fs::path path = o.out / "sweep.json";
     if (ranks.is_first() && count_missing(runs) > 0) fs::remove(path);
     do_missing(runs, train, ranks, err);
-    if (ranks.is_first()) write_sweep(runs, path, out);
+    if (ranks.is_first()) write_sweep(o, runs, path, out);
 }
 
 }  // namespace msa::experiments::pretrain

@@ -61,10 +61,9 @@ using Train =
 /// workers do one run after the other. A run that diverges is a result: the sweep continues, and
 /// the run is not repeated. Other errors end this process.
 ///
-/// When all runs are done, each process writes sweep.json, and one line per run to `out`:
-/// {"format", "runs": [{"arm", "seed", "diverged_after" or the numbers and tables of its
-/// summary.json that do not depend on the machine's speed}]}. The bytes are the same for any number
-/// of processes. InputError if a run has other options, inputs, element types or another commit.
+/// When all runs are done, each process writes sweep.json and prints it: a report as summary.json
+/// is one, of what does not depend on the machine's speed. The bytes are the same for any number of
+/// processes. InputError if a run has other options, inputs, element types or another commit.
 /// `args` are those of the sweep.
 void run_sweep(const PretrainOptions& options, std::span<const std::string> args,
                const Train& train, std::ostream& out, std::ostream& err);

@@ -220,7 +220,7 @@ std::vector<ProbedHead> last_heads(const io::ResultsReader& results) {
 
 }  // namespace
 
-std::vector<report::Shape> tables() {
+std::vector<report::Shape> run_tables() {
     return {kTrained.shape(), kTaskScores.shape(), kLayers.shape(), kPositions.shape(),
             kByDepth.shape(), kFiles.shape(),      kHeads.shape()};
 }

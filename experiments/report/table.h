@@ -32,6 +32,8 @@ public:
 
     const Shape& shape() const { return shape_; }
     bool empty() const { return rows_.empty(); }
+    /// The values of each row, in the order of the columns.
+    const std::vector<std::vector<Value>>& rows() const { return rows_; }
     /// The same table, only in files.
     Table hidden() const;
     /// {"about", "key": [...], "columns": [...], "rows": [...]}. A row is a flat object. An
