@@ -35,7 +35,8 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
     *GroupSizes.MatchReference* *AllBlocksGiveTheDenseGradient* *EmptyRows.In*Tile* *EveryGroupSize.*
     OwnAttention/BlockMass*sinks* OwnAttention/BlockMass*softcap*
     OwnAttention/IndexLse*sinks* OwnAttention/IndexLse*softcap* *TernaryOperands.*
-    *IndexLists.*ing *IndexLists.*_equal *IndexLists.*_few *IndexLists.*_rare
+    *IndexLists.*ing *IndexLists.*_equal *IndexLists.*_few *IndexLists.*_rare *IndexLists.*_negative
+    *IndexLists.*_mixed
     *GroupSizes.QueriesThatAreNotFinite* *GroupSizes.ForeignBlocks*
     *IsTheFiniteDifference* *KeysThatNobodySees* *HaveNoInfluence*)
 
@@ -48,7 +49,8 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
 # Advise.AnErrorAndABudget* the three targets, Price.IsOfTheLongest* the price of other sizes,
 # FitWorkers.TogetherHave* the workers of a fit, PrecisionRuns.ABackendsOwnKernelsReadACache* those
 # kernels, CapturesOf several files, BenchCaptured.FileAndIndexer* a file under msa-bench,
-# PrecisionTest.MeasuresTheFormats* the formats. 110 s of a core.
+# PrecisionTest.MeasuresTheFormats* the formats, DefaultSizes.GiveWay* and .BudgetsOf* the default sizes. 110 s of a core.
+# Units that are cut otherwise are those of Analyze, which takes them as Compare does.
 # Of Processes, those that wait, take over and refuse are seen: a late one waits as in
 # SayWhomTheyWaitFor, units from elsewhere are taken as in TakeOverWhatADeadOneHad and refused as in
 # SharedResults.AUnitOfAnotherRun*, old claims are in Claims.OfAnotherHost*, a full disk is in
@@ -57,6 +59,7 @@ msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOf
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
     Elements.ARoundedRunIsTheRunOfARoundedFile FarComparison.OfBlocks*
+    Of/Units.OfAnotherCut*/Compare Of/Units.AreTheLayerToTheBit/Compare DefaultSizes.LeaveFour*
     *EveryBackend.SelectsTheSameOnOneRealFile* *PrecisionOnBackends.KernelsSelectBy*
     Bench.StructuredNeighbours* Bench.PacksFollow* Bench.EveryIndexElement*
     Advise.ThePageFits* Advise.TheOracleIsABound* Advise.EveryPoint*
