@@ -87,10 +87,16 @@ UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, 
             for (const char* suffix : {"", ".partial"}) require_apart(input, path(name + suffix));
     record = start_record(program, args, {});
     record.seed = o.seed;
-    hashes_ = std::async(std::launch::async, hash_inputs, inputs_).share();
+}
+
+void UnitRun::begin_hashes(bool publish) {
+    hashes_ = std::async(std::launch::async, hash_inputs, inputs_,
+                         SharedHashes{path("results.h5.partial"), publish})
+                  .share();
 }
 
 const io::RunRecord& UnitRun::record_with_inputs() {
+    if (!hashes_.valid()) begin_hashes(false);
     record.inputs = hashes_.get();
     return record;
 }
@@ -149,6 +155,7 @@ void UnitRun::begin(std::vector<Unit> units, Others others) {
             open();
         }
     }
+    if (inputs_later_) begin_hashes(true);
     for (const Unit& unit : units_)
         if (to_->done(unit.name)) {
             err_ << unit.name << ": done before\n";

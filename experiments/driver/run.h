@@ -40,13 +40,13 @@ enum class OnError : uint8_t { stop, finish_others };
 class UnitRun {
 public:
     /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one.
-    /// Records program and arguments, and begins to hash the inputs.
+    /// Records program and arguments.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
             std::ostream& err);
 
     io::RunRecord record;  // to be completed by the program before begin(), but for its inputs
-    /// The record with its inputs: waits for their hashes.
+    /// The record with its inputs, whose hashes it waits for.
     const io::RunRecord& record_with_inputs();
     /// Sets options, definitions of the metrics, and device.
     void describe(const OptionTable&, const std::string& definitions, const std::string& device);
@@ -95,6 +95,8 @@ private:
         std::exception_ptr error;
         std::string message;
     };
+    /// Processes that begin together share the hashes: the first to come computes them.
+    void begin_hashes(bool publish);
     bool has_units() const;
     std::vector<const Unit*> in_turn() const;
     std::optional<Taken> take(const std::vector<const Unit*>& units, bool& all_done) const;
@@ -108,9 +110,9 @@ private:
     std::vector<Unit> units_;
     std::ostream& err_;
     Others others_ = Others::join;
-    std::shared_future<std::map<std::string, std::string>> hashes_;
     bool inputs_later_ = false;
     std::unique_ptr<io::ResultsWriter> to_;
+    std::shared_future<std::map<std::string, std::string>> hashes_;  // may have a claim in to_
     std::vector<Done> computed_;
     std::set<const Unit*> failed_;
     std::vector<Failure> failures_;

@@ -7,14 +7,17 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <tuple>
+#include <thread>
 
+#include "core/io/claim.h"
 #include "core/io/sha256.h"
 #include "core/utf8.h"
 #include "experiments/driver/layers.h"
+#include "experiments/driver/program.h"
 #include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 
@@ -36,31 +39,77 @@ std::vector<std::string> names_of(const std::vector<std::filesystem::path>& file
     return names;
 }
 
-/// What changes with a file's bytes. Nothing for a file that changed in the last seconds: it may
-/// change again within the same tick of its times.
-std::optional<std::tuple<dev_t, ino_t, off_t, time_t, long, time_t, long>> stamp_of(
-    const std::filesystem::path& path) {
+/// The computer's name.
+std::string host_name() {
+    utsname system{};
+    uname(&system);
+    return system.nodename;
+}
+
+/// What changes with a file's bytes, on one host: device, number, size and times. Empty for a file
+/// that changed in the last seconds: it may change again within the same tick of its times.
+std::string stamp_of(const std::filesystem::path& path) {
     constexpr time_t kSettled = 3;
     struct stat s {};
     if (::stat(path.c_str(), &s) != 0 || std::time(nullptr) - s.st_ctim.tv_sec < kSettled)
-        return std::nullopt;
-    return std::tuple(s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec,
-                      s.st_ctim.tv_sec, s.st_ctim.tv_nsec);
+        return "";
+    return concat(s.st_dev, '-', s.st_ino, '-', s.st_size, '-', s.st_mtim.tv_sec, '.',
+                  s.st_mtim.tv_nsec, '-', s.st_ctim.tv_sec, '.', s.st_ctim.tv_nsec);
+}
+
+/// The hash in a file that a process of this host wrote; empty where there is none.
+std::string read_hash(const std::filesystem::path& file) {
+    constexpr size_t kDigits = 64;
+    std::ifstream stream(file);
+    std::string host, hash;
+    stream >> host >> hash;
+    return host == host_name() && hash.size() == kDigits ? hash : "";
+}
+
+/// The hash of a file with this stamp, in `file`: the first process writes it there, the others
+/// wait for it. Empty where the folder takes no file.
+std::string published_hash(const std::filesystem::path& path, const std::string& stamp,
+                           const std::filesystem::path& file) {
+    constexpr std::chrono::milliseconds kTurn{5};
+    for (; std::filesystem::exists(file.parent_path()); std::this_thread::sleep_for(kTurn)) {
+        stop_if_asked();
+        const std::optional<io::Claim> claim = io::Claim::take(file.string() + ".claim");
+        if (std::string known = read_hash(file); !known.empty()) return known;
+        if (!claim) continue;
+        std::string hash = io::sha256_of_file(path);
+        if (stamp_of(path) == stamp) io::replace_file(file, concat(host_name(), ' ', hash, '\n'));
+        return hash;
+    }
+    return "";
+}
+
+std::string hash_of(const std::filesystem::path& path, const std::string& stamp,
+                    const SharedHashes& shared) {
+    if (shared.folder.empty()) return io::sha256_of_file(path);
+    const std::filesystem::path file = shared.folder / ("input-" + stamp);
+    try {
+        std::string known = read_hash(file);
+        if (known.empty() && shared.publish) known = published_hash(path, stamp, file);
+        if (!known.empty()) return known;
+    } catch (const SystemError&) {  // no other process learns it
+    }
+    return io::sha256_of_file(path);
 }
 
 /// The runs of a sweep, and the check of their records, have the same inputs.
-std::string hash_once(const std::filesystem::path& path) {
+std::string hash_once(const std::filesystem::path& path, const SharedHashes& shared) {
     static std::mutex turn;
-    static std::map<decltype(stamp_of(path))::value_type, std::string> known;
-    const auto stamp = stamp_of(path);
-    if (stamp) {
+    static std::map<std::string, std::string> known;
+    const std::string stamp = stamp_of(path);
+    if (stamp.empty()) return io::sha256_of_file(path);
+    {
         const std::lock_guard lock(turn);
-        if (const auto found = known.find(*stamp); found != known.end()) return found->second;
+        if (const auto found = known.find(stamp); found != known.end()) return found->second;
     }
-    std::string hash = io::sha256_of_file(path);
-    if (stamp && stamp_of(path) == stamp) {
+    std::string hash = hash_of(path, stamp, shared);
+    if (stamp_of(path) == stamp) {
         const std::lock_guard lock(turn);
-        known[*stamp] = hash;
+        known[stamp] = hash;
     }
     return hash;
 }
@@ -81,10 +130,11 @@ std::string utc_now() {
     return concat(text, std::to_string(1000 + thousandths).substr(1), "Z");
 }
 
-std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs) {
+std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>& inputs,
+                                               const SharedHashes& shared) {
     const std::vector<std::string> names = names_of(inputs);
     std::map<std::string, std::string> hashes;
-    for (size_t n = 0; n < names.size(); ++n) hashes[names[n]] = hash_once(inputs[n]);
+    for (size_t n = 0; n < names.size(); ++n) hashes[names[n]] = hash_once(inputs[n], shared);
     return hashes;
 }
 

@@ -17,9 +17,17 @@ namespace msa::experiments {
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
 
+/// Where processes of one host find each other's hashes of inputs.
+struct SharedHashes {
+    std::filesystem::path folder{};
+    bool publish = false;  // write what is not there yet
+};
+
 /// The SHA-256 of files by name; a second file of the same name is "NAME (2)". A process computes
-/// that of a file once for as long as the file stays as it is.
-std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>&);
+/// that of a file once for as long as the file stays as it is: size, times and number. So do
+/// processes that share a folder.
+std::map<std::string, std::string> hash_inputs(const std::vector<std::filesystem::path>&,
+                                               const SharedHashes& = {});
 
 /// Starts the record of a run: program, arguments, commit, host, compiler, start time, and the
 /// SHA-256 of its input files (hash_inputs). Bytes of arguments and names that are not UTF-8 become

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Several captures as one data set: a run over a file that was split in two is the run over the
 // whole file, bit for bit, and says which sequence is of which file.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "core/io/claim.h"
 #include "core/io/results.h"
 #include "core/io/sha256.h"
 #include "experiments/driver/run_record.h"
@@ -219,7 +224,26 @@ TEST_F(CapturesRun, ProcessesOfAFitReadAllFiles) {
     EXPECT_EQ(numbers_of(path("parts/summary.json")), numbers_of(path("whole/summary.json")));
 }
 
-using InputHashes = CliTest;
+class InputHashes : public CliTest {
+protected:
+    /// A process that hashes the file "text" and ends. It has not hashed anything before.
+    pid_t begin(const experiments::SharedHashes& shared) const {
+        const pid_t child = fork();
+        if (child == 0) {
+            std::ofstream(path("hash"))
+                << experiments::hash_inputs({path("text")}, shared).at("text");
+            _exit(0);
+        }
+        return child;
+    }
+    std::string end(pid_t child) const {
+        int status = 0;
+        EXPECT_EQ(waitpid(child, &status, 0), child);
+        EXPECT_EQ(status, 0);
+        return file_text(path("hash"));
+    }
+    std::string hash(const experiments::SharedHashes& shared) const { return end(begin(shared)); }
+};
 
 /// Of the same size and within the same tick of the clock, too.
 TEST_F(InputHashes, AreThoseOfTheBytesThatAreThere) {
@@ -230,6 +254,47 @@ TEST_F(InputHashes, AreThoseOfTheBytesThatAreThere) {
             EXPECT_EQ(experiments::hash_inputs({file}).at("text"), io::sha256_of_file(file))
                 << text;
     }
+}
+
+/// Who has another process's hash shows where that is a wrong one.
+TEST_F(InputHashes, ProcessesOfAFolderShareThem) {
+    const std::string file = path("text"), folder = path("folder");
+    std::ofstream(file) << "one";
+    std::filesystem::create_directory(folder);
+    const std::string own = io::sha256_of_file(file), planted(own.size(), 'a');
+    EXPECT_EQ(hash({folder, true}), own);
+    EXPECT_TRUE(std::filesystem::is_empty(folder)) << "the file may change in the same second";
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+    EXPECT_EQ(hash({folder, false}), own);
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+    EXPECT_EQ(hash({folder, true}), own);
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        files.push_back(entry.path());
+    ASSERT_EQ(files.size(), 1U);
+    const std::string written = file_text(files[0]), host = written.substr(0, written.find(' '));
+    ASSERT_EQ(written, host + ' ' + own + '\n');
+    const auto plant = [&](const std::string& of) {
+        std::ofstream(files[0]) << of << ' ' << planted;
+    };
+    plant(host);
+    for (bool publish : {false, true}) EXPECT_EQ(hash({folder, publish}), planted);
+    plant("another-host");
+    EXPECT_EQ(hash({folder, false}), own);
+    // While one computes it, the others wait.
+    std::filesystem::remove(files[0]);
+    std::optional<io::Claim> claim = io::Claim::take(files[0].string() + ".claim");
+    ASSERT_TRUE(claim);
+    const pid_t waiting = begin({folder, true});
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_EQ(waitpid(waiting, nullptr, WNOHANG), 0);
+    plant(host);
+    claim.reset();
+    EXPECT_EQ(end(waiting), planted);
+    // Of other bytes nothing is known.
+    std::ofstream(file) << "two";
+    EXPECT_EQ(hash({folder, true}), io::sha256_of_file(file));
+    EXPECT_EQ(hash({path("nowhere"), true}), io::sha256_of_file(file));
 }
 
 }  // namespace
