@@ -43,7 +43,7 @@ def by_torch(name):
     return operators.index_kl(q, k, index_q, index_k, None, **WHERE)
 
 
-IDS = rf"topk_idxs has shape \[\d+, {HEADS}, {TOP_K}\], must be \[Nq, Hkv, k\] = \[\d+, {GROUPS}, {TOP_K}\]"
+IDS = rf"ids has shape \[\d+, {HEADS}, {TOP_K}\], must be \[Nq, Hkv, k\] = \[\d+, {GROUPS}, {TOP_K}\]"
 QUERIES = rf"index_q has shape \[{TOKENS}, {HEADS}, {DIM}\], must be \[Nq, Hkv, didx\] = \[{TOKENS}, {GROUPS}, {DIM}\]"
 
 
