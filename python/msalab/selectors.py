@@ -18,10 +18,30 @@ QUERIES_AT_ONCE = 2048  # scores [queries, Hkv, B] are held of so many queries
 
 @dataclass(frozen=True)
 class Choice:
-    """How a layer selects; the selector is a name, "index" and "own" among them, or a function."""
+    """How a layer selects; the selector is a name, "index" and "own" among them, or a function. Where layers share ids,
+    only some of them select, and the others take those of the last one before them: the first of `every` layers of the
+    model, or the layers `leaders`."""
 
     selector: str | Callable
     rule: Rule
+    every: int = 1
+    leaders: tuple = ()
+
+
+def sharing(selector) -> tuple[str | Callable, dict]:
+    """The selector of NAME, NAME:every=4 or NAME:leaders=0+3+11, and these parts of its Choice."""
+    if callable(selector) or ":" not in selector:
+        return selector, {}
+    name, _, option = selector.partition(":")
+    what, _, value = option.partition("=")
+    numbers = [int(one) for one in value.split("+") if one.isdecimal()]
+    if numbers and "+".join(map(str, numbers)) == value and numbers == sorted(set(numbers)):
+        if what == "every" and len(numbers) == 1 and numbers[0] >= 2:
+            return name, {"every": numbers[0]}
+        if what == "leaders":
+            return name, {"leaders": tuple(numbers)}
+    raise InputError(f"selector is {selector!r}; layers share ids by {name}:every=N, N at least 2, or "
+                     f"{name}:leaders=A+B+..., numbers of layers in ascending order")
 
 
 def _whole_blocks(k: Tensor, block_size: int) -> Tensor:

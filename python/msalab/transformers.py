@@ -257,7 +257,7 @@ class Layer:
     @property
     def compiles(self) -> bool:
         """Without a cache."""
-        return self.selector is None or self.branch is not None or self.source is not None
+        return self.selector is None or self.branch is not None or (self.source is not None and self.source.compiles)
 
 
 @dataclass
@@ -290,7 +290,8 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
-    own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find.
+    own Index Branch, block size and k (MiniMax-M3); or a function as in selectors.find. With ":every=4" behind a name
+    the first of four layers selects, and the others take its ids; with ":leaders=0+3+11" these layers do.
     indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
     block_size, top_k, forced_first, forced_local: which blocks are kept; where nothing is said,
     what the indexer was fitted for, without one those of selectors.Rule.
@@ -318,13 +319,12 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
 
 def choice(selector, indexer, **parts) -> Choice:
     """A selector with these parts of its rule; those that are None are the fit's, or the defaults."""
-    _require(indexer is None or selector in (None, "index"), f"selector is {selector!r}, but an "
+    selector, shares = selectors.sharing(selector or ("mean-key" if indexer is None else "index"))
+    _require(indexer is None or selector == "index", f"selector is {selector!r}, but an "
              "indexer is given, which selects itself")
-    if selector is None:
-        selector = "mean-key" if indexer is None else "index"
     rule = Rule() if indexer is None else indexers.rule(indexer)
     return Choice(selector, replace(rule, **{name: value for name, value in parts.items()
-                                             if value is not None}))
+                                             if value is not None}), **shares)
 
 
 def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_keys=None) -> Plan:
@@ -347,7 +347,8 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_k
         choices = {number: one for number, one in choices.items()
                    if getattr(modules[number], "indexer", None)}
         _require(choices, "selector \"own\" is for models that have an Index Branch, as MiniMax-M3")
-    branches = _branches(choices, indexer)
+    sources = _sources(choices, modules)
+    branches = _branches({number: one for number, one in choices.items() if number not in sources}, indexer)
     _require(index_keys is None or branches, "index_keys is given, but no layer selects by a fitted Index Branch")
     layers = {}
     numbered = {}
@@ -362,11 +363,33 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_k
                 layer.branch = branch.to(next(module.parameters()).device)
             else:
                 layer.source = numbered[branch.layer]
-                layer.source.shares = True
+        elif number in sources:
+            layer.source = numbered[sources[number]].source or numbered[sources[number]]
+        if layer.source is not None:
+            layer.source.shares = True
         if layer.selector == OWN:
             _check_heads(module, number)
             layer.rule = Rule(module.indexer.block_size, module.indexer.topk_blocks)
     return Plan(layers, sorted(choices), model)
+
+
+def _sources(choices: dict, modules) -> dict:
+    """Of the layers that take the ids of another one, its number."""
+    found = {}
+    for number, one in choices.items():
+        unknown = [leader for leader in one.leaders if leader not in choices]
+        _require(not unknown, f"layers {unknown} are to lead, must be of those that select, {sorted(choices)}")
+        before = [leader for leader in sorted(choices) if leader <= number and
+                  (leader in one.leaders if one.leaders else leader // one.every == number // one.every)]
+        _require(before, f"layer {number} is to take the ids of a layer before it, and the first of those that lead are "
+                 f"{[*one.leaders[:3]]}")
+        source = before[-1 if one.leaders else 0]
+        if source != number:
+            _require(choices[source] == one and _groups(modules[source]) == _groups(modules[number]),
+                     f"layer {number} takes the ids of layer {source}, which has other groups or selects otherwise")
+            _require(one.selector != OWN, "selector \"own\" has its layers as the model has them; they share no ids")
+            found[number] = source
+    return found
 
 
 def _branches(choices: dict, indexer) -> dict:
@@ -624,6 +647,7 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
                 selectors.select(layer.selector, q[cu_q[row]:cu_q[row + 1]].detach(),
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
+            layer.ids = (ids, lengths) if layer.shares else None
         out = m.sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
                                  **lengths)
     if layer.observe is not None:

@@ -181,7 +181,8 @@ def test_generates_with_all_blocks_what_the_model_generates(family):
 SHARED = {0: (1, 2)}  # layers that take the ids of layer 0; layer 3 has its own
 
 
-@pytest.mark.parametrize("selector", ["mean-key", "quest", "window", "oracle", "index", "index shared"])
+@pytest.mark.parametrize("selector", ["mean-key", "quest", "window", "oracle", "index", "index shared", "quest:every=2",
+                                      "index:leaders=0+3"])
 @torch.no_grad()
 def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
     model, ids, split = model_of("qwen3"), tokens_of(), 61
@@ -190,6 +191,8 @@ def test_decoding_from_a_cache_is_what_prefill_computes(selector, tmp_path):
         own, shared_by = ((0, 3), SHARED) if selector == "index shared" else (range(4), {})
         options = {"indexer": make_indexer(tmp_path / "results.h5", own, groups=GROUPS, dim=16,
                                            model_dim=SIZES["hidden_size"], shared_by=shared_by)}
+        if ":" in selector:
+            options["selector"] = selector
     with attending(model, mt.NAME):
         configured(model, **options)
         whole = logits_of(model, ids)
@@ -231,6 +234,40 @@ def test_layers_that_share_an_indexer_attend_to_the_ids_of_its_own_layer(tmp_pat
         with pytest.raises(msalab.InputError, match="layer 1 takes the ids of layer 0, which did not run"):
             block(hidden, attention_mask=mt._spans(1, 20, 20), position_embeddings=model.model.rotary_emb(
                 hidden, torch.arange(20)[None]))
+
+
+@pytest.mark.parametrize("selector", ["mean-key", "oracle", "index"])
+def test_layers_attend_to_the_ids_of_the_last_one_that_selects(selector, tmp_path):
+    model, ids, own = model_of("qwen3"), tokens_of(), {}
+    options = {}
+    if selector == "index":  # those that take ids need no Index Branch
+        options = {"indexer": make_indexer(tmp_path / "some.h5", (0, 2, 3), groups=GROUPS, dim=16,
+                                           model_dim=SIZES["hidden_size"])}
+    with attending(model, mt.NAME):
+        for sharing, sources in (("every=2", (0, 0, 2, 2)), ("leaders=0+3", (0, 0, 0, 3)), ("every=4", (0, 0, 0, 0))):
+            assert configured(model, selector=f"{selector}:{sharing}", observe=observed(own), **options) == [0, 1, 2, 3]
+            logits_of(model, ids)
+            assert all((own[layer] == own[source]).all() for layer, source in enumerate(sources))
+            assert all((own[layer] != own[layer - 1]).any() for layer in range(1, 4) if sources[layer] == layer)
+        configured(model, selector=f"{selector}:every=4", observe=observed(own), dense_layers=(0,),
+                   **({"indexer": make_indexer(tmp_path / "one.h5", [1], groups=GROUPS, dim=16,
+                                               model_dim=SIZES["hidden_size"])} if options else {}))
+        logits_of(model, ids)
+        assert own[0] is None and (own[3] == own[1]).all()
+
+
+def test_refuses_sharing_that_cannot_be():
+    model = model_of("llama")
+    for wrong in ("every=1", "every=", "every=2+3", "leaders=", "leaders=3+1", "leaders=1+1", "leaders=a", "ever=2", ""):
+        refused(model, f"selector is 'quest:{wrong}'; layers share ids by quest:every=N".replace("+", "[+]"),
+                selector=f"quest:{wrong}")
+    refused(model, r"layers \[7\] are to lead, must be of those that select, \[0, 1, 2, 3\]", selector="quest:leaders=0+7")
+    refused(model, r"layers \[0\] are to lead", selector="quest:leaders=0+2", dense_layers=(0,))
+    refused(model, r"layer 0 is to take the ids of a layer before it, .* \[1\]", selector="quest:leaders=1")
+    refused(model_of("minimax_m3"), "selector \"own\" has its layers as the model has them", selector="own:every=2")
+    one, other = (Choice("quest", Rule(BLOCK, top_k), every=2) for top_k in (3, 4))
+    refused(model, "layer 1 takes the ids of layer 0, which .* selects otherwise", selector=None, block_size=None, top_k=None,
+            advice={0: one, 1: other, 2: one, 3: one})
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

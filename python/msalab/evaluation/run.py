@@ -47,7 +47,7 @@ def settings_of(options, note) -> list[Setting]:
     found: dict[str, Setting] = {}
     for name in names:
         own = firsts
-        if name == "index" and options.forced_first is None:
+        if selectors.sharing(name)[0] == "index" and options.forced_first is None:
             own = sorted({*firsts, fitted.forced_first})
         for count in sorted(counts):
             for first in own:
@@ -69,10 +69,10 @@ def _selectors_of(options) -> list[str]:
         if options.indexer is not None and not options.from_advice:
             names = ["index", *names]
     known = [*selectors.SCORES, "index"]
-    unknown = [name for name in names if name not in known]
-    require(not unknown, refuse_unknown(names, known, "--selectors names"))
+    bare = [selectors.sharing(name)[0] for name in names]
+    require(set(bare) <= set(known), refuse_unknown(bare, known, "--selectors names"))
     require(names or options.from_advice, f"--selectors names none; there are: {', '.join(known)}")
-    require("index" not in names or options.indexer is not None,
+    require("index" not in bare or options.indexer is not None,
             "--selectors index needs --indexer, the results.h5 of msa-fit-indexer")
     return names
 
@@ -105,10 +105,11 @@ def _note_fit(fitted, size, local, note):
 
 
 def _setting(name, rule, options) -> Setting:
-    first = selectors.held_first(rule, name)
+    selector, shares = selectors.sharing(name)
+    first = selectors.held_first(rule, selector)
     rule = replace(rule, forced_first=first)
     text = f"{name}@{rule.tokens}" + (f",first={first}" if first else "")
-    return Setting(text, name, selectors.Choice(name, rule), tuple(options.dense_layers))
+    return Setting(text, name, selectors.Choice(selector, rule, **shares), tuple(options.dense_layers))
 
 
 @dataclass(frozen=True)

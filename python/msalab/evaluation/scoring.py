@@ -43,7 +43,7 @@ class Setting:
     @property
     def forced_first(self) -> int | None:
         """Oldest blocks that are always kept; None where it is each layer's own."""
-        return None if isinstance(self.how, dict) else held_first(self.how.rule, self.selector)
+        return None if isinstance(self.how, dict) else held_first(self.how.rule, self.how.selector)
 
 
 @dataclass(frozen=True)
