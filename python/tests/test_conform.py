@@ -266,6 +266,31 @@ def test_systems_of_torch_do_not_fail(adapter):
     assert check.FAIL not in outcomes and outcomes.count(check.PASS) > 6
 
 
+def test_kernels_are_interpreted_without_what_their_package_brings(tmp_path, monkeypatch):
+    """Of vLLM and SGLang the files of the kernels alone are imported where there is no GPU."""
+    common = pytest.importorskip("msalab.conform.adapters.common")
+    kernels = tmp_path / "an_engine" / "models"
+    kernels.mkdir(parents=True)
+    (tmp_path / "an_engine/__init__.py").write_text("raise ImportError('compiled parts')")
+    (kernels / "__init__.py").write_text("raise ImportError('all models')")
+    (kernels / "ops.py").write_text("from an_engine.platforms import platform\nfound = platform + 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packages, instead = ("an_engine", "an_engine.models"), {"an_engine__platforms": {"platform": 6}}
+    before = set(sys.modules)
+    try:
+        common.bare(packages, **instead)
+        with pytest.raises(ImportError, match="compiled parts"):  # on a GPU the package is as it is
+            __import__("an_engine.models.ops")
+        monkeypatch.setattr(common, "INTERPRETED", True)
+        common.bare(packages, **instead)
+        assert __import__("an_engine.models.ops", fromlist=["found"]).found == 7
+        with pytest.raises(ModuleNotFoundError, match="no_such_engine"):
+            common.bare(("no_such_engine",))
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+
+
 def test_all_systems_make_one_table(tmp_path, capsys, monkeypatch):
     from msalab.conform import systems
     rows = [("scores.ties", check.FAIL, "wrong"), ("scores.nan", check.PASS, "")]

@@ -45,6 +45,10 @@ class Called:
             if "CUDA" in str(error):
                 raise
             return {"why": f"{type(error).__name__}: {error}".split("\n")[0]}
+        except Exception as error:
+            if type(error).__name__ != "InterpreterError":  # Triton's, of what it does not interpret
+                raise
+            return {"why": f"Triton's interpreter: {error}".split("\n")[0]}
 
 
 class Dumped:

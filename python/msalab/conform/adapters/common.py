@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""What adapters have in common: tensors in bfloat16, pools of pages, and what a system does not take."""
+"""What adapters have in common: tensors, pools of pages, and what a system does not take."""
+
+import os
+import sys
+from importlib.util import find_spec
+from itertools import count
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
 from ..reference import Reference, queries
 
 _PACKED = Reference()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on tensors of the CPU
+DEVICE = "cpu" if INTERPRETED else "cuda"
+PRECISION = "float16" if INTERPRETED else "bfloat16"  # numpy, in which the interpreter computes, has no bfloat16
+HOW = ", interpreted on the CPU in float16" if INTERPRETED else ""
 
 
 def need_gpu():
@@ -15,12 +25,39 @@ def need_gpu():
     return torch
 
 
+def need_triton():
+    """torch, where kernels of Triton run: on a GPU, or under TRITON_INTERPRET=1."""
+    if not INTERPRETED:
+        return need_gpu()
+    import torch
+    from triton.runtime import driver
+    # Its own asks for a GPU. Nothing is timed: tuning takes the last setting, that of the largest tiles.
+    number = count()
+    driver.set_active(SimpleNamespace(get_benchmarker=lambda: lambda call, quantiles: [-next(number)] * len(quantiles)))
+    return torch
+
+
+def bare(packages, **instead):
+    """Makes packages importable without what their __init__ brings, compiled parts among it, where kernels are
+    interpreted. instead: by the module's name, with __ for ., what is read of it."""
+    for package in packages if INTERPRETED else ():
+        if package not in sys.modules:
+            spec = find_spec(package)
+            if spec is None:
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = list(spec.submodule_search_locations)
+    for name, has in instead.items() if INTERPRETED else ():
+        module = sys.modules.setdefault(name.replace("__", "."), ModuleType(name.replace("__", ".")))
+        vars(module).update(has)
+
+
 def real(torch, values, kind=None):
-    return torch.tensor(np.array(values, np.float32), device="cuda").to(kind or torch.bfloat16)
+    return torch.tensor(np.array(values, np.float32), device=DEVICE).to(kind or getattr(torch, PRECISION))
 
 
 def whole(torch, values):
-    return torch.tensor(np.array(values, np.int32), device="cuda")
+    return torch.tensor(np.array(values, np.int32), device=DEVICE)
 
 
 def numpy(values):
@@ -82,7 +119,7 @@ def pools(given, page_size):
 
 
 def given_ids(torch, given):
-    """The case's ids [groups, queries, k] on the GPU: contiguous, or the columns of ids_buffer, which are not."""
+    """The case's ids [groups, queries, k] contiguous, or the columns of ids_buffer, which are not."""
     full_rows(given)
     if "ids_buffer" in given:
         return whole(torch, np.swapaxes(given["ids_buffer"], 0, 1))[:, :, 2:5]

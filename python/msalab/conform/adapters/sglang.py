@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The Triton kernels of prefill of SGLang's MiniMax-M3 layer, on a GPU in bfloat16. Every token has a slot."""
+"""The Triton kernels of prefill of SGLang's MiniMax-M3 layer, in bfloat16. Every token has a slot."""
 
 import inspect
 from importlib import import_module
 
 import numpy as np
 
-from .common import given_ids, need_gpu, numpy, pools, real, refuse, whole
+from .common import DEVICE, HOW, PRECISION, bare, given_ids, need_triton, numpy, pools, real, refuse, whole
 
 RULES = {"ties": "a bitonic sort; nothing names an order of equal scores",
          "fills": "NaN becomes -1e30 and stays a candidate (flash_with_topk_idx.py)"}
@@ -15,10 +15,12 @@ FOLDERS = ("sglang.kernels.ops.attention.minimax_sparse", "sglang.srt.layers.att
 
 def about():
     from importlib.metadata import version
-    return f"SGLang {version('sglang')}, Triton kernels of MiniMax-M3"
+    return f"SGLang {version('sglang')}, Triton kernels of MiniMax-M3{HOW}"
 
 
 def kernel(module, name):
+    bare(("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.attention", "sglang.srt"),
+         sglang__srt__utils={"is_gfx95_supported": lambda: False})
     for folder in FOLDERS:
         try:
             return getattr(import_module(f"{folder}.prefill.{module}"), name)
@@ -34,7 +36,7 @@ def call(function, **given):
 
 
 def answer(given):
-    torch = need_gpu()
+    torch = need_triton()
     select = kernel("flash_with_topk_idx", "flash_prefill_with_topk_index")
     attend = kernel("topk_sparse", "flash_prefill_with_gqa_share_sparse")
     refuse(given, "scores", "k8", "index_q8", "sinks", "kl", "d_out", "index_q_plain")
@@ -53,8 +55,8 @@ def answer(given):
               "cu_seqlens": whole(torch, given["cu_seqlens_q"]), "seq_lens": whole(torch, lengths),
               "prefix_lens": whole(torch, lengths - new), "max_seqlen_q": int(new.max()),
               "max_seqlen_k": int(lengths.max()), "block_size_q": 1, "block_size_k": given["block_size"],
-              "slot_ids": torch.arange(len(lengths), device="cuda")}
-    found = {"precision": "bfloat16"}
+              "slot_ids": torch.arange(len(lengths), device=DEVICE)}
+    found = {"precision": PRECISION}
 
     def flat(name):
         values = real(torch, pool[name]).flatten(0, 1)
@@ -73,5 +75,4 @@ def answer(given):
             raise NotImplementedError("its kernel takes groups of 16 heads, or a greater power of two")
         found["out"] = numpy(call(attend, q=real(torch, given["q"]), k_cache=flat("k"), v_cache=flat("v"), topk_idx=ids,
                                   sm_scale=given["softmax_scale"], **common))
-    torch.cuda.synchronize()
     return found

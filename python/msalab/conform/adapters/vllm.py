@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The Triton kernels of vLLM's MiniMax-M3 layer, on a GPU in bfloat16: those of decode where every request has the same
+"""The Triton kernels of vLLM's MiniMax-M3 layer, in bfloat16: those of decode where every request has the same
 few new tokens, as its layer takes them, and those of prefill otherwise."""
+
+from types import SimpleNamespace
 
 import numpy as np
 
 from ..reference import most_blocks
-from .common import given_ids, need_gpu, numpy, pools, real, refuse, whole
+from .common import DEVICE, HOW, PRECISION, bare, given_ids, need_triton, numpy, pools, real, refuse, whole
 
 RULES = {"ties": "a bitonic sort; nothing names an order of equal scores",
          "fills": "NaN becomes -1e30 and stays a candidate (index_topk.py)",
@@ -15,11 +17,16 @@ BLOCK, DECODED = 128, 16
 
 def about():
     from importlib.metadata import version
-    return f"vLLM {version('vllm')}, Triton kernels of MiniMax-M3"
+    return f"vLLM {version('vllm')}, Triton kernels of MiniMax-M3{HOW}"
 
 
 def answer(given):
-    torch = need_gpu()
+    torch = need_triton()
+    platform = SimpleNamespace(is_cuda=lambda: False, is_arch_support_pdl=lambda: False)
+    import triton
+    from triton import language
+    bare(("vllm", "vllm.models", "vllm.models.minimax_m3"), vllm__platforms={"current_platform": platform},
+         vllm__triton_utils={"triton": triton, "tl": language})
     from vllm.models.minimax_m3.common import ops
     refuse(given, "k8", "index_q8", "sinks", "kl", "d_out", "index_q_plain")
     if given["block_size"] != BLOCK:
@@ -32,10 +39,10 @@ def answer(given):
         raise NotImplementedError("more queries than keys")
     most_new, most, before = int(new.max()), int(lengths.max()), whole(torch, lengths - new)
     cu, table, lengths = whole(torch, given["cu_seqlens_q"]), whole(torch, table), whole(torch, lengths)
-    found = {"precision": "bfloat16"}
+    found = {"precision": PRECISION}
     if "scores" in given:
         scores = real(torch, np.swapaxes(given["scores"], 0, 1), torch.float32)
-        padded = torch.full((*scores.shape[:2], -(-most_blocks(given) // 16) * 16), float("nan"), device="cuda")
+        padded = torch.full((*scores.shape[:2], -(-most_blocks(given) // 16) * 16), float("nan"), device=DEVICE)
         padded[..., :scores.shape[2]] = scores
         ids = ops.minimax_m3_index_topk(padded, cu, before, most_new, given["top_k"], *forced)
     elif "ids" in given:
@@ -66,5 +73,4 @@ def answer(given):
             ops.minimax_m3_sparse_attn(q, cache, ids, table, cu, lengths, before, most_new, heads,
                                        given["softmax_scale"], out)
         found["out"] = numpy(out)
-    torch.cuda.synchronize()
     return found
