@@ -377,6 +377,8 @@ def _sources(choices: dict, modules) -> dict:
     """Of the layers that take the ids of another one, its number."""
     found = {}
     for number, one in choices.items():
+        _require(one.selector != OWN or (one.every == 1 and not one.leaders),
+                 "selector \"own\" has its layers as the model has them; they share no ids")
         unknown = [leader for leader in one.leaders if leader not in choices]
         _require(not unknown, f"layers {unknown} are to lead, must be of those that select, {sorted(choices)}")
         before = [leader for leader in sorted(choices) if leader <= number and
@@ -387,7 +389,6 @@ def _sources(choices: dict, modules) -> dict:
         if source != number:
             _require(choices[source] == one and _groups(modules[source]) == _groups(modules[number]),
                      f"layer {number} takes the ids of layer {source}, which has other groups or selects otherwise")
-            _require(one.selector != OWN, "selector \"own\" has its layers as the model has them; they share no ids")
             found[number] = source
     return found
 
