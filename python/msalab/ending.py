@@ -12,7 +12,7 @@ from pathlib import Path
 from .arguments import error_text
 
 DONE, BUG, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes, as the compiled programs have them
-EXTRAS = {"capture": ("torch", "transformers", "accelerate"), "gguf": ("gguf",),
+EXTRAS = {"capture": ("torch", "transformers", "accelerate"), "gguf": ("gguf",), "paper": ("scipy",),
           "plots": ("h5py", "jinja2", "matplotlib", "ml_dtypes", "safetensors")}  # as pyproject.toml has them
 _HERE = Path(__file__).parent
 _PLACES = 3  # of our own code that the sentence about a bug names

@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-env/bin/pip install --quiet "${package}[plots]"
+env/bin/pip install --quiet "${package}[paper]"
 
 # Equal keys share the attention: query i's output is the mean of v[0..i].
 env/bin/python - <<'CODE'
