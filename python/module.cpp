@@ -205,10 +205,10 @@ void define_backend(nb::module_& m) {
                const Operand& d_k, const Operand& d_v, const Maybe& d_sinks) {
                 r.run([&](Backend& b, const Views& views) {
                     const AttentionInput input = views.attention(q, k, v, sinks);
-                    b.sparse_attention_grad(
-                        p, input, views.typed<const int32_t, 3>("ids", ids),
-                        views.saved(result, lse, d_out), views.gradient(d_q, d_k, d_v, d_sinks),
-                        loop_order(order));
+                    b.sparse_attention_grad(p, input, views.typed<const int32_t, 3>("ids", ids),
+                                            views.saved(result, lse, d_out),
+                                            views.gradient(d_q, d_k, d_v, d_sinks),
+                                            loop_order(order));
                 });
             },
             Free(), any, any, any, any, any, any, any, any, any, any, any, any, any, any)
