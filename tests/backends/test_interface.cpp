@@ -140,11 +140,18 @@ TEST_P(CanStart, WithTheThreadsOfTheOptions) {
 
 TEST(Backends, UnknownNamesAreAnsweredWithTheKnownOnes) {
     try {
-        make_backend("tpu");
+        make_backend("vulkan");
         FAIL();
     } catch (const InputError& error) {
-        EXPECT_NE(std::string(error.what()).find("'tpu'; there are: reference, cpu"),
+        EXPECT_NE(std::string(error.what()).find("'vulkan'; there are: reference, cpu"),
                   std::string::npos);
+    }
+    try {
+        make_backend("referense");
+        FAIL();
+    } catch (const InputError& error) {
+        EXPECT_NE(std::string(error.what()).find("(did you mean 'reference'?)"), std::string::npos)
+            << error.what();
     }
 }
 
