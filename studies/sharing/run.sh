@@ -20,7 +20,7 @@ for name in smollm2 qwen; do
     [ -e $here-fit/results.h5 ] || build/release/bin/msa-fit-indexer $here.h5 --out $here-fit --steps 0 --warmup-steps 0 \
         --block-size 64 --top-k 8 --eval-queries 256
     [ -e $here-overlap-2k/summary.json ] || build/release/bin/msa-reuse $here.h5 --out $here-overlap-2k --block-size 64 \
-        --top-k 8 --selector oracle --every 2,4,8 --lose 0.05 --sample-queries 128
+        --top-k 8 --selectors oracle --every 2,4,8 --lose 0.05 --sample-queries 128
     evaluate() {
         .venv-torch/bin/python -m msalab evaluate $model --text $texts --indexer $here-fit --selectors $selectors \
             --block-size 64 --forced-first 0 --device $device "$@"
