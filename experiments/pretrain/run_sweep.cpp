@@ -139,7 +139,7 @@ void write_sweep(const PretrainOptions& o, const std::vector<SweepRun>& runs, co
     std::optional<io::RunRecord> like;
     for (const SweepRun& run : runs) {
         const ordered_json result = result_of(run).value();
-        SweepResult& of = results.emplace_back(run.arm, run.seed);
+        SweepResult& of = results.emplace_back(SweepResult{run.arm, run.seed, {}});
         if (result.contains("diverged_after"))
             of.result = result["diverged_after"].get<int64_t>();
         else
