@@ -10,6 +10,7 @@ numpy is all it needs; `python -m msalab.conform` is the same where msalab is no
 what a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed.
 """
 
+import argparse
 import json
 import sys
 from importlib import import_module
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..arguments import CommandLine
 from .archive import Archive
 from .check import ABSENT, FAIL, PASS, RULE, RULES, Comparison, Problem, same_ids
 
@@ -109,9 +109,16 @@ def export(archive, folder):
     print(f"{len(archive.cases)} cases in {folder}")
 
 
+def command_line(**words):
+    try:
+        from ..arguments import CommandLine
+    except ImportError:  # a copy of this folder, without the package
+        return argparse.ArgumentParser(**words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return CommandLine(**words, example="msalab conform --call my_engine:answer")
+
+
 def main(arguments=None):
-    parser = CommandLine(prog="msalab conform", description=__doc__,
-                         example="msalab conform --call my_engine:answer")
+    parser = command_line(prog="msalab conform", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--call", metavar="MODULE:FUNCTION")
     what.add_argument("--dump", metavar="DIR")
