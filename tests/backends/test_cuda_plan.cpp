@@ -144,7 +144,7 @@ TEST(CudaPlan, PredicatesSayWhy) {
 TEST(CudaPlan, ChipsThatNobodyTestedAreNamed) {
     EXPECT_EQ(cuda::never_run_on(90), "");
     EXPECT_EQ(cuda::never_run_on(120),
-              "the kernels of backend cuda have never run on compute capability 12.0 before; "
+              "the kernels of backend cuda have never run on compute capability 12.0; "
               "gpu/check.sh tests them");
 }
 
