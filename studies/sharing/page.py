@@ -3,28 +3,37 @@
 """The tables of docs/shared_ids.md, of the records beside this file: summaries of msalab evaluate and msa-reuse.
 
 usage: PYTHONPATH=python python studies/sharing/page.py docs/shared_ids.md
-       python studies/sharing/page.py SUMMARY.json RECORD.json     a record of a summary: the tables that are read here
+       python studies/sharing/page.py SUMMARY.json RECORD.json.xz     a record of a summary: the tables that are read here
 """
 
 import json
+import lzma
 import sys
+import tempfile
 from pathlib import Path
 
 from msalab import results
 
 RECORDS = Path(__file__).parent / "records"
-READ = ("distances", "patterns", "measured", "retrieval_total", "configs", "by_position", "differences", "evaluated")
+READ = ("distances", "measured", "retrieval_total", "configs", "by_position", "differences", "evaluated")
 
 
 def pack(summary, record):
     whole = json.loads(summary.read_text())
     whole["tables"] = {name: whole["tables"][name] for name in whole["tables"] if name in READ}
-    record.write_text(json.dumps(whole) + "\n")
+    record.write_bytes(lzma.compress((json.dumps(whole) + "\n").encode(), preset=9))
+
+
+def opened(record, program):
+    with tempfile.TemporaryDirectory() as folder:
+        summary = Path(folder) / "summary.json"
+        summary.write_bytes(lzma.decompress(record.read_bytes()))
+        return results.open(summary, program)
 
 
 def needles(path):
     """A row of each setting: right answers, and how many fewer than dense attention gives."""
-    answer = results.open(path, "msalab evaluate")
+    answer = opened(path, "msalab evaluate")
     lines = ["| setting | right answers | above dense, 95 % interval | log-likelihood |", "|---|---|---|---|"]
     for row in answer["retrieval_total"].records():
         more, low, high = (row.get(f"right_answers_above{end}") for end in ("", "_low", "_high"))
@@ -36,7 +45,7 @@ def needles(path):
 
 def overlaps(path):
     """By distance in layers: the share of a layer's own blocks that another one's ids have, and the mass lost."""
-    answer = results.open(path, "msa-reuse")
+    answer = opened(path, "msa-reuse")
     lines = ["| layers away | own blocks that are in its ids | mass lost |", "|---|---|---|"]
     for row in answer["distances"].records():
         if row["distance"] in (1, 2, 3, 4, 8, 16):
@@ -46,12 +55,13 @@ def overlaps(path):
 
 def written(page):
     """The page with each table between its marks as the records have it."""
-    for path in sorted(RECORDS.glob("*.json")):
-        begin, end = f"<!-- {path.stem} -->\n", f"<!-- /{path.stem} -->"
+    for path in sorted(RECORDS.glob("*.json.xz")):
+        name = path.name.removesuffix(".json.xz")
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         if begin not in page:
             raise SystemExit(f"{path}: the page has no {begin.strip()}")
         head, rest = page.split(begin)
-        made = overlaps(path) if "overlap" in path.stem else needles(path)
+        made = overlaps(path) if "overlap" in name else needles(path)
         page = head + begin + "\n".join(made) + "\n" + rest[rest.index(end):]
     return page
 
