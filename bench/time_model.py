@@ -3,7 +3,7 @@
 """Speed of MSA where it is used: whole models of transformers with random weights, beside the same models with
 PyTorch's attention over all keys. msalab and transformers must be importable; on a GPU with the cuda backend.
 usage: time_model.py RECORD [--cases prefill,decode,8k,32k,128k] [--arms flash,msa-8] [--layers 4] [--seconds S]
-                     [--profile DIR] [--commit SHA] [--smoke]
+                     [--compiled-only] [--profile DIR] [--commit SHA] [--smoke]
 
 prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next token behind them.
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
@@ -298,6 +298,7 @@ def main(arguments=None):
     parser.add_argument("--arms", help="of them only these")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--compiled-only", action="store_true")
     parser.add_argument("--profile", type=Path, metavar="DIR")
     parser.add_argument("--commit", default=commit(), help="of this copy, where git does not know it")
     parser.add_argument("--smoke", action="store_true")
@@ -311,7 +312,8 @@ def main(arguments=None):
     for name in names:
         record.run["cases"][name] = vars(cases[name])
         arms = [arm for arm in arms_of(name, cases[name]) if not options.arms or arm in options.arms.split(",")]
-        for compiled, arm in ((compiled, arm) for compiled in (False, True) for arm in arms):
+        modes = (True,) if options.compiled_only else (False, True)
+        for compiled, arm in ((compiled, arm) for compiled in modes for arm in arms):
             which = {"case": name, "layer_count": cases[name].shape["num_hidden_layers"], "arm": arm, "compiled": compiled}
             if time.monotonic() - began > options.seconds:
                 break

@@ -6,7 +6,7 @@
 # STAGE: build, unpack (the module of an earlier build, build/module-*, in place of build), test, bench, train, serve,
 # profile or profile-train; SECONDS: it ends within so many (default: 560). OUT gets a log of each stage, the records and the profiles. In the
 # environment: ROWS, a regular expression of rows of bench/time_serve.py; TESTS, what pytest takes under python/tests;
-# CASES, ARMS of bench/time_model.py; TORCH_LOGS as PyTorch reads it.
+# CASES, ARMS, WORDS of bench/time_model.py; TORCH_LOGS as PyTorch reads it.
 # shellcheck disable=SC2317 # functions that a shell of its own calls
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -99,8 +99,9 @@ run() {
             "$python" bench/time_serve.py "$out/times.json" --seconds $((seconds - 90)) --rows "${ROWS:-.}"
             ;;
         train)
+            # shellcheck disable=SC2086
             "$python" bench/time_model.py "$out/train.json" --seconds $((seconds - 60)) --cases "${CASES:-8k,32k,128k}" \
-                --arms "${ARMS:-msa-16,cudnn,flash}"
+                --arms "${ARMS:-msa-16,cudnn,flash}" ${WORDS-}
             ;;
         serve) serve ;;
         profile)
@@ -108,8 +109,9 @@ run() {
                 --rows "${ROWS:-8b-4/decode/(8|128)K/1/msa$|8b-4/decode/128K/1/(msa-compiled|flash)$|8b-4/prefill/128K/1/msa-compiled|8b-4/prefill/128K/1/cudnn$}"
             ;;
         profile-train)
+            # shellcheck disable=SC2086
             "$python" bench/time_model.py "$out/none.json" --seconds $((seconds - 60)) --cases "${CASES:-8k}" \
-                --arms "${ARMS:-msa-16,cudnn}" --profile "$out/train"
+                --arms "${ARMS:-msa-16,cudnn}" --profile "$out/train" ${WORDS-}
             ;;
         *) echo "gpu/model.sh: no stage $stage" >&2 && return 2 ;;
     esac
