@@ -2,6 +2,7 @@
 #include "experiments/driver/options.h"
 
 #include <algorithm>
+#include <cctype>
 #include <iostream>
 #include <sstream>
 
@@ -113,17 +114,47 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
             folder.string(), ", but ", there.string(), " is a file, not a folder");
 }
 
+/// Of letters and digits, in lower case.
+static std::vector<std::string> words_in(const std::string& text) {
+    std::vector<std::string> words(1);
+    for (const unsigned char letter : text) {
+        if (std::isalnum(letter) != 0)
+            words.back() += static_cast<char>(std::tolower(letter));
+        else if (!words.back().empty())
+            words.emplace_back();
+    }
+    if (words.back().empty()) words.pop_back();
+    return words;
+}
+
+/// Has an option every word of `asked`, some in its name, others in what it is said to be? So has
+/// --rotary-dim, "channels of a head that RoPE rotates", those of --rope-dim.
+static bool says(const po::option_description& option, const std::vector<std::string>& asked) {
+    const std::vector<std::string> name = words_in(option.long_name());
+    const std::vector<std::string> text = words_in(option.description());
+    const auto is_among = [](const std::vector<std::string>& words) {
+        return [&words](const std::string& word) { return std::ranges::count(words, word) > 0; };
+    };
+    return std::ranges::any_of(asked, is_among(name)) &&
+           std::ranges::all_of(asked, [&](const std::string& word) {
+               return is_among(name)(word) || is_among(text)(word);
+           });
+}
+
 /// What an unknown option may have been: one that begins with it or has its words, or one that is
 /// spelt alike.
 static std::string instead_of(const std::string& asked, const po::options_description& options) {
-    std::vector<std::string> known, longer;
+    std::vector<std::string> known, longer, described;
+    const std::vector<std::string> words = words_in(asked);
     for (const auto& option : options.options()) {
         known.push_back("--" + option->long_name());
         const bool has_words =
             asked.starts_with("--") &&
             (known.back() + '-').find(asked.substr(1) + '-') != std::string::npos;
         if (has_words || known.back().starts_with(asked)) longer.push_back(known.back());
+        if (words.size() > 1 && says(*option, words)) described.push_back(known.back());
     }
+    if (longer.empty()) longer = std::move(described);
     return longer.empty() ? did_you_mean(asked, known) : ", but there is " + join(longer);
 }
 

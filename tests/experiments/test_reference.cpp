@@ -74,6 +74,7 @@ TEST(CliReference, TheWordsOfAnOptionNameIt) {
     };
     for (const auto& [option, meant] : {std::pair{"--decay", "--weight-decay;"},
                                         {"--layers", "--model-layers;"},
+                                        {"--rope-dim", "--rotary-dim;"},
                                         {"--held-out", "--held-out-share, --held-out-text;"}})
         EXPECT_NE(
             said(kPretrain, option).find(std::string("'") + option + "', but there is " + meant),
