@@ -281,7 +281,7 @@ def test_kernels_are_interpreted_without_what_their_package_brings(tmp_path, mon
         common.bare(packages, **instead)
         with pytest.raises(ImportError, match="compiled parts"):  # on a GPU the package is as it is
             __import__("an_engine.models.ops")
-        monkeypatch.setattr(common, "INTERPRETED", True)
+        monkeypatch.setattr(common, "ALONE", True)
         common.bare(packages, **instead)
         assert __import__("an_engine.models.ops", fromlist=["found"]).found == 7
         with pytest.raises(ModuleNotFoundError, match="no_such_engine"):
@@ -295,7 +295,7 @@ def test_all_systems_make_one_table(tmp_path, capsys, monkeypatch):
     from msalab.conform import systems
     rows = [("scores.ties", check.FAIL, "wrong"), ("scores.nan", check.PASS, "")]
     monkeypatch.setattr(systems, "ADAPTERS", ("vllm:answer", "reference:answer"))
-    monkeypatch.setattr(systems, "run_one", lambda adapter, only, folder: {"adapter": adapter} | (
+    monkeypatch.setattr(systems, "run_one", lambda adapter, only, folder, seconds: {"adapter": adapter} | (
         {"about": "the reference", "rows": rows} if adapter.startswith("ref") else {"error": "not installed"}))
     assert main(["--all", "--only", "scores.t", "--json", str(tmp_path / "record.json")]) == 1
     told = capsys.readouterr().out
@@ -306,5 +306,35 @@ def test_all_systems_make_one_table(tmp_path, capsys, monkeypatch):
 
 def test_a_system_that_is_not_there_is_told(tmp_path):
     from msalab.conform import systems
-    record = systems.run_one("no_such_adapter:answer", "scores.t", tmp_path)
+    record = systems.run_one("no_such_adapter:answer", "scores.t", tmp_path, 60)
     assert "no_such_adapter" in record["error"] and record["command"].endswith("no_such_adapter:answer")
+
+
+SLOW = """from .. import reference
+RULES = {}
+calls = []
+
+
+def answer(given):
+    calls.append(given)
+    if len(calls) > 2:
+        HOW
+    return reference.answer(given)
+"""
+
+
+@pytest.mark.parametrize("how, said", [("__import__('time').sleep(99)", "stopped after 8 s"), ("__import__('os')._exit(9)", "exit code 9")])
+def test_what_a_system_answered_before_it_was_stopped_counts(how, said, tmp_path, capsys, monkeypatch):
+    """The kit is copied, so that it has an adapter of this test."""
+    shutil.copytree(FOLDER, tmp_path / "kit", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "kit/adapters/slow.py").write_text(SLOW.replace("HOW", how))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from importlib import import_module
+    systems = import_module("kit.systems")
+    monkeypatch.setattr(systems, "ADAPTERS", ("slow:answer",))
+    assert systems.run_all("scores.", tmp_path / "record.json", 8) == 0
+    told = capsys.readouterr().out
+    assert f"slow:answer: {said}, 2 cases before" in told
+    assert re.search(r"^pass +2$", told, re.MULTILINE)
+    for name in [name for name in sys.modules if name.split(".")[0] == "kit"]:
+        del sys.modules[name]

@@ -71,8 +71,9 @@ class Dumped:
             raise Problem(f"{path}: {error}") from None
 
 
-def run(archive, system, only=""):
-    """Rows (case, outcome, remark) of every case, and of the relations between them."""
+def run(archive, system, only="", each=lambda rows: None):
+    """Rows (case, outcome, remark) of every case, and of the relations between them. each: gets the rows so far, behind
+    every case."""
     rows, found = [], {}
     for case in archive.cases:
         if only not in case["name"]:
@@ -86,6 +87,7 @@ def run(archive, system, only=""):
         except Exception as error:  # of the system: it may raise whatever it likes
             outcome = FAIL, f"raised {type(error).__name__}: {error}".split("\n")[0]
         rows.append((case["name"], *outcome))
+        each(rows)
     for relation in archive.same_ids:
         if only in relation["name"]:
             rows.append((relation["name"], *same_ids(relation, found)))
@@ -127,7 +129,9 @@ def main(arguments=None):
     parser.add_argument("--rules", default="", help="with --dump, the rules by which the engine says that it differs, "
                         f"separated by commas: {', '.join(RULES)}")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
-    parser.add_argument("--json", metavar="FILE", help="the table as JSON, too")
+    parser.add_argument("--json", metavar="FILE", help="the table as JSON, too, renewed behind every case")
+    parser.add_argument("--seconds", type=float, default=400, metavar="N", help="with --all, after which a system is stopped; "
+                        "what it has answered counts (400)")
     given = parser.parse_args(arguments)
     rules = [rule for rule in given.rules.split(",") if rule]
     unknown = [rule for rule in rules if rule not in RULES]
@@ -135,7 +139,7 @@ def main(arguments=None):
         parser.error(f"--rules has {unknown[0]!r}, must be of: {', '.join(RULES)}")
     if given.all:
         from .systems import run_all
-        return run_all(given.only, given.json)
+        return run_all(given.only, given.json, given.seconds)
     archive = Archive()
     if given.export:
         export(archive, given.export)
@@ -145,14 +149,20 @@ def main(arguments=None):
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rows = run(archive, system, given.only)
+
+    def keep(rows):
+        if given.json:
+            record = {"about": system.about, "rules": system.rules, "rows": rows}
+            part = Path(f"{given.json}.partial")
+            part.write_text(json.dumps(record, indent=1) + "\n")
+            part.replace(given.json)
+
+    rows = run(archive, system, given.only, keep)
     if not rows:
         parser.error(f"--only is {given.only!r}, which no case's name has")
     print(system.about)
     show(rows)
-    if given.json:
-        record = {"about": system.about, "rules": system.rules, "rows": rows}
-        Path(given.json).write_text(json.dumps(record, indent=1) + "\n")
+    keep(rows)
     return int(any(outcome == FAIL for _, outcome, _ in rows))
 
 

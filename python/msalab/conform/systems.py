@@ -15,35 +15,36 @@ from .check import ABSENT, FAIL, PASS, RULE
 ADAPTERS = ("ours:reference", "ours:cpu", "ours:torch_cpu", "ours:cuda", "transformers_m3:answer", "vllm:answer",
             "sglang:answer", "flash_msa:answer", "fla:answer", "cudnn:answer", "flex:answer")
 LETTERS = {PASS: "+", RULE: "r", ABSENT: ".", FAIL: "F"}
-SECONDS = 400  # a system: compilers may take most of it
 
 
-def run_one(adapter, only, folder):
-    """Its record: about, rules, rows, the command; `error` where it did not come so far."""
+def run_one(adapter, only, folder, seconds):
+    """Its record: about, rules, rows, the command; `error` where it did not come so far, beside the rows that it has."""
     call = f"{__package__}.adapters.{adapter}"
     path = Path(folder) / f"{adapter.replace(':', '.')}.json"
     command = [sys.executable, "-m", __package__, "--call", call, "--json", str(path), "--only", only]
     record = {"adapter": adapter, "command": f"python -m {__package__} --call {call}"}
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False,
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        error = {} if ran.returncode in (0, 1) and path.exists() else {
+            "error": ran.stderr.strip().split("\n")[-1] or f"exit code {ran.returncode}"}
     except subprocess.TimeoutExpired:
-        return record | {"error": f"stopped after {SECONDS} s"}
-    if path.exists():
-        return record | json.loads(path.read_text())
-    return record | {"error": (ran.stderr.strip().split("\n") or [""])[-1] or f"exit code {ran.returncode}"}
+        error = {"error": f"stopped after {seconds:.0f} s"}
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    return record | rows | error
 
 
 def table(records):
     """A row of each case, a column of each system."""
     there = [record for record in records if "rows" in record]
+    names = list(dict.fromkeys(name for record in there for name, _, _ in record["rows"]))
     lines = [f"{number + 1:>3}  {record['adapter']}: {record['about']}" for number, record in enumerate(there)]
-    lines += [f"  -  {record['adapter']}: {record['error']}" for record in records if "error" in record]
-    lines += ["", f"{'+ pass, r differs by rule, . not supported, F fail':<26}"]
-    names = [name for name, _, _ in there[0]["rows"]] if there else []
+    lines += [f"  -  {record['adapter']}: {record['error']}" + (f", {len(record['rows'])} cases before" if "rows" in record else "")
+              for record in records if "error" in record]
+    lines += ["", "+ pass, r differs by rule, . not supported, F fail; blank: not run"]
     lines.append(f"{'case':<26}" + "".join(f"{number + 1:>3}" for number in range(len(there))))
     outcomes = [{name: outcome for name, outcome, _ in record["rows"]} for record in there]
-    lines += [f"{name:<26}" + "".join(f"{LETTERS[one[name]]:>3}" for one in outcomes) for name in names]
+    lines += [f"{name:<26}" + "".join(f"{LETTERS.get(one.get(name), ''):>3}" for one in outcomes) for name in names]
     for kind in LETTERS:
         lines.append(f"{kind:<26}" + "".join(f"{sum(o == kind for o in one.values()):>3}" for one in outcomes))
     for record in there:
@@ -52,11 +53,12 @@ def table(records):
     return "\n".join(lines)
 
 
-def run_all(only="", out=None):
-    """Prints the table; `out` is the file of the record, JSON, renewed behind each system. 1 if one failed."""
+def run_all(only="", out=None, seconds=400):
+    """Prints the table; `out` is the file of the record, JSON, renewed behind each system. seconds: after which a system is
+    stopped. 1 if one failed."""
     records = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
-        for record in pool.map(lambda adapter: run_one(adapter, only, folder), ADAPTERS):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for record in pool.map(lambda adapter: run_one(adapter, only, folder, seconds), ADAPTERS):
             records.append(record)
             print(f"{record['adapter']}: {record.get('about', record.get('error'))}", file=sys.stderr, flush=True)
             if out:

@@ -15,7 +15,9 @@ _PACKED = Reference()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on tensors of the CPU
 DEVICE = "cpu" if INTERPRETED else "cuda"
 PRECISION = "float16" if INTERPRETED else "bfloat16"  # numpy, in which the interpreter computes, has no bfloat16
-HOW = ", interpreted on the CPU in float16" if INTERPRETED else ""
+# Of an engine the files of its kernels alone are imported: what it needs besides may not be there.
+ALONE = INTERPRETED or os.environ.get("MSALAB_KERNELS_ALONE") == "1"
+HOW = ", interpreted on the CPU in float16" if INTERPRETED else ", the kernels alone" if ALONE else ""
 
 
 def need_gpu():
@@ -28,7 +30,9 @@ def need_gpu():
 def need_triton():
     """torch, where kernels of Triton run: on a GPU, or under TRITON_INTERPRET=1."""
     if not INTERPRETED:
-        return need_gpu()
+        torch = need_gpu()
+        tune_little()
+        return torch
     import torch
     from triton.runtime import driver
     # Its own asks for a GPU. Nothing is timed: tuning takes the last setting, that of the largest tiles.
@@ -37,17 +41,39 @@ def need_triton():
     return torch
 
 
+def tune_little():
+    """Nothing is timed here, and compilers take seconds: of the settings that a kernel may be tuned to, the first that runs
+    is taken, those of four warps and of few stages first."""
+    from triton.runtime.autotuner import Autotuner
+    if hasattr(Autotuner, "few_of_all"):
+        return
+    every, timed = Autotuner.prune_configs, Autotuner._bench
+
+    def prune(self, *given, **named):
+        self.has_run = False
+        return sorted(every(self, *given, **named), key=lambda one: (abs(one.num_warps - 4), one.num_stages))
+
+    def bench(self, *given, **named):
+        if self.has_run:
+            return [float("inf")] * 3
+        found = timed(self, *given, **named)
+        self.has_run = found[0] < float("inf") if isinstance(found, list) else found < float("inf")
+        return found
+
+    Autotuner.few_of_all, Autotuner.prune_configs, Autotuner._bench = True, prune, bench
+
+
 def bare(packages, **instead):
     """Makes packages importable without what their __init__ brings, compiled parts among it, where kernels are
-    interpreted. instead: by the module's name, with __ for ., what is read of it."""
-    for package in packages if INTERPRETED else ():
+    imported alone. instead: by the module's name, with __ for ., what is read of it."""
+    for package in packages if ALONE else ():
         if package not in sys.modules:
             spec = find_spec(package)
             if spec is None:
                 raise ModuleNotFoundError(f"No module named {package!r}", name=package)
             sys.modules[package] = ModuleType(package)
             sys.modules[package].__path__ = list(spec.submodule_search_locations)
-    for name, has in instead.items() if INTERPRETED else ():
+    for name, has in instead.items() if ALONE else ():
         module = sys.modules.setdefault(name.replace("__", "."), ModuleType(name.replace("__", ".")))
         vars(module).update(has)
 

@@ -22,7 +22,9 @@ def about():
 
 def answer(given):
     torch = need_triton()
-    platform = SimpleNamespace(is_cuda=lambda: False, is_arch_support_pdl=lambda: False)
+    platform = SimpleNamespace(is_cuda=torch.cuda.is_available,
+                               is_device_capability=lambda one: torch.cuda.get_device_capability() == one,
+                               is_arch_support_pdl=lambda: DEVICE == "cuda" and torch.cuda.get_device_capability() >= (9, 0))
     import triton
     from triton import language
     bare(("vllm", "vllm.models", "vllm.models.minimax_m3"), vllm__platforms={"current_platform": platform},
