@@ -4,8 +4,8 @@
 #   studies/pilot/gpu.sh OUT SECONDS [OPTIONS...] [-- WORDS...]
 # CORPUS in the environment: an archive of what `./msalab corpus` writes (default:
 # results/corpus.tar.xz), unpacked into results/corpus unless that is there. msa-pretrain is built
-# unless it is there. SECONDS are those of the runs, without the building. OUT gets records.tar and the
-# tails of the logs. DEVICES in the environment: the GPUs, 0,1 say (default: all); with 0,0 two runs share a GPU, for
+# unless it is there. SECONDS are those of the runs, without the building. OUT gets runs.tar, for pack_records.py, and a
+# log of each process. DEVICES in the environment: the GPUs, 0,1 say (default: all); with 0,0 two runs share a GPU, for
 # which CUDA's Multi-Process Service should run. OPTIONS and WORDS as studies/pilot/run_missing.py has them; default: the
 # blocks of Pilot II, in their order, on GPUs.
 set -euo pipefail
@@ -45,11 +45,10 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OMP_NUM_THREADS=${OMP_NUM_THR
 started=()
 for device in "${devices[@]}"; do
     CUDA_VISIBLE_DEVICES=$device python3 studies/pilot/run_missing.py "${sweeps[@]}" --seconds "$seconds" \
-        --tar "$out/records.tar" "$@" &
+        "$@" >"$out/log-${#started[@]}.txt" 2>&1 &
     started+=($!)
 done
 for process in "${started[@]}"; do wait "$process" || failed=1; done
-for log in results/pilot*/*/*/log.txt; do
-    [[ -f $log ]] && printf '%s: %s\n' "$log" "$(tail -n 1 "$log" | tail -c 200)"
-done >"$out/logs.txt"
+find results/pilot -path '*/seed-*/*' \( -name summary.json -o -name curves.csv -o -name diverged.json \) -printf '%P\n' |
+    tar -cf "$out/runs.tar" -C results/pilot -T -
 exit "$failed"

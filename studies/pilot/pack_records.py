@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Adds what run_missing.py has recorded to the records of this folder.
+"""Adds finished runs to the records of this folder.
 
-usage: pack_records.py RECORDS.tar RECORDS_DIR
+usage: pack_records.py RUNS.tar RECORDS_DIR
 
-RECORDS_DIR/runs.tar.xz has ARM/seed-S/summary.json and ARM/seed-S/curves.csv of every run, or
-ARM/seed-S/diverged.json; runs.csv gets a line for each run but trunks. A run that is there already stays.
+RUNS.tar has ARM/seed-S/summary.json and ARM/seed-S/curves.csv of runs, or ARM/seed-S/diverged.json, as gpu.sh packs
+them. RECORDS_DIR/runs.tar.xz gets those of runs that have ended, but for trunks, without what no record needs. A run
+that is there already stays.
 """
 
-import csv
 import io
+import re
 import sys
 import tarfile
 from pathlib import Path
+
+# Entries of the curves that no record needs: the same in all runs, of the machine, or, of the KL loss of every layer,
+# in the probes.
+LEFT_OUT = re.compile(rb",(learning_rate|lr|mfu|tokens_per_second|kl_loss),")
 
 
 def runs_of(archive):
@@ -20,7 +25,23 @@ def runs_of(archive):
     if not archive.exists():
         return {}
     with tarfile.open(archive) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}
+        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+
+
+def records_of(runs):
+    """The same of the runs that have ended, as records have them."""
+    records = {}
+    for run in {name.rpartition("/")[0] for name in runs if not name.startswith("trunk/")}:
+        diverged, *names = (f"{run}/{name}" for name in ("diverged.json", "summary.json", "curves.csv"))
+        if diverged in runs:
+            records[diverged] = runs[diverged]
+        elif all(name in runs for name in names):
+            records |= {name: runs[name] for name in names}
+    for name in records:
+        if name.endswith(".csv"):
+            lines = records[name].splitlines(keepends=True)
+            records[name] = b"".join(line for line in lines if not LEFT_OUT.search(line))
+    return records
 
 
 def write_runs(archive, runs):
@@ -35,23 +56,11 @@ def write_runs(archive, runs):
 
 
 def main():
-    recorded, folder = map(Path, sys.argv[1:])
-    new, lines = {}, []
-    with tarfile.open(recorded) as tar:
-        for member in tar:
-            data = tar.extractfile(member).read()
-            if member.name.count("/") == 2:
-                new[member.name] = data
-            else:
-                lines += list(csv.reader(io.StringIO(data.decode())))[1:]
+    packed, folder = map(Path, sys.argv[1:])
     archive = folder / "runs.tar.xz"
-    write_runs(archive, new | runs_of(archive))
-    times = folder / "runs.csv"
-    known = list(csv.reader(io.StringIO(times.read_text()))) if times.exists() else []
-    lines = [line for line in lines if line not in known and not line[0].startswith("trunk/")]
-    with open(times, "a", newline="", encoding="utf-8") as table:
-        csv.writer(table, lineterminator="\n").writerows(lines)
-    print(f"{len(new)} files, {len(lines)} lines")
+    known, new = runs_of(archive), records_of(runs_of(packed))
+    write_runs(archive, new | known)
+    print(f"{len(new.keys() - known.keys())} new files")
 
 
 if __name__ == "__main__":
