@@ -13,9 +13,8 @@ every new token (judge()): MSA on packed keys, or the model's own attention wher
 
 On a GPU the model is in bfloat16, its layers are compiled, once for all of them and all lengths, and a
 step in which all requests decode is a CUDA graph, captured once: lengths and pages are read there.
---dense serves the same requests once more by PyTorch's SDPA, for the tokens a second of both. SDPA takes
-no pages, so every call copies the keys of its sequence first. It is compiled and replayed likewise. Both
-rates are those of a second pass: the first one compiles and loads kernels.
+--dense serves the same requests once more by PyTorch's SDPA. SDPA takes no pages, so every call copies
+the keys of its sequence first. It is compiled and replayed likewise. bench/time_example.py times both.
 
 The Index Branch stands in for a fitted one: of a group's queries the sum, of all groups' keys the sum.
 """
@@ -23,7 +22,6 @@ The Index Branch stands in for a fitted one: of a group's queries the sum, of al
 import argparse
 import contextlib
 import functools
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -341,14 +339,11 @@ class Engine:
                 self.pool.give_back(page)
 
     def serve(self, requests):
-        """Until they are done; new tokens a second."""
+        """Until they are done."""
         for request in requests:
             self.add(request)
-        began = time.perf_counter()
         while self.waiting or self.running:
             self.step()
-        made = sum(len(request.tokens) - len(request.prompt) for request in requests)
-        return made / (time.perf_counter() - began)
 
 
 @dataclass
@@ -420,7 +415,9 @@ def make_requests(model, count, tokens, shortest):
             for number in range(count)]
 
 
-def main(arguments=None):
+def main(arguments=None, seconds_of=None):
+    """seconds_of: calls a function and gives its seconds. With it, rates are printed of a second pass: the first
+    one compiles and loads kernels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a folder, of a model of the Llama family; default: a tiny one")
     parser.add_argument("--requests", type=int, default=6)
@@ -444,13 +441,17 @@ def main(arguments=None):
         caches["PyTorch's SDPA on copies of the pages"] = DensePages
     engines, right = [], True
     for name, cache in caches.items():
-        for _ in ("loads kernels", "is timed"):
+        for _ in range(1 if seconds_of is None else 2):
             engine = None  # frees its pool
             requests = make_requests(model, o.requests, o.tokens, o.prompt)
             longest = max(len(request.prompt) + request.most for request in requests)
             with paged(model, compiler_of(at.device)):
                 engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest, most_running=o.running)
-                rate = engine.serve(requests)
+                serve, rate = functools.partial(engine.serve, requests), ""
+                if seconds_of is None:
+                    serve()
+                else:
+                    rate = f"{o.requests * o.tokens / seconds_of(serve):.0f} new tokens a second, "
         engine.decode = None  # a graph reads weights where they lie now
         engines.append(engine)
         used = sum(-(-len(request.tokens) // at.page) for request in requests)
@@ -458,7 +459,7 @@ def main(arguments=None):
         with contextlib.nullcontext() if everything else paged(model):
             verdict = judge(model, requests, (packed, o.top_k, at.block))
         right = right and verdict.right
-        print(f"{name}: {rate:.0f} new tokens a second, {o.requests} requests of up to {longest} tokens")
+        print(f"{name}: {rate}{o.requests} requests of up to {longest} tokens")
         print(f"  {engine.steps} steps, {engine.replayed} of them replays of a graph; "
               f"{engine.accepted} drafted tokens accepted")
         print(f"  {used} pages of tokens in a pool of {o.pages}, {engine.shared} of them shared, "

@@ -84,7 +84,7 @@ transformers.LlamaForCausalLM(transformers.LlamaConfig(**time_model.SMALL, max_p
 " "$out/small") &&
         for running in 4 8; do
             echo "== $running at a time"
-            "$python" examples/serve_torch.py --device cuda --model "$out/small" --requests 8 --tokens 64 --top-k 8 \
+            "$python" bench/time_example.py --device cuda --model "$out/small" --requests 8 --tokens 64 --top-k 8 \
                 --prompt 2000 --chunk 512 --pages 400 --running "$running" --dense
         done
     rm -rf "$out/small"
