@@ -41,7 +41,7 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
     const Tensor<double, 2> costs = results.read<double, 2>(group + "/costs");
     for (size_t n = 0; n < advice.settings.size(); ++n) {
         const auto s = static_cast<int64_t>(n);
-        Kept& kept = layer.kept.emplace_back(of, std::to_string(n));
+        SettingNumbers& kept = layer.kept.emplace_back(of, std::to_string(n));
         kept.cost = {costs(s, 0), costs(s, 1), costs(s, 2)};
         kept.order = kOrders[static_cast<size_t>(costs(s, 3))];
         kept.union_blocks = costs(s, 4);
@@ -53,11 +53,12 @@ LayerAdvice read_layer(const io::ResultsReader& results, const std::string& name
 
 /// Of some layers together: mean over layers, and the cost of the layers of the model that they
 /// stand for, beside those with a window.
-Kept together(const std::vector<const Kept*>& layers, const Advice& advice) {
-    Kept all;
-    static_cast<measure::Kept&>(all) = measure::Kept::mean({layers.begin(), layers.end()});
+SettingNumbers together(const std::vector<const SettingNumbers*>& layers, const Advice& advice) {
+    SettingNumbers all;
+    static_cast<measure::NumbersByMetric&>(all) =
+        measure::NumbersByMetric::mean({layers.begin(), layers.end()});
     all.order = layers.front()->order;
-    for (const Kept* layer : layers) {
+    for (const SettingNumbers* layer : layers) {
         all.cost = all.cost + layer->cost;
         if (layer->order != all.order) all.order.clear();
     }
@@ -67,7 +68,7 @@ Kept together(const std::vector<const Kept*>& layers, const Advice& advice) {
 }
 
 bool is_sparse(const LayerAdvice& layer, size_t setting) {
-    const Kept& kept = layer.kept[setting];
+    const SettingNumbers& kept = layer.kept[setting];
     return kept.enough && kept.cost.seconds < layer.dense.seconds;
 }
 
@@ -76,7 +77,7 @@ template <typename Sparse>
 Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
     Choice choice;
     choice.setting = setting;
-    std::vector<const Kept*> kept;
+    std::vector<const SettingNumbers*> kept;
     Cost dense;
     for (const LayerAdvice& layer : advice.layers) {
         const bool is = sparse(layer);
@@ -92,7 +93,7 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
     const size_t draws = choice.kept.numbers("mass_kept").draws.size();
     int64_t good = 0;
     for (size_t n = 0; n < draws; ++n)
-        good += std::ranges::all_of(kept, [&](const Kept* layer) {
+        good += std::ranges::all_of(kept, [&](const SettingNumbers* layer) {
             return reaches(advice.asked, advice.settings[setting],
                            layer->numbers("mass_kept").draws[n],
                            layer->numbers("group_output_error").draws[n]);
@@ -102,13 +103,13 @@ Choice choose(const Advice& advice, size_t setting, Sparse sparse) {
 }
 
 /// What is to be low: 1 - mass kept, or the output error under --error; NaN is worst.
-double loss(const AdviseOptions& asked, const Kept& kept) {
+double loss(const AdviseOptions& asked, const SettingNumbers& kept) {
     const double lost = asked.error ? kept.error().value : 1 - kept.mass().value;
     return std::isnan(lost) ? std::numeric_limits<double>::infinity() : lost;
 }
 
 /// The better one first: by cost and then by loss; under --budgets by loss and then by cost.
-bool better(const AdviseOptions& asked, const Kept& a, const Kept& b) {
+bool better(const AdviseOptions& asked, const SettingNumbers& a, const SettingNumbers& b) {
     const std::pair by_cost{a.cost.seconds, loss(asked, a)}, other{b.cost.seconds, loss(asked, b)};
     if (!asked.budget) return by_cost < other;
     return std::pair(by_cost.second, by_cost.first) < std::pair(other.second, other.first);
@@ -141,7 +142,7 @@ void find_nearest(const std::vector<size_t>& candidates, Advice& advice) {
                           ? "no setting that reaches the target costs less than dense attention"
                           : "no setting reaches the target on any layer";
     const auto distance = [&](size_t s) {
-        const Kept& all = advice.all[s];
+        const SettingNumbers& all = advice.all[s];
         if (any_enough) {
             const bool enough =
                 std::any_of(advice.layers.begin(), advice.layers.end(),
@@ -158,7 +159,7 @@ void find_nearest(const std::vector<size_t>& candidates, Advice& advice) {
 
 void find_bound(Advice& advice) {
     for (size_t s = 0; s < advice.settings.size(); ++s) {
-        const Kept& all = advice.all[s];
+        const SettingNumbers& all = advice.all[s];
         const Setting& setting = advice.settings[s];
         if (!is_bound(setting) ||
             !reaches(advice.asked, setting, all.mass().least(), all.error().most()))
@@ -185,7 +186,7 @@ Advice make_advice(const io::ResultsReader& results) {
     std::vector<size_t> candidates(advice.settings.size());
     std::iota(candidates.begin(), candidates.end(), size_t{0});
     for (size_t s : candidates) {
-        std::vector<const Kept*> of;
+        std::vector<const SettingNumbers*> of;
         for (const LayerAdvice& layer : advice.layers) of.push_back(&layer.kept[s]);
         advice.all.push_back(together(of, advice));
     }

@@ -10,7 +10,7 @@
 #include "core/io/results.h"
 #include "experiments/advise/options.h"
 #include "experiments/driver/windowed.h"
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 #include "experiments/measure/sinks.h"
 
 namespace msa::experiments::advise {
@@ -23,8 +23,8 @@ enum class Role : uint8_t { recommended, nearest, front, bound };
 
 /// A setting on a layer, or on several together: mean over the layers, costs those of all the
 /// layers of the model that they stand for.
-struct Kept : measure::Kept {
-    using measure::Kept::Kept;
+struct SettingNumbers : measure::NumbersByMetric {
+    using measure::NumbersByMetric::NumbersByMetric;
     const analysis::Estimate& mass() const { return (*this)["mass_kept"]; }
     const analysis::Estimate& error() const { return (*this)["group_output_error"]; }
     Cost cost;
@@ -36,7 +36,7 @@ struct Kept : measure::Kept {
 struct LayerAdvice {
     int64_t layer = 0;
     Cost dense;
-    std::vector<Kept> kept;             // [settings]
+    std::vector<SettingNumbers> kept;   // [settings]
     std::optional<size_t> recommended;  // the layer's cheapest setting that is enough and cheaper
                                         // than dense attention; nothing: stay dense
     bool sparse = false;                // under the recommended setting
@@ -47,7 +47,7 @@ struct LayerAdvice {
 struct Choice {
     size_t setting = 0;
     std::vector<int64_t> sparse, dense;  // layers
-    Kept kept;                           // of the sparse layers; cost: of all layers
+    SettingNumbers kept;                 // of the sparse layers; cost: of all layers
     double confidence = 0;  // share of the draws in which every sparse layer reaches the target;
                             // NaN where a layer has too few blocks to draw from
 };
@@ -61,7 +61,7 @@ struct Advice {
     double share() const { return layers_share(asked, std::ssize(layers)); }
     std::vector<WindowedLayer> windowed;  // part of every cost of all layers
     Cost dense;                           // of all layers of the model
-    std::vector<Kept> all;                // [settings] of all layers together, all of them sparse
+    std::vector<SettingNumbers> all;      // [settings] of all layers together, all of them sparse
     std::vector<size_t> front;  // Pareto front of cost against loss, by cost; without bounds
     std::optional<Choice> recommended;
     Choice nearest;                    // if nothing is recommended

@@ -6,6 +6,7 @@
 #include "core/select/selector.h"
 #include "core/select/token_selector.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::advise {
 namespace {

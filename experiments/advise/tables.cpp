@@ -3,11 +3,10 @@
 #include <cmath>
 
 #include "experiments/advise/advice.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::advise {
 namespace {
@@ -35,12 +34,12 @@ std::vector<ColumnOf<Row>> setting_columns() {
 }
 
 template <typename Row>
-std::vector<ColumnOf<Row>> kept_columns() {
-    return measure::kept_columns<Row>(
+std::vector<ColumnOf<Row>> metric_columns() {
+    return measure::metric_columns<Row>(
         kMeasured,
         {{"mass_kept", "mass kept\n(at least)", {.shown = Shown::low}},
          {"group_output_error", "error\n(at most)", {.shown = Shown::high}}},
-        [](const Row& row) -> const measure::Kept& { return *row.kept; });
+        [](const Row& row) -> const measure::NumbersByMetric& { return *row.kept; });
 }
 
 constexpr const char* kLayersDiffer = "the layers have different ones";
@@ -90,7 +89,7 @@ std::vector<ColumnOf<Row>> layer_cost_columns() {
 /// A setting for all layers.
 struct Line {
     const Setting* setting = nullptr;
-    const Kept* kept = nullptr;
+    const SettingNumbers* kept = nullptr;
     const Cost* dense = nullptr;
 };
 /// A setting that is singled out, with the layers that are sparse under it.
@@ -117,14 +116,14 @@ const report::TableOf<Plan> kAdvice{
             "role"},
            [](const Plan& row) { return kRoles[static_cast<size_t>(row.role)]; }}},
          setting_columns<Plan>(),
-         kept_columns<Plan>(),
+         metric_columns<Plan>(),
          cost_columns<Plan>(),
          {{{"sparse_layers", "",
             "layers that are sparse under the setting, divided by spaces; what is kept is the mean "
             "over these, cost is of all layers"},
-           [](const Plan& row) { return report::spaced(row.sparse); }},
+           [](const Plan& row) { return join(row.sparse, " "); }},
           {{"dense_layers", "", "the layers that stay dense, likewise"},
-           [](const Plan& row) { return report::spaced(row.dense_layers); }},
+           [](const Plan& row) { return join(row.dense_layers, " "); }},
           {{"confidence", "1",
             "share of the draws of the bootstrap in which every sparse layer reaches the target; "
             "of the setting recommended, or nearest"},
@@ -135,7 +134,7 @@ const report::TableOf<Line> kSettings{
     report::hidden(report::joined<Line>(
         {setting_columns<Line>(),
          {{report::kIsBound, [](const Line& row) { return is_bound(*row.setting); }}},
-         kept_columns<Line>(),
+         metric_columns<Line>(),
          cost_columns<Line>()}))};
 
 const report::TableOf<OfLayer> kOwnSettings{
@@ -146,7 +145,7 @@ const report::TableOf<OfLayer> kOwnSettings{
     report::joined<OfLayer>(
         {{{report::kLayer, [](const OfLayer& row) { return row.layer->layer; }}},
          setting_columns<OfLayer>(),
-         kept_columns<OfLayer>(),
+         metric_columns<OfLayer>(),
          layer_cost_columns<OfLayer>()})};
 
 const report::TableOf<OfLayer> kLayers{
@@ -161,7 +160,7 @@ const report::TableOf<OfLayer> kLayers{
           {report::kQueries, [](const OfLayer& row) { return row.layer->queries; }},
           {report::kQueryBlocks, [](const OfLayer& row) { return row.layer->blocks; }},
           {report::kSequences, [](const OfLayer& row) { return row.layer->sequences; }}},
-         kept_columns<OfLayer>(),
+         metric_columns<OfLayer>(),
          layer_cost_columns<OfLayer>(),
          {{{"dense_seconds_of_layer", "s", "dense attention in this layer, of seconds_of_layer"},
            [](const OfLayer& row) { return row.dense->seconds; }},
@@ -183,7 +182,7 @@ const report::TableOf<Advice> kRun{
     "measured",
     "what was measured, and dense attention",
     0,
-    {{report::kMeasuredLayers, [](const Advice& all) { return report::spaced(layers_of(all)); }},
+    {{report::kMeasuredLayers, [](const Advice& all) { return join(layers_of(all), " "); }},
      {report::kIsExtrapolated, is_extrapolated},
      {report::kDenseSeconds, [](const Advice& all) { return all.dense.seconds; }},
      {report::kDenseFlops, [](const Advice& all) { return all.dense.flops; }},

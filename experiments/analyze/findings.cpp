@@ -52,11 +52,11 @@ Findings make_findings(const io::ResultsReader& results) {
             const auto count = [&](const char* name) {
                 return static_cast<int64_t>(results.number(group, name));
             };
-            findings.rows.push_back({std::stoll(layer), selector, measure::Kept(of, selector),
-                                     recorded_window(results, "/layers/" + layer),
-                                     count("rows_counted"), count("rows_trivial"),
-                                     count("dead_heads"), of.drawn().blocks(),
-                                     of.drawn().sequences()});
+            findings.rows.push_back(
+                {std::stoll(layer), selector, measure::NumbersByMetric(of, selector),
+                 recorded_window(results, "/layers/" + layer), count("rows_counted"),
+                 count("rows_trivial"), count("dead_heads"), of.drawn().blocks(),
+                 of.drawn().sequences()});
         }
     }
     findings.weak = find_weak(learned(findings.rows));

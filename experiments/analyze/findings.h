@@ -8,7 +8,7 @@
 
 #include "core/io/results.h"
 #include "experiments/driver/weak_indexers.h"
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 #include "experiments/report/report.h"
 
 namespace msa::experiments::analyze {
@@ -20,7 +20,7 @@ inline constexpr measure::Measured kMeasured{.ties = true, .entropies = true};
 struct Row {
     int64_t layer = 0;
     std::string selector;  // its label
-    measure::Kept kept;
+    measure::NumbersByMetric kept;
     std::optional<int64_t> window;  // the layer's sliding window
     int64_t counted = 0, trivial = 0, dead_heads = 0;
     int64_t blocks = 0, sequences = 0;  // of the counted queries

@@ -4,7 +4,6 @@
 
 #include "experiments/analyze/findings.h"
 #include "experiments/analyze/options.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run.h"
@@ -13,6 +12,7 @@
 #include "experiments/measure/ties.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::analyze {
 namespace {
@@ -31,7 +31,7 @@ const report::TableOf<Row> kSelectors{
         {{{report::kLayer, &Row::layer},
           {report::kSelector, &Row::selector},
           {window_or_none(), &Row::window}},
-         measure::kept_columns<Row>(
+         measure::metric_columns<Row>(
              kMeasured,
              {{"block_recall", "block\nrecall"},
               {"score_recall", "score\nrecall"},
@@ -63,7 +63,7 @@ std::string sizes_text(const io::ResultsReader& results, const AnalyzeOptions& o
 /// The choices that stand behind every number.
 std::string choices_text(const AnalyzeOptions& o) {
     return concat("Blocks of ", o.block_size, " tokens, k = ", o.rule.top_k, " with the newest ",
-                  o.rule.forced_local, " and the oldest ", list_text(o.forced_first),
+                  o.rule.forced_local, " and the oldest ", join(o.forced_first),
                   " forced. I*: the blocks of highest ",
                   o.oracle_by_logit ? "maximum logit" : "mass", ", the query's own block ",
                   o.oracle_without_local ? "excluded" : "included", '.');

@@ -9,6 +9,7 @@
 #include "experiments/driver/options.h"
 #include "experiments/driver/program.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::bench {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/random.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::bench {
 namespace {

@@ -7,6 +7,7 @@
 #include "core/registry.h"
 #include "experiments/driver/presets.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::bench {
 namespace {

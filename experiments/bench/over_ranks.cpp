@@ -10,7 +10,7 @@
 #include "experiments/bench/meter.h"
 #include "experiments/bench/rank_operands.h"
 #include "experiments/bench/record.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 #include "gpu/cuda_parallel.h"
 
 namespace msa::experiments::bench {

@@ -8,8 +8,8 @@
 #include "experiments/driver/completed.h"
 #include "experiments/driver/presets.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::bench {
 namespace {

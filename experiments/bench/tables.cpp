@@ -4,10 +4,9 @@
 #include <charconv>
 
 #include "experiments/bench/record.h"
-#include "experiments/driver/estimate.h"
-#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -21,7 +20,7 @@ std::string all_text(const std::vector<double>& numbers) {
     for (double number : numbers) {
         char text[32];
         const auto [end, error] = std::to_chars(text, text + sizeof(text), number);
-        all += (all.empty() ? "" : " ") + std::string(text, end);
+        add_item(all, " ", std::string_view(text, end));
     }
     return all;
 }

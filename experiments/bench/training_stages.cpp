@@ -7,6 +7,7 @@
 #include "experiments/bench/check_rows.h"
 #include "experiments/bench/layers.h"
 #include "experiments/driver/sample.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::bench {
 namespace {
@@ -150,7 +151,7 @@ void CaseRun::layer_grad(Measurement& m, size_t element, View<const int32_t, 3> 
     layers_->poison_ids();
     for (const auto& step : steps) {
         step(first());
-        m.answered_by += (m.answered_by.empty() ? "" : ", ") + backend_.answered_by();
+        add_item(m.answered_by, ", ", backend_.answered_by());
     }
     check_.same_ids(ids, first());
     m.checked_rows = check_.sparse_attention(first()) + check_.sparse_attention_grad(first(), ids) +

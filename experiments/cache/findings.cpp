@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cache {
 namespace {

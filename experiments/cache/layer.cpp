@@ -7,6 +7,7 @@
 #include "core/selection.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/selected_blocks.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cache {
 namespace {
@@ -33,8 +34,8 @@ void check_positions(const std::string& file, const LayerSteps& of) {
 
 /// "4" or "4, 5": the layers above `first` and below `end`.
 std::string layers_between(int64_t first, int64_t end) {
-    std::vector<std::string> layers;
-    for (int64_t layer = first + 1; layer < end; ++layer) layers.push_back(std::to_string(layer));
+    std::vector<int64_t> layers;
+    for (int64_t layer = first + 1; layer < end; ++layer) layers.push_back(layer);
     return layers.size() > 4 ? concat(layers.front(), " to ", layers.back()) : join(layers);
 }
 

@@ -4,9 +4,9 @@
 
 #include "experiments/cache/findings.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cache {
 namespace {
@@ -290,17 +290,14 @@ std::vector<Point> caches_of(const Findings& findings) {
 }
 
 std::string title(const Findings& findings) {
-    const auto plural = [](int64_t count, const char* one) {
-        return concat(count, " ", one, count == 1 ? "" : "s");
-    };
     const double block = static_cast<double>(findings.layers.front().block_bytes);
-    return concat(findings.steps, " decode steps of ", plural(findings.sequences, "sequence"),
+    return concat(findings.steps, " decode steps of ", count_text(findings.sequences, "sequence"),
                   ", up to ", findings.context_blocks, " blocks of ", findings.block_size,
                   " tokens; a block is ", number_text(block / 1024), " KiB of ", findings.element,
                   " per layer and group\nlink ", number_text(findings.link / kGiga), " GB/s, ",
                   number_text(findings.seconds_per_token / kMilli), " ms per token: at most ",
                   number_text(findings.bytes_per_token() / kMega), " MB per token, for ",
-                  plural(findings.model_layers, "layer"),
+                  count_text(findings.model_layers, "layer"),
                   findings.prefetch ? "\nthe previous layer's blocks are prefetched; those in vain "
                                       "cross the link, too"
                                     : "");
@@ -311,9 +308,9 @@ report::Verdict verdict(const Findings& findings) {
     std::string found, none;
     for (const SelectorFindings& of : findings.selectors)
         if (of.recommended)
-            found += concat(found.empty() ? "" : ", ", of.selector, " ", of.recommended->blocks);
+            add_item(found, ", ", of.selector, " ", of.recommended->blocks);
         else
-            none += concat(none.empty() ? "" : ", ", of.selector);
+            add_item(none, ", ", of.selector);
     if (findings.reached())
         return {true, concat("smallest cache within the time, in blocks: ", found,
                              none.empty() ? "" : "\nno cache is enough: ", none)};
@@ -336,10 +333,10 @@ std::string guesses_text(const std::vector<LayerFindings>& layers) {
     for (const LayerFindings& of : layers) {
         if (of.layer == last || of.note.empty()) continue;
         last = of.layer;
-        lines += concat(lines.empty() ? "" : "\n", "layer ", of.layer, ": ",
-                        of.previous ? concat("guessed from layer ", *of.previous, "; ")
-                                    : std::string("no prefetch by the previous layer: "),
-                        of.note);
+        add_item(lines, "\n", "layer ", of.layer, ": ",
+                 of.previous ? concat("guessed from layer ", *of.previous, "; ")
+                             : std::string("no prefetch by the previous layer: "),
+                 of.note);
     }
     return lines;
 }

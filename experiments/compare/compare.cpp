@@ -9,11 +9,11 @@
 #include "experiments/compare/plan.h"
 #include "experiments/compare/rows.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::compare {

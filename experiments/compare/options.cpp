@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/select/token_selector.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -110,8 +110,8 @@ std::optional<CompareOptions> parse_compare_options(std::span<const std::string>
     sort_sizes(o.forced_first);
     require(o.forced_first.size() == 1 ||
                 (o.ablation != Ablation::window && o.ablation != Ablation::forced),
-            "--forced-first is ", list_text(o.forced_first),
-            ", must be one number with --ablation ", to_string(o.ablation));
+            "--forced-first is ", join(o.forced_first), ", must be one number with --ablation ",
+            to_string(o.ablation));
     require(o.decode == (o.prompt > 0),
             "--phase decode needs --prompt, at least 1 token, and --prompt needs --phase decode");
     return o;

@@ -11,6 +11,7 @@
 #include "experiments/driver/options.h"
 #include "experiments/driver/run.h"
 #include "experiments/measure/drawn.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -34,7 +35,7 @@ void estimate(const io::ResultsReader& results, std::vector<Row>& rows) {
     std::map<std::string, size_t> best;  // by setting, the candidate of the highest mass kept
     for (size_t n = 0; n < rows.size(); ++n) {
         Row& row = rows[n];
-        row.kept = measure::Kept(of, row.key);
+        row.kept = measure::NumbersByMetric(of, row.key);
         if (!row.is_candidate()) continue;
         const auto [at, is_new] = best.try_emplace(row.compared_setting(), n);
         if (!is_new && row.mass_kept() > rows[at->second].mass_kept()) at->second = n;
@@ -81,8 +82,7 @@ std::string unlike_note(const std::vector<Row>& rows) {
             without = true;
     }
     if (with.empty() || !without) return "";
-    return concat("not like for like: ", join({with.begin(), with.end()}),
-                  with.size() == 1 ? " keeps" : " keep",
+    return concat("not like for like: ", join(with), with.size() == 1 ? " keeps" : " keep",
                   " the first block in any case, the others do not; --forced-first 0,1 has rows of "
                   "both");
 }
@@ -148,7 +148,7 @@ bool Row::is_candidate() const {
            !std::isnan(mass_kept());
 }
 
-std::optional<std::string> Row::beside_the_best() const {
+std::optional<std::string> Row::standing() const {
     if (!is_candidate()) return std::nullopt;
     if (selector == best) return "best";
     return behind.low <= 0 && behind.high >= 0 ? std::optional("=") : std::nullopt;

@@ -13,7 +13,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 #include "experiments/report/report.h"
 
 namespace msa::experiments::compare {
@@ -37,7 +37,7 @@ struct Row {
     std::map<std::string, int64_t> sizes = {};
     std::map<std::string, double> measures = {};
 
-    measure::Kept kept = {};  // with intervals
+    measure::NumbersByMetric kept = {};  // with intervals
     /// The selector of the highest mass kept at this setting among the candidates; empty where
     /// there is none. behind: its mass kept less the row's.
     std::string best = {};
@@ -58,7 +58,7 @@ struct Row {
     /// their own budget, rows without counted queries.
     bool is_candidate() const;
     /// "best", "=" where it is a candidate not distinguishable from the best, or nothing.
-    std::optional<std::string> beside_the_best() const;
+    std::optional<std::string> standing() const;
     std::optional<std::string> best_selector() const;
 };
 

@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "experiments/compare/options.h"
 #include "experiments/compare/rows.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/run.h"
 #include "experiments/driver/run_record.h"
@@ -15,6 +14,7 @@
 #include "experiments/measure/ties.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::compare {
 namespace {
@@ -69,20 +69,20 @@ const report::TableOf<Row> kSelectors{
           plain("tokens_read", "tokens\nread", {.decimals = 1}),
           {{"is_over_budget", "", "tokens_read is larger than tokens_allowed", "over\nbudget"},
            &Row::over_budget}},
-         measure::kept_columns<Row>(
+         measure::metric_columns<Row>(
              kMeasured,
              {{"mass_kept", "mass\nkept", {.shown = report::Shown::interval}},
               {"group_output_error", "error"}},
              &Row::kept),
-         {{{.key = "beside_the_best",
+         {{{.key = "standing",
             .unit = "",
             .definition =
                 "best: keeps most mass at its setting; =: not distinguishable from the best, as "
                 "the interval of behind holds 0",
-            .heading = "beside\nthe best",
+            .heading = "standing",
             .null = "behind the best, or not compared: oracles, and what reads more than its "
                     "budget"},
-           &Row::beside_the_best},
+           &Row::standing},
           {{.key = "best_selector",
             .unit = "",
             .definition = "the selector that keeps most mass at this setting, oracles and "
@@ -263,12 +263,12 @@ std::vector<Overlap> overlaps_of(const io::ResultsReader& results) {
 }
 
 std::string title(const CompareOptions& o) {
-    return concat(
-        o.ablation == Ablation::none ? "" : "unless the table says otherwise: ",
-        "budgets in tokens, kept in blocks of ", o.block_size, "; one choice for each ",
-        to_string(o.sharing), "; forced first ", list_text(o.forced_first), " and newest ",
-        o.forced_local, " blocks ", o.forced_outside ? "outside" : "inside",
-        " the budget (policies may force more); ", o.decode ? "decode" : "prefill", " phase");
+    return concat(o.ablation == Ablation::none ? "" : "unless the table says otherwise: ",
+                  "budgets in tokens, kept in blocks of ", o.block_size, "; one choice for each ",
+                  to_string(o.sharing), "; forced first ", join(o.forced_first), " and newest ",
+                  o.forced_local, " blocks ", o.forced_outside ? "outside" : "inside",
+                  " the budget (policies may force more); ", o.decode ? "decode" : "prefill",
+                  " phase");
 }
 
 /// The notes of all layers, each once; those that not all layers have name theirs.

@@ -51,7 +51,7 @@ SelectorLayer with_rule(SelectorLayer layer, const SelectionRule& rule) {
 }  // namespace
 
 void TokenConfigs::add(const Config& config, int64_t tokens) {
-    const auto same = std::ranges::find_if(configs_, [&](const Kept& other) {
+    const auto same = std::ranges::find_if(configs_, [&](const TokenConfig& other) {
         return other.config.selector == config.selector &&
                other.config.block_size == config.block_size;
     });
@@ -62,7 +62,7 @@ void TokenConfigs::add(const Config& config, int64_t tokens) {
 
 void TokenConfigs::begin(const SelectorLayer& layer) {
     const TokenSelector* last = nullptr;
-    for (const Kept& of : configs_) {
+    for (const TokenConfig& of : configs_) {
         if (of.config.block_size != layer.problem.block_size || of.selector.get() == last) continue;
         last = of.selector.get();
         const Stopwatch watch(seconds(of, &Seconds::select));
@@ -71,7 +71,7 @@ void TokenConfigs::begin(const SelectorLayer& layer) {
 }
 
 std::vector<KeptTokens> TokenConfigs::choose(const MeasuredChunk& chunk,
-                                             const std::vector<Kept*>& of) {
+                                             const std::vector<TokenConfig*>& of) {
     std::vector<KeptTokens> kept(of.size());
     for (size_t first = 0; first < of.size(); ++first) {
         if (!kept[first].empty()) continue;
@@ -91,8 +91,8 @@ std::vector<KeptTokens> TokenConfigs::choose(const MeasuredChunk& chunk,
 }
 
 void TokenConfigs::measure(const MeasuredChunk& chunk) {
-    std::vector<Kept*> here;
-    for (Kept& of : configs_)
+    std::vector<TokenConfig*> here;
+    for (TokenConfig& of : configs_)
         if (of.config.block_size == chunk.problem.block_size) here.push_back(&of);
     if (here.empty()) return;
     const std::vector<KeptTokens> kept = choose(chunk, here);
@@ -110,7 +110,7 @@ void TokenConfigs::measure(const MeasuredChunk& chunk) {
     }
 }
 
-void TokenConfigs::add(const MeasuredChunk& chunk, const Kept& of, const KeptTokens& kept,
+void TokenConfigs::add(const MeasuredChunk& chunk, const TokenConfig& of, const KeptTokens& kept,
                        const TokenAttention& attention) {
     const std::string key = of.config.key;
     const Tensor<double, 2>& mass = attention.mass;

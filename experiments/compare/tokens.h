@@ -65,19 +65,21 @@ public:
     void measure(const measure::MeasuredChunk&);
 
 private:
-    struct Kept {  // of one config
+    struct TokenConfig {  // of one config
         Config config;
         int64_t tokens;
         std::shared_ptr<TokenSelector> selector;  // of all configs of its name at the block size
     };
-    double& seconds(const Kept& of, double measure::Tally::Seconds::*what) {
+    double& seconds(const TokenConfig& of, double measure::Tally::Seconds::*what) {
         return tally_.seconds[of.config.selector].*what;
     }
-    std::vector<KeptTokens> choose(const measure::MeasuredChunk&, const std::vector<Kept*>& of);
-    void add(const measure::MeasuredChunk&, const Kept&, const KeptTokens&, const TokenAttention&);
+    std::vector<KeptTokens> choose(const measure::MeasuredChunk&,
+                                   const std::vector<TokenConfig*>& of);
+    void add(const measure::MeasuredChunk&, const TokenConfig&, const KeptTokens&,
+             const TokenAttention&);
 
     measure::Tally& tally_;
-    std::vector<Kept> configs_ = {};
+    std::vector<TokenConfig> configs_ = {};
 };
 
 }  // namespace msa::experiments::compare

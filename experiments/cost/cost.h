@@ -7,9 +7,9 @@
 
 #include "analysis/hardware.h"
 #include "experiments/cost/options.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/presets.h"
 #include "experiments/report/report.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 

@@ -5,8 +5,8 @@
 #include "core/io/results.h"
 #include "experiments/cost/cost.h"
 #include "experiments/driver/selected_blocks.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 namespace {

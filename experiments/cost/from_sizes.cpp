@@ -6,8 +6,8 @@
 
 #include "analysis/stage_cost.h"
 #include "experiments/cost/cost.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -317,9 +317,8 @@ std::string windows_note(const Model& model, const std::vector<Context>& context
     std::string times;
     for (const Context& of : contexts)
         if (of.windowed)
-            times +=
-                concat(times.empty() ? "" : ", ", count_text(of.sizes.tokens), ": ",
-                       time_text(of.windowed->front()), " and ", time_text(of.windowed->back()));
+            add_item(times, ", ", count_text(of.sizes.tokens), ": ",
+                     time_text(of.windowed->front()), " and ", time_text(of.windowed->back()));
     if (times.empty())
         return concat("Dense attention is the model's own, with a window of ", *model.window,
                       " tokens in every layer. MSA selects among all tokens.");

@@ -2,8 +2,8 @@
 // Model and chip: the tables that stand in files alone, and the lines at the top of the page.
 #include "analysis/stage_cost.h"
 #include "experiments/cost/cost.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 namespace {
@@ -15,12 +15,6 @@ struct ModelRow {
     const Model* model;
     const LayerSizes* sizes;
 };
-
-std::string assumed_words(const Model& model) {
-    std::string all;
-    for (const std::string& size : assumed_sizes(model)) all += (all.empty() ? "" : " ") + size;
-    return all;
-}
 
 Column windowed(Column column) {
     column.null = "no layer has a window";
@@ -45,7 +39,7 @@ const report::TableOf<ModelRow> kModel{
      {report::kTopK, [](const ModelRow& row) { return row.sizes->top_k; }},
      {kTileQueries, [](const ModelRow& row) { return row.sizes->tile_queries(); }},
      {{"assumed", "", "sizes that the source of the model does not give, divided by spaces"},
-      [](const ModelRow& row) { return assumed_words(*row.model); }}}};
+      [](const ModelRow& row) { return join(assumed_sizes(*row.model), " "); }}}};
 
 const char* text_of(Ceilings ceilings) { return ceilings == Ceilings::peak ? "peak" : "measured"; }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "experiments/cost/cost.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::cost {
 namespace {

@@ -3,10 +3,9 @@
 
 #include <ostream>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -32,8 +31,8 @@ std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::Activations
         err << "what is measured there no model can have\n";
         return layers;
     }
-    std::vector<std::string> left_out;
-    for (const io::LayerInfo& layer : windowed) left_out.push_back(std::to_string(layer.layer));
+    std::vector<int64_t> left_out;
+    for (const io::LayerInfo& layer : windowed) left_out.push_back(layer.layer);
     o.layers.clear();
     for (const io::LayerInfo& layer : full) o.layers.push_back(layer.layer);
     err << layers_text(o.layers) << (o.layers.size() == 1 ? " is" : " are")
@@ -44,9 +43,8 @@ std::vector<io::LayerInfo> pick_full_layers(RunOptions& o, const io::Activations
 std::string windows_text(const Windows& windows) {
     std::string text;
     for (const auto& [window, layers] : windows)
-        text +=
-            concat(text.empty() ? "" : ", ", layers_text(layers), " attend",
-                   layers.size() == 1 ? "s" : "", " to a sliding window of ", window, " tokens");
+        add_item(text, ", ", layers_text(layers), " attend", layers.size() == 1 ? "s" : "",
+                 " to a sliding window of ", window, " tokens");
     return text;
 }
 

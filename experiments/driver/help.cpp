@@ -6,7 +6,7 @@
 #include <ostream>
 #include <utility>
 
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {

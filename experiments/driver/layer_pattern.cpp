@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/options.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -55,8 +55,8 @@ LayerPattern grouped(std::span<const int64_t> numbers, const std::vector<std::st
         const LayerGroup group = parse_group(item);
         const size_t begin = place_of(numbers, group.first);
         require(begin < numbers.size() && numbers[begin] == group.first, "--groups has ",
-                group_text(group), ", whose first layer is not among those chosen; there are: ",
-                list_text({numbers.begin(), numbers.end()}));
+                group_text(group),
+                ", whose first layer is not among those chosen; there are: ", join(numbers));
         for (size_t t = begin; t < numbers.size() && numbers[t] <= group.last; ++t) {
             require(owner[t] < 0, "--groups has layer ", numbers[t], " in two groups, from ",
                     owner[t], " and from ", group.first);

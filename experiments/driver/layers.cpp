@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/utf8.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -80,7 +81,7 @@ void warn_of_own_attention(const io::ActivationsReader& file, int64_t number, Co
     const bool plain = computed == Computed::plain;
     std::string names = layer.own_sparse ? "own_attention \"sparse\"" : "";
     for (const auto& [name, values] : layer.own_attention)
-        if (plain || name == "attention_chunk") names += (names.empty() ? "" : ", ") + name;
+        if (plain || name == "attention_chunk") add_item(names, ", ", name);
     if (names.empty()) return;
     err << "warning: " << printable(file.name()) << " /layers/" << number << " has " << names
         << ": the model's own attention is not the " << (plain ? "plain causal " : "")

@@ -26,7 +26,7 @@ std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReade
 /// Layers of the model that are of the kinds of `layers`, as model_config says; nothing where it
 /// does not.
 std::optional<int64_t> model_layers(const io::ActivationsInfo&, std::span<const int64_t> layers);
-/// --model-layers: for how many the layers measured stand.
+/// --model-layers: the number of the model's layers that the measured ones stand for.
 void add_model_layers(OptionTable&, std::optional<int64_t>&);
 
 using Sizes = std::vector<std::pair<const char*, int64_t>>;
@@ -34,8 +34,6 @@ using Sizes = std::vector<std::pair<const char*, int64_t>>;
 /// attribute `softmax_scale` and, if the layer has them, `window`, `softcap` and the dataset
 /// `sinks` [Hq].
 void write_layer(io::UnitWriter&, const io::LayerInfo&, const Problem& p, const Sizes& more);
-
-// A model's own attention beyond plain causal attention, in a program.
 
 /// The attention that a program computes: plain causal attention, or with the layer's window, soft
 /// cap and sinks.

@@ -5,6 +5,8 @@
 #include <iomanip>
 #include <sstream>
 
+#include "experiments/report/text.h"
+
 namespace msa::experiments {
 namespace {
 
@@ -13,14 +15,6 @@ std::string csv_number(double value) {
     std::ostringstream out;
     out << std::setprecision(9) << value;
     return out.str();
-}
-
-std::string csv_words(const std::string& words) {
-    if (words.find_first_of(",\"\n ") == words.npos) return words;
-    std::string quoted = "\"";
-    for (char letter : words)
-        quoted += letter == '"' ? std::string("\"\"") : std::string(1, letter);
-    return quoted + '"';
 }
 
 }  // namespace
@@ -46,7 +40,7 @@ void MetricsCsv::add(const std::vector<std::string>& names, const std::string& m
 
 void MetricsCsv::add_line(std::vector<std::string> words, const std::vector<std::string>& more) {
     words.insert(words.end(), more.begin(), more.end());
-    for (const std::string& word : words) text_ += csv_words(word) + ',';
+    for (const std::string& word : words) text_ += report::csv_text(word) + ',';
     text_.back() = '\n';  // in place of a comma
 }
 

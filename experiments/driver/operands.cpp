@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "experiments/driver/attend.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -31,14 +32,11 @@ void compute_in_own(const Backend& backend, const io::LayerInfo& layer,
 std::string names(std::span<const LayerElements> layers, ElementPair LayerElements::*which,
                   Element ElementPair::*element) {
     std::vector<std::string> known;
-    std::string all;
     for (const LayerElements& layer : layers) {
         const std::string name = to_string(layer.*which.*element);
-        if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-        known.push_back(name);
-        all += (all.empty() ? "" : ", ") + name;
+        if (std::find(known.begin(), known.end(), name) == known.end()) known.push_back(name);
     }
-    return all;
+    return join(known);
 }
 
 }  // namespace

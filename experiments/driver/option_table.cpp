@@ -9,7 +9,7 @@
 #include <set>
 
 #include "core/utf8.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -251,9 +251,7 @@ OptionRow& OptionTable::numbers(const std::string& flag, const std::string& form
 OptionRow& OptionTable::counts(const std::string& flag, const std::string& form,
                                std::vector<int64_t>& to, const std::string& help,
                                const Bounds& bounds) {
-    std::string shown;
-    for (int64_t number : to) shown += (shown.empty() ? "" : ",") + std::to_string(number);
-    return add({flag, form, help, shown,
+    return add({flag, form, help, join(to, ","),
                 [=, &to](const std::string& value) {
                     to = integer_list(flag, value);
                     require(std::set<int64_t>(to.begin(), to.end()).size() == to.size(), "--", flag,
@@ -274,7 +272,7 @@ OptionRow& OptionTable::ranges(const std::string& flag, std::vector<Range>& to,
                         to.push_back(*range);
                     }
                 },
-                [&to] { return Json(ranges_text(to)); }});
+                [&to] { return Json(join(to, ",")); }});
 }
 
 OptionRow& OptionTable::names(const std::string& flag, const std::string& form,

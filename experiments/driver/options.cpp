@@ -8,8 +8,8 @@
 
 #include "core/meant.h"
 #include "experiments/driver/help.h"
-#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 
@@ -64,22 +64,10 @@ std::vector<int64_t> integer_list(const std::string& option, const std::string& 
     return numbers;
 }
 
-std::string ranges_text(const std::vector<Range>& ranges) {
-    std::string all;
-    for (const Range& range : ranges) all += (all.empty() ? "" : ",") + concat(range);
-    return all;
-}
-
 bool given(std::span<const std::string> args, const std::string& option) {
     return std::any_of(args.begin(), args.end(), [&](const std::string& arg) {
         return arg == "--" + option || arg.rfind("--" + option + "=", 0) == 0;
     });
-}
-
-std::string join(const std::vector<std::string>& words, const char* between) {
-    std::string joined;
-    for (const std::string& word : words) joined += (joined.empty() ? "" : between) + word;
-    return joined;
 }
 
 size_t choice(const std::string& option, const std::string& value,

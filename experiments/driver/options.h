@@ -50,16 +50,11 @@ struct Range {
 std::optional<Range> range_of(const std::string& word);
 std::ostream& operator<<(std::ostream&, const Range&);
 
-/// "0:100,200:300"
-std::string ranges_text(const std::vector<Range>&);
-
 /// "3,6" -> {"3", "6"}; empty items are an InputError naming `option`.
 std::vector<std::string> split_list(const std::string& option, const std::string& list);
 /// A list of integers; InputError naming `option` and an item that is not an integer.
 std::vector<int64_t> integer_list(const std::string& option, const std::string& list);
 
-/// "mass, max-logit"
-std::string join(const std::vector<std::string>& words, const char* between = ", ");
 /// The index of `value` in `known`; InputError naming them all if it is none of them.
 size_t choice(const std::string& option, const std::string& value,
               const std::vector<std::string>& known);

@@ -11,7 +11,7 @@
 
 #include "core/meant.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {

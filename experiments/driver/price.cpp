@@ -13,7 +13,7 @@
 #include "core/select/selector.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -38,12 +38,12 @@ std::vector<std::string> priced_hardware() {
 
 }  // namespace
 
-void add_pricing(OptionTable& table, PricingOptions& o, const std::string& beside) {
+void add_pricing(OptionTable& table, PricingOptions& o, const std::string& not_priced) {
     table.count(
         "context", "N", o.context,
         "tokens of the sequence for which costs are computed; default: the longest sequence of "
         "FILE. Costs of a longer one are extrapolated" +
-            beside,
+            not_priced,
         between(1, static_cast<double>(kMostContext)));
     add_model_layers(table, o.model_layers);
     table.choice("phase", "PHASE", o.decode, kPhases,

@@ -48,9 +48,9 @@ std::string pricing_text(const PricingOptions&, int64_t measured_layers, int64_t
 void resolve_pricing(PricingOptions&, const io::ActivationsInfo&, int64_t measured, int64_t all);
 /// Layers of the model for each one measured.
 double layers_share(const PricingOptions&, int64_t measured);
-/// --context, --model-layers, --phase, --hardware, --ceilings. `beside`: what is not of the
-/// context, as in "; mass is that of FILE".
-void add_pricing(OptionTable&, PricingOptions&, const std::string& beside = "");
+/// --context, --model-layers, --phase, --hardware, --ceilings. `not_priced` ends the help of
+/// --context; it says what does not depend on it, as in "; mass is that of FILE".
+void add_pricing(OptionTable&, PricingOptions&, const std::string& not_priced = "");
 /// Throws InputError like the other read_hardware(), and if the chip has no rate for bf16.
 analysis::Hardware read_hardware(const PricingOptions&);
 

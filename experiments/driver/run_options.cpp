@@ -11,6 +11,7 @@
 #include "core/threads.h"
 #include "experiments/driver/ranks.h"
 #include "experiments/driver/sample.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 
@@ -189,7 +190,7 @@ std::string options_help(const std::vector<std::string>& offered) {
     std::string all;
     for (const std::string& name : offered)
         if (const std::string own = options_text(*make_policy(name)); !own.empty())
-            all += concat(all.empty() ? "" : "; ", name, ": ", own);
+            add_item(all, "; ", name, ": ", own);
     return "; options are given as NAME:OPTION=VALUE:...; options and defaults: " + all;
 }
 

@@ -49,7 +49,7 @@ void add_backend(OptionTable&, ComputeOptions&);
 /// --devices, with a help text; the first of them is the backend's. InputError for several
 /// devices with several ranks.
 void add_devices(OptionTable&, ComputeOptions&, const std::string& help);
-/// These and --element.
+/// --backend, --threads and --element.
 void add_compute(OptionTable&, ComputeOptions&);
 /// --index-element.
 void add_index_element(OptionTable&, ComputeOptions&);
@@ -59,9 +59,10 @@ struct SizeOptions {
     int64_t block_size = 128;
     SelectionRule rule;
 };
-/// --block-size, --top-k, --forced-local, --forced-first; `forced_first`: several of the last.
+/// --block-size, --top-k, --forced-local, --forced-first. If `forced_first` is given,
+/// --forced-first takes several values, and they go there.
 void add_sizes(OptionTable&, SizeOptions&, std::vector<int64_t>* forced_first = nullptr);
-/// --forced-first, several.
+/// --forced-first with several values.
 void add_forced_first(OptionTable&, std::vector<int64_t>&);
 /// Ascending, each once.
 void sort_sizes(std::vector<int64_t>&);
@@ -73,10 +74,10 @@ void take_own_block_size(int64_t& block_size, std::span<const std::string> args,
 /// The same for block size and k.
 void take_own_sizes(SizeOptions&, std::span<const std::string> args,
                     std::span<const io::LayerInfo> layers, std::ostream& err);
-/// The same. Where neither the user nor the file says a block size, it is one that leaves at least
-/// 4k blocks in the longest sequence, or with a smaller k where it is not said either. Limits k to
-/// the blocks of the longest sequence (but not below the forced blocks). Returns a sentence about a
-/// changed k, which also goes to `err`; empty if k is unchanged.
+/// The same. If neither the user nor the file gives a block size, it becomes one that leaves at
+/// least 4k blocks in the longest sequence; if k is not given either, k may become smaller for
+/// that. Limits k to the blocks of the longest sequence (but not below the forced blocks). Returns
+/// a sentence about a changed k, which also goes to `err`; empty if k is unchanged.
 std::string resolve_sizes(SizeOptions&, std::span<const std::string> args,
                           std::span<const io::LayerInfo> layers,
                           const std::vector<int64_t>& cu_seqlens, std::ostream& err);

@@ -18,8 +18,8 @@
 #include "core/utf8.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/program.h"
-#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -191,8 +191,8 @@ std::string captures_text(const io::RunRecord& record) {
         const auto first = of["first_sequence"].get<int64_t>(),
                    last = first + of["sequences"].get<int64_t>() - 1;
         sequences = last + 1;
-        parts += concat(parts.empty() ? "" : ", ", first, last > first ? concat(" to ", last) : "",
-                        " of ", printable(of["input"].get<std::string>()));
+        add_item(parts, ", ", first, last > first ? concat(" to ", last) : "", " of ",
+                 printable(of["input"].get<std::string>()));
     }
     return concat(sequences, " sequences of ", captures.size(), " captures: ", parts, ".");
 }

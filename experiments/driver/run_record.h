@@ -17,7 +17,7 @@ namespace msa::experiments {
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
 
-/// Where processes of one host find each other's hashes of inputs.
+/// The folder in which processes of one host share the hashes of inputs.
 struct SharedHashes {
     std::filesystem::path folder{};
     bool publish = false;  // write what is not there yet
@@ -37,7 +37,7 @@ io::RunRecord start_record(const std::string& program, std::span<const std::stri
 
 /// Records which sequences of the data set come from which input.
 void record_captures(const io::ActivationsReader&, io::RunRecord&);
-/// model_layers() of what was captured; 0 where the model did not say.
+/// The number of layers of the captured model; 0 if the capture does not say.
 int64_t recorded_model_layers(const io::RunRecord&);
 /// "3 sequences of 2 captures: 0 to 1 of a.h5, 2 of b.h5."; nothing of one capture.
 std::string captures_text(const io::RunRecord&);

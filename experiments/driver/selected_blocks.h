@@ -29,7 +29,7 @@ Problem read_queries(const std::string& file, const io::ResultsReader&, int64_t 
 
 /// The dataset of a selector's ids on a layer.
 std::string ids_dataset(const std::string& selector, int64_t layer);
-/// Its ids [Nq, Hkv, k] of the queries of `p`. InputError naming file and dataset.
+/// A selector's ids [Nq, Hkv, k] of the queries of `p`. InputError naming file and dataset.
 Tensor<int32_t, 3> read_ids(const std::string& file, const io::ResultsReader&, const Problem& p,
                             const std::string& selector, int64_t layer);
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -88,7 +88,7 @@ std::string weak_note(const std::vector<WeakIndexer>& weak, const std::string& r
     std::string near, below;
     for (const WeakIndexer& of : weak) {
         std::string& text = of.recall ? near : below;
-        text += concat(text.empty() ? "" : "; ", of.name, " in layer ", of.layer, ", ");
+        add_item(text, "; ", of.name, " in layer ", of.layer, ", ");
         text += of.recall
                     ? concat(three(*of.recall), " (by chance ", three(*of.random_recall), ")")
                     : concat(three(*of.mass), " (", *of.rival, " ", three(*of.rival_mass), ")");

@@ -13,7 +13,7 @@
 
 namespace msa::experiments {
 
-/// An indexer's choice in a layer, and the choices beside it.
+/// An indexer's choice in a layer, and untrained choices to compare it with.
 struct Learned {
     static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
     struct Rival {
@@ -47,7 +47,7 @@ inline const report::Column kRandomRecall{
 
 report::Shape weak_shape();
 report::Table weak_table(const std::vector<WeakIndexer>&);
-/// Both findings, and what to try; empty if there are none.
+/// Names the indexers of both findings, and what to try; empty if there are none.
 std::string weak_note(const std::vector<WeakIndexer>&, const std::string& remedy);
 
 }  // namespace msa::experiments

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <ostream>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
-#include "experiments/driver/table.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {

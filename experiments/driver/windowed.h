@@ -25,7 +25,7 @@ struct WindowedLayer {
 std::vector<io::LayerInfo> pick_without_window(RunOptions& o, const io::ActivationsReader&,
                                                std::vector<WindowedLayer>& windowed,
                                                std::ostream& err);
-/// The numbers of both, ascending.
+/// The numbers of `layers` and of the windowed ones, ascending.
 std::vector<int64_t> all_layers(const std::vector<int64_t>& layers,
                                 const std::vector<WindowedLayer>& windowed);
 /// resolve_pricing() for the `measured` layers, and how many of the model's each windowed one
@@ -37,14 +37,13 @@ std::vector<Unit> windowed_units(const io::ActivationsReader&,
                                  const std::vector<WindowedLayer>& windowed, const PricingOptions&,
                                  const analysis::Hardware&);
 
-/// Those of a run, by number.
+/// The windowed layers of a run, by number.
 std::vector<WindowedLayer> read_windowed(const io::ResultsReader&);
-/// Of all the layers that they stand for.
+/// The cost of all the layers that they stand for.
 Cost cost_of(const std::vector<WindowedLayer>&);
-/// The table of them.
 report::Shape windowed_shape();
 report::Table windowed_table(const std::vector<WindowedLayer>&);
-/// What they are to the page's times; empty where there are none.
+/// Says that the page's times include them; empty if there are none.
 std::string windowed_note(const std::vector<WindowedLayer>&);
 
 }  // namespace msa::experiments

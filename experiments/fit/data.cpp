@@ -9,9 +9,9 @@
 #include "core/indexer/projection.h"
 #include "experiments/driver/layer_pattern.h"
 #include "experiments/driver/operands.h"
-#include "experiments/driver/table.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/fit/rope.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -28,8 +28,7 @@ bool overlap(const std::vector<QueryRange>& some, const std::vector<QueryRange>&
 /// "0:100,200:300"
 std::string text_of(const std::vector<QueryRange>& ranges) {
     std::string all;
-    for (const QueryRange& range : ranges)
-        all += concat(all.empty() ? "" : ",", range.begin, ":", range.end);
+    for (const QueryRange& range : ranges) add_item(all, ",", range.begin, ":", range.end);
     return all;
 }
 
@@ -151,7 +150,7 @@ Split split_queries(const FitOptions& o, const std::vector<int64_t>& cu) {
 
     Split split;
     split.text = concat("trained on ", what, " ", text_of(train), ", held out ", text_of(held_out),
-                        ", of ", sequences, " sequence", sequences == 1 ? "" : "s");
+                        ", of ", count_text(sequences, "sequence"));
     for (int64_t s = 0; s < sequences; ++s)
         for (int64_t i = cu[static_cast<size_t>(s)]; i < cu[static_cast<size_t>(s) + 1]; ++i) {
             const int64_t at = by_sequence                 ? s

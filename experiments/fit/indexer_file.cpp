@@ -8,6 +8,7 @@
 #include "experiments/fit/data.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::fit {
 namespace {

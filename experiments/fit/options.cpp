@@ -8,6 +8,7 @@
 #include "experiments/driver/layer_pattern.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -37,8 +38,7 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
     std::string does;
     for (size_t n = 0; n < std::size(kArchitectures); ++n) {
         names.emplace_back(kArchitectures[n].name);
-        does += concat(n == 0 ? "" : ", ", names.back(), " (",
-                       fitted(static_cast<Architecture>(n)).does, ")");
+        add_item(does, ", ", names.back(), " (", fitted(static_cast<Architecture>(n)).does, ")");
     }
     table.choice("architecture", "NAME", o.architecture, names, "indexer to fit: " + does);
     table.count("index-heads", "N", o.index_heads,

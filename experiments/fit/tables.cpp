@@ -3,17 +3,16 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/fit/architecture.h"
 #include "experiments/fit/findings.h"
 #include "experiments/fit/options.h"
 #include "experiments/fit/state.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::fit {
 namespace {
@@ -158,8 +157,8 @@ std::string first_forced_note(const Findings& found) {
         const double forced =
             std::ranges::find(found.layers, e.layer, &LayerFindings::layer)->first_forced_mass;
         if (e.is_kept && forced > e.values.mass_kept + kWorth)
-            gains += concat(gains.empty() ? "" : "; ", "layer ", e.layer, ", ",
-                            fixed_text(e.values.mass_kept, 3), " to ", fixed_text(forced, 3));
+            add_item(gains, "; ", "layer ", e.layer, ", ", fixed_text(e.values.mass_kept, 3),
+                     " to ", fixed_text(forced, 3));
     }
     if (gains.empty()) return "";
     return concat("Keeps more mass with the first block forced (--forced-first 1): ", gains, ".");

@@ -16,9 +16,9 @@
 #include "experiments/driver/option_table.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
-#include "experiments/driver/table.h"
 #include "experiments/inspect/ids.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::inspect {
 namespace {
@@ -241,8 +241,8 @@ void append(std::vector<std::string>& to, const std::vector<std::string>& more) 
 
 void print_activations(const ordered_json& about, bool stats, std::ostream& out) {
     out << "  model     " << cell(about["model_id"]) << "\n  producer  " << cell(about["producer"])
-        << "\n  tokens    " << about["tokens"] << " in " << about["sequences"] << " sequence"
-        << (about["sequences"] == 1 ? "" : "s")
+        << "\n  tokens    " << about["tokens"] << " in "
+        << count_text(about["sequences"].get<int64_t>(), "sequence")
         << (about["token_ids"] == true ? ", with token ids" : "") << "\n\n";
     std::vector<std::string> headings{"layer",   "Hq",     "Hkv",     "dh",      "didx",
                                       "d_model", "stored", "q_state", "k_state", "softmax_scale"},
@@ -256,7 +256,7 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
         headings.emplace_back("window");
         keys.emplace_back(kWindow);
     }
-    Table sizes(headings);
+    report::AlignedColumns sizes(headings);
     for (const ordered_json& layer : about["layers"]) sizes.add(cells(layer, keys));
     sizes.print(out, "  ");
     if (windowed)
@@ -284,14 +284,14 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
     std::vector<std::string> header{"layer", "dataset"};
     append(header, kStatsColumns);
     append(header, {"norm per head: mean"});
-    Table table(header);
+    report::AlignedColumns table(header);
     for (const ordered_json& layer : about["layers"])
         for (const auto& [name, of] : layer["stats"].items()) {
             std::vector<std::string> row{cell(layer["layer"]), name};
             append(row, cells(of, kStatsColumns));
             std::string norms;
             for (const ordered_json& norm : of["norm_mean"])
-                norms += (norms.empty() ? "" : " ") + number_text(norm.get<double>(), 3);
+                add_item(norms, " ", number_text(norm.get<double>(), 3));
             append(row, {norms});
             table.add(row);
         }
@@ -301,7 +301,7 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
 
 std::string joined(const ordered_json& list) {
     std::string text;
-    for (const ordered_json& item : list) text += (text.empty() ? "" : ", ") + cell(item);
+    for (const ordered_json& item : list) add_item(text, ", ", cell(item));
     return text;
 }
 
@@ -337,7 +337,7 @@ void print_results(const ordered_json& about, bool stats, std::ostream& out) {
     std::vector<std::string> header = columns;
     header[0] = "dataset";
     if (stats) append(header, kStatsColumns);
-    Table table(header);
+    report::AlignedColumns table(header);
     std::set<std::string> shown;
     for (ordered_json dataset : about["datasets"]) {
         if (!stats) dataset["path"] = pattern(dataset["path"], about);

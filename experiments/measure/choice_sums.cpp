@@ -39,11 +39,11 @@ public:
             if (one.add != nullptr)
                 if (std::optional<analysis::State> state = one.add(chosen))
                     states.emplace_back(one.sums_of(choice.key), std::move(*state));
-        if (task_.beside) {
+        if (task_.compared_with) {
             analysis::Recall recall(of.problem.kv_heads, {task_.oracle_without_local});
-            recall.add(of.problem, of.of(chunk_.kinds), chosen.ids, of.of(ids_[*task_.beside]),
-                       of.of(chunk_.mass));
-            states.emplace_back(concat(choice.key, "/", task_.beside_name), recall.state());
+            recall.add(of.problem, of.of(chunk_.kinds), chosen.ids,
+                       of.of(ids_[*task_.compared_with]), of.of(chunk_.mass));
+            states.emplace_back(concat(choice.key, "/", task_.compared_name), recall.state());
         }
         return states;
     }

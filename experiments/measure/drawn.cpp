@@ -106,18 +106,18 @@ std::vector<double> DrawnBlocks::errors(View<const double, 2> sums) const {
 
 std::string DrawnBlocks::text(uint64_t seed) const {
     const std::string counts =
-        msa::concat(blocks(), blocks() == 1 ? " block" : " blocks", " of ", sequences(),
-                    sequences() == 1 ? " sequence" : " sequences");
+        msa::concat(count_text(blocks(), "block"), " of ", count_text(sequences(), "sequence"));
     if (!can_draw())
         return msa::concat("No interval: the counted queries lie in ", counts, ", each ",
                            analysis::kBlockPositions, " positions; ", analysis::kLeastUnits,
                            " blocks are the fewest to draw from.");
-    return msa::concat("Interval: ", kIntervalsWords, "; ", counts, ", seed ", seed, ".");
+    return msa::concat("Interval: ", kIntervalsWords, ". Drawn from ", counts, ", seed ", seed,
+                       ".");
 }
 
 std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed) {
-    const std::string counts = msa::concat(blocks, " blocks of them, of ", sequences,
-                                           sequences == 1 ? " sequence" : " sequences");
+    const std::string counts =
+        msa::concat(blocks, " blocks of them, of ", count_text(sequences, "sequence"));
     if (blocks < analysis::kLeastUnits)
         return msa::concat("No intervals: of ", counts, ", too few to draw from.");
     return msa::concat("Intervals are 95 % of ", kDraws, " bootstrap draws of ", counts, ", seed ",

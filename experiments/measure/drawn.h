@@ -6,17 +6,19 @@
 #include <vector>
 
 #include "analysis/bootstrap.h"
+#include "analysis/query_blocks.h"
 #include "core/io/results.h"
-#include "experiments/driver/estimate.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::measure {
 
-/// "95 % interval of the bootstrap: ..."
+inline constexpr int64_t kDraws = 1000;  // of the bootstrap
+
 inline constexpr const char* kIntervalsWords =
-    "95 % interval of the bootstrap: sequences are drawn, then blocks of neighbouring queries of "
-    "each; of fewer than 6 sequences the blocks alone, which says nothing of other sequences; of "
-    "fewer than 6 blocks there is none";
-static_assert(analysis::kLeastUnits == 6);
+    "95 % bootstrap interval over sequences and blocks of 128 positions. With fewer than 6 "
+    "sequences it is over the blocks of these sequences only. With fewer than 6 blocks there is no "
+    "interval";
+static_assert(analysis::kLeastUnits == 6 && analysis::kBlockPositions == 128);
 
 /// Blocks of queries, and how often each draw takes each block. Blocks without a counted query are
 /// never drawn.
@@ -26,7 +28,7 @@ public:
     /// kLeastUnits blocks have counted queries.
     DrawnBlocks(const io::ResultsReader&, const std::string& group);
 
-    /// The sample itself: a single draw that takes each block once.
+    /// The sample itself, as a single draw that takes each block once.
     DrawnBlocks once() const;
     /// Numbers of blocks with counted queries, of their sequences, and of these queries.
     int64_t blocks() const;
@@ -43,7 +45,8 @@ public:
     /// sums per block: squares of the differences, then of the norms.
     std::vector<double> errors(View<const double, 2> sums) const;
 
-    /// "Interval: 95 % interval ...; 14 blocks of 1 sequence, seed 0.", or why there is none.
+    /// "Interval: 95 % bootstrap interval ... Drawn from 14 blocks of 1 sequence, seed 0.", or why
+    /// there is none.
     std::string text(uint64_t seed) const;
 
 private:
@@ -68,9 +71,9 @@ public:
     LayerNumbers(const io::ResultsReader&, const std::string& layer);
 
     bool has(const std::string& name) const;
-    /// A column of an analysis::Recall.
+    /// A column of the sums of an analysis::Recall.
     Numbers recall(const std::string& name, const char* column) const;
-    /// Of an OutputError.
+    /// The relative error in the sums of an analysis::OutputError.
     Numbers error(const std::string& name) const;
     /// The mean of all columns.
     Numbers mean(const std::string& name) const;
@@ -91,8 +94,8 @@ private:
     DrawnBlocks drawn_, once_;
 };
 
-/// "Intervals are 95 % of 1000 bootstrap draws of 14 blocks of them, of 1 sequence, seed 0.", or
-/// why there are none.
+/// For a page that has counted its queries before: "Intervals are 95 % of 1000 bootstrap draws of
+/// 14 blocks of them, of 1 sequence, seed 0.", or why there are none.
 std::string draws_text(int64_t blocks, int64_t sequences, uint64_t seed);
 
 /// of - from, draw by draw; both must use the same draws.

@@ -78,10 +78,12 @@ struct Task {
     bool with_oracle = true;  // measures recalls; otherwise only the mass kept
     bool oracle_by_logit = false, oracle_without_local = false;
     ErrorOf error_of = ErrorOf::head;
-    bool with_scores = false;           // the observer wants them
-    bool mean_scores = false;           // every group uses the mean of the groups' scores
-    std::optional<size_t> beside = {};  // recall is also measured against this choice, as:
-    std::string beside_name = {};
+    bool with_scores = false;  // the observer wants them
+    bool mean_scores = false;  // every group uses the mean of the groups' scores
+    /// A choice whose ids the recall of every choice is measured against, besides the oracle's, and
+    /// the name of that recall in the sums.
+    std::optional<size_t> compared_with = {};
+    std::string compared_name = {};
 
     int64_t prompt = 0;                     // SelectorLayer::prompt
     std::span<const int64_t> counted = {};  // SelectorLayer::counted

@@ -46,9 +46,9 @@ struct BlockRows {
 std::vector<BlockRows> block_rows(const Problem& chunk, const analysis::QueryBlocks&,
                                   QueryRange range);
 
-/// What does not depend on the block size.
+/// The part of a chunk that does not depend on the block size.
 struct DenseChunk {
-    /// sink_tokens: those whose logits are kept.
+    /// sink_tokens: the number of first tokens whose logits are kept.
     DenseChunk(const ChunkView&, int64_t sink_tokens);
 
     Attention attention;

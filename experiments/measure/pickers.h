@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Selectors at work: who picks the ids of the choices of a block size.
+// The selectors that pick the ids of the choices at a block size.
 #pragma once
 
 #include <memory>
@@ -16,17 +16,18 @@ using ChoiceIds = std::vector<Tensor<int32_t, 3>>;
 class Pickers {
 public:
     Pickers() = default;
-    /// Of those of the task's choices that a selector picks.
+    /// `choices`: numbers of the task's choices. Those that a selector picks get one.
     Pickers(const Task&, const std::vector<size_t>& choices);
 
-    /// Does one of them have to see every query of a sequence in order?
+    /// Whether a selector has to see every query of a sequence in order.
     bool in_order() const;
+    /// Whether a selector needs dense logits.
     bool need_logits() const;
-    /// Before the first chunk of a view of the layer. Adds the seconds to the tally.
+    /// Called before the first chunk of a view of the layer. Adds the seconds to the tally.
     void prepare(const SelectorLayer&, Tally&) const;
     /// Picks for a chunk of queries.
     void pick(const SelectorLayer&, const MeasuredChunk&, Observer&, Tally&, ChoiceIds& to) const;
-    /// Shows those in order a chunk that is not measured.
+    /// Shows the selectors that need every query in order a chunk that is not measured.
     void pass(const SelectorLayer&, const SelectorChunk&, Tally&) const;
 
 private:

@@ -9,9 +9,9 @@
 #include "analysis/sink.h"
 #include "core/error.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/table.h"
 #include "experiments/measure/sums.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::measure {
 namespace {
@@ -52,14 +52,12 @@ std::string dropped_text(const std::vector<Dropped>& dropped) {
         selectors.insert(row.of.selector);
         std::string& of =
             layers[row.of.setting ? row.of.selector + "@" + *row.of.setting : row.of.selector];
-        of += concat(of.empty() ? "" : ", ", row.of.layer, " (", fixed_text(row.of.dense, 3),
-                     " to ", fixed_text(row.of.sparse, 3), ")");
+        add_item(of, ", ", row.of.layer, " (", fixed_text(row.of.dense, 3), " to ",
+                 fixed_text(row.of.sparse, 3), ")");
     }
     std::string words;
-    for (const auto& [selector, of] : layers)
-        words += concat(words.empty() ? "" : "; ", selector, " in layer ", of);
-    return concat("Sink from layer ", dropped.front().first, "; ",
-                  join({selectors.begin(), selectors.end()}),
+    for (const auto& [selector, of] : layers) add_item(words, "; ", selector, " in layer ", of);
+    return concat("Sink from layer ", dropped.front().first, "; ", join(selectors),
                   selectors.size() == 1 ? " drops it" : " drop it", "; force block 0.\n",
                   "Sink dropped, probability on token 0 from dense to sparse: ", words,
                   ". The model puts it there in dense attention, and it goes to other tokens "

@@ -20,14 +20,14 @@ struct Sink {
     std::optional<std::string> setting;  // of programs that try several
     double dense = 0, sparse = 0;
 };
-/// From the sums of the choice `name` in a layer: means over heads.
+/// Reads it from the sums of the choice `name` in a layer, as means over heads.
 Sink read_sink(const io::ResultsReader&, const std::string& layer, const std::string& name,
                const std::string& selector);
 
 /// The table dropped_sinks.
 const report::Shape& dropped_sinks_shape();
-/// Adds the table of the sinks above 0.05 in dense attention that fall below 0.8 of it, and the
-/// note that names them, if any.
+/// Adds the table of dropped sinks, and the note that names them if there are any. A sink is
+/// dropped if it is above 0.05 in dense attention, and below 0.8 of that over the choice.
 void add_dropped_sinks(const std::vector<Sink>&, report::Report&);
 
 }  // namespace msa::experiments::measure

@@ -77,7 +77,7 @@ std::vector<int64_t> stored_list(const io::DatasetReader&, const std::string& da
 void store_state(io::UnitWriter&, const std::string& group, const analysis::State&);
 analysis::State stored_state(const io::DatasetReader&, const std::string& group);
 
-/// Adds its lifetime to `seconds`.
+/// Adds the seconds for which it lives to `seconds`.
 class Stopwatch {
 public:
     explicit Stopwatch(double& seconds) : seconds_(seconds) {}

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/select/policy.h"
 #include "experiments/driver/options.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::measure {
 namespace {
@@ -70,14 +70,13 @@ std::string ties_text(const std::vector<Tie>& ties) {
     }
     std::string text;
     for (const auto& [choice, layers] : all_tied)
-        text += concat(text.empty() ? "" : "\n", choice, " says nothing of the queries in layer ",
-                       layers,
-                       ": all their candidates have one score, and the lowest block ids are kept.");
+        add_item(text, "\n", choice, " says nothing of the queries in layer ", layers,
+                 ": all their candidates have one score, and the lowest block ids are kept.");
     for (const auto& [choice, layers] : narrow)
-        text += concat(text.empty() ? "" : "\n", choice,
-                       " decides queries by scores that are equal or within the rounding of their "
-                       "float sums, in layer ",
-                       layers, ": another order of sums, as in another batch, may choose others.");
+        add_item(text, "\n", choice,
+                 " decides queries by scores that are equal or within the rounding of their "
+                 "float sums, in layer ",
+                 layers, ": another order of sums, as in another batch, may choose others.");
     return text;
 }
 

@@ -18,7 +18,8 @@ void add_ties(const MeasuredChunk&, const Choice&, View<const float, 3> scores, 
 /// known.
 void write_ties(const Tally&, const std::string& key, int64_t groups, Metrics& to);
 
-/// Of a choice on a layer: shares of the counted queries with a choice to make, NaN without any.
+/// The ties of a choice on a layer, as shares of the counted queries that have a choice to make;
+/// NaN if none has.
 struct Tie {
     int64_t layer = 0;
     std::string choice;  // "quest", or with its setting "quest@128"

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/measure/sums.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -46,8 +46,8 @@ std::vector<int64_t> averaged_with(const io::ResultsReader& results,
 }
 
 /// The row on the layers that its mean is over.
-std::vector<const Kept*> averaged(const Part& part, const Row& row) {
-    std::vector<const Kept*> layers;
+std::vector<const NumbersByMetric*> averaged(const Part& part, const Row& row) {
+    std::vector<const NumbersByMetric*> layers;
     for (size_t l = 0; l < part.layers.size(); ++l)
         if (is_averaged(part, part.layers[l])) layers.push_back(&row.layers[l]);
     return layers;
@@ -55,7 +55,7 @@ std::vector<const Kept*> averaged(const Part& part, const Row& row) {
 
 /// What every layer says of the part's rows beside their numbers.
 void read_layer(const io::ResultsReader& results, const std::string& layer, Part& part,
-                std::vector<Kept> kept) {
+                std::vector<NumbersByMetric> kept) {
     const std::string group = "/precision/" + layer + "/" + part.name;
     const auto bits = results.read<double, 1>(group + "/bits");
     const double values = results.number(group, "values");
@@ -75,17 +75,18 @@ void read_layer(const io::ResultsReader& results, const std::string& layer, Part
 }
 
 /// Adds the row's share of a number at full precision.
-void add_share(const char* name, const char* of, const measure::Numbers& full, Kept& to) {
+void add_share(const char* name, const char* of, const measure::Numbers& full,
+               NumbersByMetric& to) {
     to.add(name, to.numbers(of) / full);
 }
 
 void add_index(const io::ResultsReader& results, const std::string& layer, Part& part) {
     const measure::LayerNumbers of(results, layer);
-    std::vector<Kept> kept;
+    std::vector<NumbersByMetric> kept;
     for (size_t s = 0; s < part.rows.size(); ++s) {
         // Full precision is common to both parts.
         const std::string name = concat(s == 0 ? "index" : part.name, "/", s);
-        Kept& row = kept.emplace_back(of, name);
+        NumbersByMetric& row = kept.emplace_back(of, name);
         row.add("precision_recall", of.recall(name + "/precision_recall", "block_recall"));
         add_share("mass_share", "mass_kept", kept.front().numbers("mass_kept"), row);
         add_share("recall_share", "block_recall", kept.front().numbers("block_recall"), row);
@@ -96,10 +97,10 @@ void add_index(const io::ResultsReader& results, const std::string& layer, Part&
 void add_cache(const io::ResultsReader& results, const std::string& layer, bool sparse,
                Part& part) {
     const measure::LayerNumbers of(results, layer);
-    std::vector<Kept> kept;
+    std::vector<NumbersByMetric> kept;
     for (size_t s = 0; s < part.rows.size(); ++s) {
         const std::string name = concat("cache/", s);
-        Kept& row = kept.emplace_back(of, name);
+        NumbersByMetric& row = kept.emplace_back(of, name);
         row.add("dense_error", of.error(name + "/dense_error"));
         add_share("mass_share", "mass_kept", kept.front().numbers("mass_kept"), row);
         if (sparse) row.add("sparse_error", of.error(name + "/sparse_error"));
@@ -126,9 +127,9 @@ double margin(const Part& part, const Row& row, const std::string& metric, bool 
 /// The worst targeted metric of a row in the layer where it is worst.
 double worst_layer(const Part& part, const Row& row) {
     const std::string& metric = part.worst(row);
-    const std::vector<const Kept*> layers = averaged(part, row);
+    const std::vector<const NumbersByMetric*> layers = averaged(part, row);
     double worst = (*layers.front())[metric].value;
-    for (const Kept* layer : layers) {
+    for (const NumbersByMetric* layer : layers) {
         const double value = (*layer)[metric].value;
         worst = part.at_least ? std::min(worst, value) : std::max(worst, value);
     }
@@ -143,7 +144,7 @@ void complete_rows(Part& part) {
     for (Row& row : part.rows) {
         row.bits /= count;
         row.bits_per_value /= count;
-        row.mean = Kept::mean(averaged(part, row));
+        row.mean = NumbersByMetric::mean(averaged(part, row));
         row.worst_layer = worst_layer(part, row);
         row.reaches = std::all_of(
             part.targeted.begin(), part.targeted.end(),

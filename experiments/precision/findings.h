@@ -8,7 +8,7 @@
 
 #include "core/io/results.h"
 #include "core/number/quantize.h"
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 #include "experiments/measure/sinks.h"
 #include "experiments/precision/options.h"
 
@@ -16,7 +16,7 @@ namespace msa::experiments::precision {
 
 /// Beside the numbers of the list (measure/accumulators.h): of ids precision_recall, mass_share and
 /// recall_share, of the cache dense_error, mass_share and sparse_error.
-using measure::Kept;
+using measure::NumbersByMetric;
 
 /// One precision on the layers of its part.
 struct Row {
@@ -25,11 +25,11 @@ struct Row {
     bool asked = true;             // false: full precision, where --formats leaves f32 out
     double bits = 0;               // per token of one layer, mean over the part's averaged ones
     double bits_per_value = 0;
-    std::string computed_in;   // "f32"
-    std::vector<Kept> layers;  // in the order of the part's
-    Kept mean;                 // over the averaged ones, as the worst one is
-    double worst_layer = 0;    // of the worst targeted metric, see Part::worst
-    bool reaches = false;      // the worse end of the mean's interval reaches the target
+    std::string computed_in;              // "f32"
+    std::vector<NumbersByMetric> layers;  // in the order of the part's
+    NumbersByMetric mean;                 // over the averaged ones, as the worst one is
+    double worst_layer = 0;               // of the worst targeted metric, see Part::worst
+    bool reaches = false;                 // the worse end of the mean's interval reaches the target
     // Among the rows asked for: the best of those with the fewest bits that reach the target, and
     // the one whose worst targeted measure is best.
     bool is_recommended = false, is_nearest = false;

@@ -9,6 +9,7 @@
 #include "experiments/driver/operands.h"
 #include "experiments/driver/program.h"
 #include "experiments/measure/measure.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -153,8 +154,7 @@ void write_bits(std::span<const Precision> precisions, const std::string& group,
     for (const Precision& precision : precisions) {
         bits.push_back(static_cast<double>(tensors) *
                        bits_per_token(precision, keys, heads, channels));
-        computed_in +=
-            concat(computed_in.empty() ? "" : ",", msa::to_string(element_of(precision)));
+        add_item(computed_in, ",", msa::to_string(element_of(precision)));
     }
     to.write<double, 1>(group + "/bits", {bits.data(), {std::ssize(bits)}},
                         {"precision", "bit", "of a token, its share of the scales included"});
@@ -238,8 +238,8 @@ void precision_layer(const PrecisionOptions& o, std::span<const Precision> preci
         operands.push_back({data.index_q(queries.tokens), copy_of(host_view(data.index_k))});
     }
     if (has_index) {
-        task.beside = 0;
-        task.beside_name = "precision_recall";
+        task.compared_with = 0;
+        task.compared_name = "precision_recall";
         for (size_t s = 0; s < precisions.size(); ++s)
             task.choices.push_back(
                 choice_by(concat("index/", s), operands.front(), precisions[s], o, backend));

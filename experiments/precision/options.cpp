@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::precision {
 namespace {

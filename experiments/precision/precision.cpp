@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "experiments/driver/completed.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/layers.h"
 #include "experiments/driver/run.h"
@@ -16,6 +15,7 @@
 #include "experiments/precision/findings.h"
 #include "experiments/precision/layer.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 #include "gpu/cuda_backend.h"
 
 namespace msa::experiments::precision {

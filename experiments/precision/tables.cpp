@@ -2,13 +2,12 @@
 // The answer of msa-precision as tables.
 #include <algorithm>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/full_layers.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/precision/findings.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::precision {
 namespace {
@@ -19,15 +18,15 @@ using report::Column, report::ColumnOf, report::Shown;
 struct OfLayer {
     std::string precision;
     int64_t layer = 0;
-    const Kept* kept = nullptr;
+    const NumbersByMetric* kept = nullptr;
 };
-const Kept& kept_of(const Row& row) { return row.mean; }
-const Kept& kept_of(const OfLayer& row) { return *row.kept; }
+const NumbersByMetric& kept_of(const Row& row) { return row.mean; }
+const NumbersByMetric& kept_of(const OfLayer& row) { return *row.kept; }
 
 /// The numbers of ids, and those of the cache: of its ids, that is, and of attention to all keys.
 template <typename Of>
 std::vector<ColumnOf<Of>> of_ids() {
-    return measure::kept_columns<Of>(
+    return measure::metric_columns<Of>(
         {},
         {{"precision_recall", "recall\nof f32\nids"},
          {"block_recall"},
@@ -35,21 +34,21 @@ std::vector<ColumnOf<Of>> of_ids() {
          {"mass_share", "mass kept / f32\n(at least)", {.shown = Shown::low}},
          {"recall_share", "recall of\noracle / f32\n(at least)", {.shown = Shown::low}},
          {"output_error", "output\nerror"}},
-        [](const Of& row) -> const Kept& { return kept_of(row); });
+        [](const Of& row) -> const NumbersByMetric& { return kept_of(row); });
 }
 template <typename Of>
 std::vector<ColumnOf<Of>> of_cache() {
-    std::vector<ColumnOf<Of>> columns = measure::kept_columns<Of>(
+    std::vector<ColumnOf<Of>> columns = measure::metric_columns<Of>(
         {.attention = false},
         {{"dense_error", "dense error\n(at most)", {.shown = Shown::high}},
          {"mass_kept"},
          {"mass_share", "mass of\noracle / f32"}},
-        [](const Of& row) -> const Kept& { return kept_of(row); });
+        [](const Of& row) -> const NumbersByMetric& { return kept_of(row); });
     Column sparse = report::shown(report::metric("sparse_error"), "sparse error\n(at most)",
                                   {.shown = Shown::high});
     sparse.null = "some layer has no Index Branch, so that it has no sparse attention";
     columns.push_back({sparse, [](const Of& row) {
-                           const Kept& kept = kept_of(row);
+                           const NumbersByMetric& kept = kept_of(row);
                            return kept.has("sparse_error") ? std::optional(kept["sparse_error"])
                                                            : std::nullopt;
                        }});
@@ -183,7 +182,7 @@ std::string reached_text(const Part& part, const Row& row) {
     for (const std::string& metric : part.targeted) {
         std::string name = metric;
         std::replace(name.begin(), name.end(), '_', ' ');
-        all += concat(all.empty() ? "" : ", ", name, ' ', text_of(row.mean[metric]));
+        add_item(all, ", ", name, ' ', text_of(row.mean[metric]));
     }
     return all;
 }
@@ -210,9 +209,9 @@ std::string missed_text(const Findings& findings) {
     for (const Part* part : parts(findings)) {
         if (part->recommended() != nullptr) continue;
         const Row& row = part->nearest();
-        all += concat(all.empty() ? "" : "; ", part->words, ", target ", part->target_text(),
-                      ": no format asked for reaches it; the nearest is ", row.name(), ", with ",
-                      reached_text(*part, row));
+        add_item(all, "; ", part->words, ", target ", part->target_text(),
+                 ": no format asked for reaches it; the nearest is ", row.name(), ", with ",
+                 reached_text(*part, row));
     }
     return all;
 }

@@ -5,7 +5,7 @@
 
 #include "analysis/cost_model.h"
 #include "experiments/driver/presets.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::pretrain {
 namespace {

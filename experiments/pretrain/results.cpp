@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/metrics.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -106,9 +107,7 @@ void write_evaluation(io::UnitWriter& to, const Evaluation& evaluation) {
     to.attribute("/files", "files", files.dump());
     to.attribute("/text", "bytes", evaluation.bytes);
     to.attribute("/text", "bits_per_byte", evaluation.bits_per_byte);
-    std::string tasks;
-    for (const char* name : kTaskNames) tasks += (tasks.empty() ? "" : ",") + std::string(name);
-    to.attribute("/retrieval", "tasks", tasks);
+    to.attribute("/retrieval", "tasks", join(kTaskNames, ","));
 }
 
 Evaluation read_evaluation(const io::ResultsReader& from) {

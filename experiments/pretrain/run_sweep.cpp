@@ -16,6 +16,7 @@
 #include "experiments/pretrain/training.h"
 #include "experiments/programs.h"
 #include "experiments/report/report.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::pretrain {
 namespace {
@@ -71,7 +72,7 @@ std::string waited_for(const std::vector<SweepRun>& runs) {
     std::string who;
     for (const SweepRun& run : runs)
         if (const std::string holder = io::Claim::holder(claim_of(run)); !holder.empty())
-            who += concat(who.empty() ? "" : "; ", run.name(), ", ", holder);
+            add_item(who, "; ", run.name(), ", ", holder);
     return "waits for what others do: " + who;
 }
 

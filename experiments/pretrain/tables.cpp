@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "analysis/metrics.h"
-#include "experiments/driver/table.h"
 #include "experiments/pretrain/results.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::pretrain {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A column of a table: its key in files, unit, definition, look on the page, and how a row's struct
-// gives its value.
+// A column of a table: its key in files, its unit and definition, its form on the page, and how its
+// value is taken from a row's struct.
 #pragma once
 
 #include <concepts>
@@ -16,7 +16,7 @@
 
 namespace msa::experiments::report {
 
-/// Nothing, or a value of one of the types.
+/// A value of a column, which may be missing.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, analysis::Estimate>;
 /// The type of a column's values; a real number and the three numbers of an estimate may be NaN,
 /// which files have as null.
@@ -26,8 +26,8 @@ const char* to_string(Type);
 /// How the page shows an estimate: "0.95", "0.95 [0.94, 0.96]", or one end, "0.95 (0.94)".
 enum class Shown : uint8_t { value, interval, low, high };
 
-/// How the page shows a number: value * times / per with this many decimals; if negative, this many
-/// significant digits. `words` writes it in another way.
+/// How the page shows a number: as value * times / per with `decimals` decimals, or with -decimals
+/// significant digits if that is negative. `words`, if set, writes the value instead.
 struct Form {
     int decimals = 4;
     double times = 1, per = 1;
@@ -40,7 +40,7 @@ struct Column {
     std::string key;         // in files, snake_case; it means the same in every table
     std::string unit;        // "" of names, counts and yes or no
     std::string definition;  // one sentence or less
-    std::string heading{};   // on the page, may have line breaks; empty: only in files
+    std::string heading{};  // on the page; may have line breaks; empty: the column is only in files
     Form form{};
     std::string null{};  // why a value may be missing; required of std::optional values
     Type type{};         // set by ColumnOf
@@ -49,13 +49,13 @@ struct Column {
 std::string tokens_text(double);
 /// The column of a metric of analysis/metrics.h, with one word of the heading per line.
 Column metric(const char* name, Form form = {});
-/// The same column on the page, or under another heading or form there.
+/// The same column under another heading and in another form on the page.
 Column shown(Column column, std::string heading, Form form = {});
 /// The same column, only in files.
 Column hidden(Column column);
 
-/// Throws std::logic_error unless the column has a snake_case key and a definition, and says what
-/// null means if its values are optional and only then.
+/// Throws std::logic_error unless the column has a snake_case key and a definition. It must say
+/// what null means if its values are optional, and only then.
 void check_column(const Column&, bool may_be_null);
 
 template <typename T>
@@ -63,8 +63,8 @@ inline constexpr bool is_optional = false;
 template <typename T>
 inline constexpr bool is_optional<std::optional<T>> = true;
 
-/// A column, and how to get its value from a row's struct: a member or a function. The type of
-/// what this returns is that of the column.
+/// A column, and the member or function that gives its value for a row's struct. The column has the
+/// type of that value.
 template <typename Row>
 struct ColumnOf {
     Column column;

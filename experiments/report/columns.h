@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Columns that several programs have, beside the metrics of analysis/metrics.h. A key means the
-// same in every table of every program; a test holds all of them against each other.
+// Columns that several programs have, besides the metrics of analysis/metrics.h. A key means the
+// same in every table of every program, which a test checks.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace msa::experiments::report {
 
-// What a row is of.
+// Columns that identify a row.
 inline const Column kLayer{"layer", "", "number of the layer in the model", "layer"};
 inline const Column kSelector{"selector", "",
                               "selector of blocks, with options that are not its "
@@ -38,7 +38,7 @@ inline const Column kForcedLocal{"forced_local", "blocks",
                                  "the newest blocks, which every query keeps, its own among them"};
 inline const Column kWindow{"window", "tokens", "keys that a query attends to at most"};
 
-// What was measured.
+// Columns about the measured queries.
 inline const Column kMeasuredLayers{"layers", "", "layers measured, divided by spaces"};
 inline const Column kQueries{"queries", "", "queries measured, in each layer"};
 inline const Column kRowsCounted{"rows_counted", "queries",
@@ -77,23 +77,17 @@ inline const Column kFlops{"flops", "FLOP", "floating-point operations of that t
 inline const Column kBytes{"bytes", "B", "bytes of GPU memory read and written in that time"};
 inline const Column kShareOfDense{"share_of_dense", "1",
                                   "seconds, relative to dense attention in every layer"};
-inline const Column kDenseSeconds{"dense_seconds", "s",
-                                  "dense attention of the layers at the context, of seconds"};
+inline const Column kDenseSeconds{
+    "dense_seconds", "s", "seconds of dense attention in the same layers at the same context"};
 inline const Column kDenseFlops{"dense_flops", "FLOP",
-                                "dense attention of the layers at the context, of flops"};
+                                "flops of dense attention in the same layers at the same context"};
 inline const Column kDenseBytes{"dense_bytes", "B",
-                                "dense attention of the layers at the context, of bytes"};
+                                "bytes of dense attention in the same layers at the same context"};
 inline const Column kIsExtrapolated{
     "is_extrapolated", "", "the context of the costs is longer than any sequence captured"};
 inline const Column kIsBound{"is_bound", "",
-                             "the selector needs dense attention: what it saves cannot be had"};
+                             "the selector needs dense attention, so its savings cannot be had"};
 
-/// Numbers as one text.
-inline std::string spaced(const std::vector<int64_t>& numbers) {
-    std::string all;
-    for (int64_t number : numbers) all += (all.empty() ? "" : " ") + std::to_string(number);
-    return all;
-}
 inline analysis::Estimate without_interval(double value) { return {value, NAN, NAN}; }
 
 }  // namespace msa::experiments::report

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "experiments/report/report.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::report {
 namespace {
@@ -29,12 +30,6 @@ double real_of(const Value& value) {
     if (count == nullptr) return value_or(value, kUndefined);
     MSA_CHECK(std::abs(*count) <= int64_t{1} << 53);
     return static_cast<double>(*count);
-}
-
-std::string spaced_names(const std::vector<std::string>& names) {
-    std::string all;
-    for (const std::string& name : names) all += (all.empty() ? "" : " ") + name;
-    return all;
 }
 
 template <typename T>
@@ -93,9 +88,9 @@ void Table::write(io::UnitWriter& to) const {
     std::vector<std::string> names;
     for (const Column& column : shape_.columns) names.push_back(column.key);
     to.attribute(group, "about", shape_.about);
-    to.attribute(group, "columns", spaced_names(names));
+    to.attribute(group, "columns", join(names, " "));
     names.resize(shape_.keys);
-    to.attribute(group, "key", spaced_names(names));
+    to.attribute(group, "key", join(names, " "));
     for (size_t c = 0; c < shape_.columns.size(); ++c) {
         const Column& column = shape_.columns[c];
         std::vector<Value> cells;
@@ -114,7 +109,7 @@ void write(const Report& report, io::UnitWriter& to) {
                                      {"title", report.title},
                                      {"verdict", report.verdict.text},
                                      {"notes", notes.dump()},
-                                     {"tables", spaced_names(names)}})
+                                     {"tables", join(names, " ")}})
         to.attribute(kTables, name, text);
     to.attribute(kTables, "format_version", int64_t{kVersion});
     if (report.verdict.reached) to.attribute(kTables, "reached", int64_t{*report.verdict.reached});

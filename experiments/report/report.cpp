@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "core/error.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::report {
 namespace {
@@ -47,9 +47,8 @@ std::string lines_of(const ordered_json& json, const std::string& indent) {
     if (std::ranges::none_of(json, is_nested)) return json.dump();
     std::string lines, more = indent + ' ';
     for (const auto& [key, part] : json.items())
-        lines +=
-            concat(lines.empty() ? "" : ",", '\n', more,
-                   json.is_object() ? ordered_json(key).dump() + ": " : "", lines_of(part, more));
+        add_item(lines, ",", '\n', more, json.is_object() ? ordered_json(key).dump() + ": " : "",
+                 lines_of(part, more));
     return concat(json.is_object() ? '{' : '[', lines, '\n', indent, json.is_object() ? '}' : ']');
 }
 

@@ -17,24 +17,24 @@ namespace msa::experiments::report {
 
 inline constexpr const char* kFormat = "msa-report";
 inline constexpr int kVersion = 1;
-/// The note that says what the intervals are, or why there are none. Every report with estimates
-/// has it.
+/// The key of the note on intervals, which says what they are or why there are none. Every report
+/// with estimates has this note.
 inline constexpr const char* kIntervals = "intervals";
 
-/// What is said of the tables in words, by a key that does not change with the words.
+/// A remark on the tables. Its key stays the same when the words change.
 struct Note {
     std::string key, text;
 };
 
-/// Whether the run's target is reached, and by what. Without a target `reached` is absent, and the
-/// text may be empty.
+/// Whether the run's target is reached, and the setting that reaches it or comes nearest. Without a
+/// target `reached` is absent, and the text may be empty.
 struct Verdict {
     std::optional<bool> reached{};
     std::string text{};  // paragraphs are divided by line breaks
 };
 
 struct Report {
-    std::string title;          // what was asked: paragraphs divided by line breaks
+    std::string title;          // what the run was asked; paragraphs are divided by line breaks
     std::vector<Table> tables;  // in the order of the page
     Verdict verdict{};
     std::vector<Note> notes{};
@@ -43,19 +43,21 @@ struct Report {
     void note(std::string key, std::string text);
 };
 
-/// Throws std::logic_error if tables or notes share a name, a key means two things, or the note on
-/// intervals is missing.
+/// Throws std::logic_error if two tables or two notes share a name, if a column's key means two
+/// things, or if the note on intervals is missing.
 void check(const Report&);
-/// summary.json, of a report that passes the check.
+/// The text of summary.json. The report must pass the check.
 std::string json_text(const Report&, const io::RunRecord&);
-/// The group /tables of results.h5, which has the record in /run. The report passes the check.
+/// Writes the group /tables of results.h5, whose /run has the record. The report must pass the
+/// check.
 void write(const Report&, io::UnitWriter&);
-/// The page: title, tables, verdict, notes.
+/// Prints the page: title, tables, verdict, notes.
 void print(const Report&, std::ostream&);
 
-/// {key: definition} of all columns, JSON text; for RunRecord::definitions.
+/// {key: definition} of all columns as JSON text, for RunRecord::definitions.
 std::string definitions(std::span<const Shape> tables);
-/// {key: column} in the order of the tables. Throws std::logic_error where a key means two things.
+/// The columns of all tables in their order, each key once. Throws std::logic_error if a key means
+/// two things.
 std::vector<Column> columns_of(std::span<const Shape> tables);
 
 }  // namespace msa::experiments::report

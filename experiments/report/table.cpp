@@ -11,7 +11,7 @@
 
 #include "analysis/metrics.h"
 #include "core/error.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::report {
 namespace {
@@ -83,12 +83,7 @@ std::vector<std::pair<std::string, ordered_json>> entries(const Column& column,
 std::string csv_cell(const ordered_json& value) {
     if (value.is_null()) return "";
     if (!value.is_string()) return value.dump();
-    std::string words = value.get<std::string>();
-    if (words.find_first_of(",\"\r\n") == words.npos) return words;
-    std::string quoted = "\"";
-    for (char letter : words)
-        quoted += letter == '"' ? std::string("\"\"") : std::string(1, letter);
-    return quoted + '"';
+    return csv_text(value.get<std::string>());
 }
 
 bool is_snake_case(const std::string& name) {
@@ -194,7 +189,7 @@ void Table::print(std::ostream& out) const {
         header.push_back(heading);
     }
     if (shown.empty()) return;
-    msa::experiments::Table table(header);
+    AlignedColumns table(header);
     for (const std::vector<Value>& row : rows_) {
         std::vector<std::string> cells;
         for (size_t c : shown) cells.push_back(cell(row[c], shape_.columns[c].form));

@@ -17,11 +17,11 @@
 
 namespace msa::experiments::report {
 
-/// What a table is called and made of.
+/// The name of a table and its columns.
 struct Shape {
     std::string name;   // in files, snake_case
     std::string about;  // what a row is; the line before the table on the page
-    size_t keys;        // the first so many columns identify a row; 0: there is one row
+    size_t keys;        // number of first columns that identify a row; 0: there is one row
     std::vector<Column> columns;
 };
 

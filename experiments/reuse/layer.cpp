@@ -37,11 +37,11 @@ void reuse_layer(const ReuseOptions& o, const io::ActivationsReader& file,
     std::vector<int64_t> from;
     for (int64_t number : o.layers) {
         if (number > layer.layer) continue;
-        task.beside = from.size();  // in the end the layer itself
+        task.compared_with = from.size();  // in the end the layer itself
         from.push_back(number);
         task.choices.push_back(choice_of_layer(o, number, own.of(number, worker.backend)));
     }
-    task.beside_name = "own_recall";
+    task.compared_name = "own_recall";
     task.choices.push_back(measure::choice_of(o, kFloor));
     const std::string name = std::to_string(layer.layer), group = "/reuse/" + name;
     measure::Tally tally{measure::Sums(queries.blocks, task.part)};

@@ -4,6 +4,7 @@
 #include "core/select/selector.h"
 #include "experiments/driver/layer_pattern.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::reuse {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/options.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::reuse {
 namespace {
@@ -23,8 +23,7 @@ std::string missing_layers(std::span<const int64_t> numbers) {
     std::string missing;
     for (size_t t = 1; t < numbers.size(); ++t)
         if (numbers[t] - numbers[t - 1] > 1)
-            missing +=
-                (missing.empty() ? "" : ", ") + group_text({numbers[t - 1] + 1, numbers[t] - 1});
+            add_item(missing, ", ", group_text({numbers[t - 1] + 1, numbers[t] - 1}));
     return missing;
 }
 

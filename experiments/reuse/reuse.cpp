@@ -3,9 +3,9 @@
 
 #include "core/select/selector.h"
 #include "experiments/driver/completed.h"
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/windowed.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 #include "experiments/reuse/layer.h"
 #include "experiments/reuse/sharing.h"
 #include "gpu/cuda_backend.h"
@@ -31,8 +31,7 @@ void resolve(ReuseOptions& o, std::span<const std::string> args, const io::Activ
     const bool all = o.layers.empty();
     const std::vector<io::LayerInfo> layers = pick_without_window(o, file, windowed, err);
     const std::string missing = missing_layers(all_layers(o.layers, windowed));
-    require(!all || missing.empty(), name, ": has layers ", list_text(o.layers), " and not ",
-            missing,
+    require(!all || missing.empty(), name, ": has layers ", join(o.layers), " and not ", missing,
             " between them, which would share ids, too; --layers with the numbers of "
             "those that are there measures them alone");
     require(layers.size() > 1, name, ": only layer ", o.layers.front(),

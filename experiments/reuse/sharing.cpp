@@ -6,29 +6,32 @@
 #include <map>
 
 #include "core/select/selector.h"
+#include "experiments/report/text.h"
 #include "experiments/reuse/layer.h"
 
 namespace msa::experiments::reuse {
 namespace {
 
 /// Whether the worse end of the interval meets the bound.
-bool reaches(const ReuseOptions& asked, const Kept& kept) {
+bool reaches(const ReuseOptions& asked, const NumbersByMetric& kept) {
     if (asked.keep) return kept["mass_kept"].least() >= *asked.keep;
     if (asked.error) return kept["output_error"].most() <= *asked.error;
     return kept["mass_lost"].most() <= *asked.lose;
 }
 
 /// A layer with the ids of `choice`.
-Kept kept_with(const measure::LayerNumbers& of, const std::string& choice,
-               const measure::Numbers& own_mass) {
-    Kept kept(of, choice);
+NumbersByMetric kept_with(const measure::LayerNumbers& of, const std::string& choice,
+                          const measure::Numbers& own_mass) {
+    NumbersByMetric kept(of, choice);
     kept.add("mass_lost", own_mass - kept.numbers("mass_kept"));
     kept.add("own_recall", of.recall(choice + "/own_recall", "block_recall"));
     return kept;
 }
 
 std::vector<AtDistance> by_distance(const Findings& findings) {
-    std::map<int64_t, std::pair<std::vector<const Kept*>, std::vector<const Kept*>>> at_distance;
+    std::map<int64_t,
+             std::pair<std::vector<const NumbersByMetric*>, std::vector<const NumbersByMetric*>>>
+        at_distance;
     for (const Pair& pair : findings.pairs) {
         auto& [kept, own] = at_distance[pair.distance()];
         const size_t target = static_cast<size_t>(
@@ -39,8 +42,8 @@ std::vector<AtDistance> by_distance(const Findings& findings) {
     }
     std::vector<AtDistance> all;
     for (const auto& [distance, of] : at_distance)
-        all.push_back(
-            {distance, std::ssize(of.first), Kept::mean(of.first), Kept::mean(of.second)});
+        all.push_back({distance, std::ssize(of.first), NumbersByMetric::mean(of.first),
+                       NumbersByMetric::mean(of.second)});
     return all;
 }
 
@@ -56,7 +59,7 @@ void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
     shared.pattern = pattern;
     shared.cost = cost_of(findings.windowed);
     const std::vector<size_t> from = sources(pattern);
-    std::vector<const Kept*> kept;
+    std::vector<const NumbersByMetric*> kept;
     shared.each = true;
     shared.most_lost = -std::numeric_limits<double>::infinity();
     for (size_t t = 0; t < pattern.size(); ++t) {
@@ -70,7 +73,7 @@ void add(Findings& findings, const std::vector<LayerCosts>& costs, Role role,
         shared.computing.push_back(findings.layers[t]);
         shared.selection = shared.selection + (layer.own - layer.reused);
     }
-    shared.kept = Kept::mean(kept);
+    shared.kept = NumbersByMetric::mean(kept);
     shared.mean = reaches(findings.asked, shared.kept);
     const Shared& own = findings.patterns.empty() ? shared : findings.patterns.front();
     shared.saved = own.selection - shared.selection;
@@ -86,7 +89,7 @@ Tensor<double, 2> losses(const Findings& findings, Allowed allowed) {
     Tensor<double, 2> loss({layers, layers});
     for (int64_t t = 0; t < layers; ++t)
         for (int64_t s = 0; s <= t; ++s) {
-            const Kept& kept =
+            const NumbersByMetric& kept =
                 pair_of(findings, static_cast<size_t>(s), static_cast<size_t>(t)).kept;
             loss(s, t) =
                 allowed(kept) ? kept["mass_lost"].value : std::numeric_limits<double>::infinity();
@@ -104,10 +107,10 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
     if (const std::vector<std::string>& groups = findings.asked.groups; !groups.empty())
         add_pattern(Role::asked, concat("groups ", join(groups, ",")),
                     grouped(findings.layers, groups));
-    const auto any = [](const Kept&) { return true; };
+    const auto any = [](const NumbersByMetric&) { return true; };
     for (const auto& pattern : least_loss(losses(findings, any).view()))
         if (pattern) add_pattern(Role::best, concat("best of ", computing(*pattern)), *pattern);
-    const auto reached = [&](const Kept& kept) { return reaches(findings.asked, kept); };
+    const auto reached = [&](const NumbersByMetric& kept) { return reaches(findings.asked, kept); };
     for (const auto& pattern : least_loss(losses(findings, reached).view())) {
         if (!pattern) continue;
         add_pattern(Role::each, "target in every layer", *pattern);

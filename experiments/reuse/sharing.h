@@ -7,7 +7,7 @@
 
 #include "core/io/results.h"
 #include "experiments/driver/windowed.h"
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 #include "experiments/measure/sinks.h"
 #include "experiments/reuse/options.h"
 #include "experiments/reuse/pattern.h"
@@ -16,19 +16,19 @@ namespace msa::experiments::reuse {
 
 /// Beside the numbers of the list (measure/accumulators.h): mass_lost, mass kept with own ids less
 /// that with the given ids, and own_recall, of the blocks of own ids.
-using measure::Kept;
+using measure::NumbersByMetric;
 
 /// Layer `target` with the ids of layer `source`, both by number in the model.
 struct Pair {
     int64_t source = 0, target = 0;
-    Kept kept;
+    NumbersByMetric kept;
     int64_t distance() const { return target - source; }
 };
 
 /// Mean over the pairs at one distance; `own`: over the same layers with their own ids.
 struct AtDistance {
     int64_t distance = 0, pairs = 0;
-    Kept kept, own;
+    NumbersByMetric kept, own;
 };
 
 /// Why a pattern is among the findings.
@@ -45,7 +45,7 @@ struct Shared {
     Role role = Role::own;
     std::string name;
     LayerPattern pattern;
-    Kept kept;
+    NumbersByMetric kept;
     double most_lost = 0;             // mass_lost of the layer that loses most
     Cost cost, selection;             // of all layers; of the computed selections
     Cost saved;                       // selection not computed, against own ids

@@ -2,12 +2,11 @@
 // The answer of msa-reuse as tables.
 #include <limits>
 
-#include "experiments/driver/estimate.h"
 #include "experiments/driver/operands.h"
 #include "experiments/driver/run_record.h"
-#include "experiments/driver/table.h"
 #include "experiments/programs.h"
 #include "experiments/report/columns.h"
+#include "experiments/report/text.h"
 #include "experiments/reuse/sharing.h"
 
 namespace msa::experiments::reuse {
@@ -20,15 +19,15 @@ constexpr const char* kError = "output error";
 
 /// The columns of the numbers of a row's `kept`; the recalls on the page if there is room.
 template <typename Row>
-std::vector<ColumnOf<Row>> kept_columns(bool with_recalls = true) {
+std::vector<ColumnOf<Row>> metric_columns(bool with_recalls = true) {
     const auto heading = [&](const char* of) { return with_recalls ? of : ""; };
-    return measure::kept_columns<Row>({},
-                                      {{"mass_kept", "mass kept"},
-                                       {"mass_lost", "mass lost", {.shown = Shown::interval}},
-                                       {"block_recall", heading("recall\nof oracle")},
-                                       {"own_recall", heading("recall\nof own ids")},
-                                       {"output_error", "output error"}},
-                                      &Row::kept);
+    return measure::metric_columns<Row>({},
+                                        {{"mass_kept", "mass kept"},
+                                         {"mass_lost", "mass lost", {.shown = Shown::interval}},
+                                         {"block_recall", heading("recall\nof oracle")},
+                                         {"own_recall", heading("recall\nof own ids")},
+                                         {"output_error", "output error"}},
+                                        &Row::kept);
 }
 
 /// The measure of the same layers with their own ids.
@@ -47,14 +46,14 @@ const report::TableOf<Pair> kPairs{
     report::joined<Pair>({{{{"source", "", "layer whose ids are taken"}, &Pair::source},
                            {{"target", "", "layer that takes them"}, &Pair::target},
                            {report::hidden(kDistance), &Pair::distance}},
-                          report::hidden(kept_columns<Pair>())})};
+                          report::hidden(metric_columns<Pair>())})};
 
 const report::TableOf<AtDistance> kDistances{
     "distances", "by distance in layers, mean over the pairs", 1,
     report::joined<AtDistance>(
         {{{kDistance, &AtDistance::distance},
           {{"pairs", "", "pairs of layers at this distance", "pairs"}, &AtDistance::pairs}},
-         kept_columns<AtDistance>(),
+         metric_columns<AtDistance>(),
          {own_column("mass_kept", "own ids keep"), own_column("block_recall", ""),
           own_column("output_error", "")}})};
 
@@ -98,10 +97,10 @@ std::vector<ColumnOf<Shared>> pattern_columns() {
             "compute"},
            [](const Shared& row) { return std::ssize(row.computing); }},
           {{"computing_layers", "", "their numbers, divided by spaces"},
-           [](const Shared& row) { return report::spaced(row.computing); }},
+           [](const Shared& row) { return join(row.computing, " "); }},
           {{"sources", "", "layer by layer, the layer whose ids it has, divided by spaces"},
-           [](const Shared& row) { return report::spaced(row.sources); }}},
-         kept_columns<Shared>(false),
+           [](const Shared& row) { return join(row.sources, " "); }}},
+         metric_columns<Shared>(false),
          {{{"most_lost", "probability", "mass_lost of the layer that loses most", "most lost"},
            &Shared::most_lost},
           {{"each_reaches", "", "every layer reaches the target, with the far end of its interval"},
@@ -132,7 +131,7 @@ const report::TableOf<Findings> kMeasured{
     "measured",
     "what was measured, and references",
     0,
-    {{report::kMeasuredLayers, [](const Findings& all) { return report::spaced(all.layers); }},
+    {{report::kMeasuredLayers, [](const Findings& all) { return join(all.layers, " "); }},
      {{"missing_layers", "",
        "layers of the model between them that were not measured; distances "
        "count them"},

@@ -9,9 +9,9 @@
 #include "experiments/driver/pattern.h"
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
-#include "experiments/driver/table.h"
 #include "experiments/driver/version.h"
 #include "experiments/programs.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments::synth {
 namespace {

@@ -22,7 +22,7 @@ struct alignas(1024) UnionMemory {
     SlotsOf<Kind, Stored<T>, Dim, Threads::kSlotStages> slots[Threads::kTeamWarps];
     UnionBlock blocks[kStages][kBlocks];
     Task tasks[kTasks];
-    Kept<kBlocks, BlockSize> kept[Threads::kTeamWarps];
+    TaskEnd<kBlocks, BlockSize> kept[Threads::kTeamWarps];
     Ring<kTasks> q_ring;  // tasks and q
     Ring<kStages> k_ring, v_ring;
     TaskScales<T, kTasks, kStages> scales;
@@ -51,7 +51,7 @@ constexpr int kClearBarriers = 5;  // the first of named barriers, behind those 
 /// behind the last token of a page, which only the last step can have. Values of e4m3 are copies.
 template <typename T, int Dim, int BlockSize, Slots Kind, int Blocks>
 __device__ void clear_end(UnionMemory<T, Dim, BlockSize, Kind>& shared, int stage,
-                          const Kept<Blocks, BlockSize>& kept, int team, int warpgroup) {
+                          const TaskEnd<Blocks, BlockSize>& kept, int team, int warpgroup) {
     using S = typename UnionMemory<T, Dim, BlockSize, Kind>::S;
     if constexpr (!kIsE4m3<T>)
         for (int n = 0; n < Blocks; ++n)

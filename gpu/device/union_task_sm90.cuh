@@ -39,7 +39,7 @@ struct Task {
 
 /// The parts of a task that a warp needs again at the end. In shared memory, to save registers.
 template <int Blocks, int BlockSize>
-struct Kept {
+struct TaskEnd {
     int64_t query;
     int queries, group;
     int there[Blocks];  // keys of the sequence from the start of each block of the last step on

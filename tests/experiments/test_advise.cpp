@@ -9,7 +9,7 @@
 
 #include "core/io/results.h"
 #include "experiments/advise/options.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 #include "tests/experiments/report_of.h"
 #include "tests/support/random.h"
 

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "core/io/activations.h"
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 #include "tests/experiments/precision_test.h"
 
 namespace msa::test {

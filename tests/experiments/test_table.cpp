@@ -6,14 +6,14 @@
 #include <sstream>
 
 #include "experiments/driver/metrics.h"
-#include "experiments/driver/table.h"
 #include "experiments/measure/sinks.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
 
 TEST(Table, AlignsNumbersToTheRightUnderHeadersOfSeveralLines) {
-    Table table({"name", "mass\nkept", "-"});
+    report::AlignedColumns table({"name", "mass\nkept", "-"});
     table.add({"a", "0.5", "word"});
     table.add({"longer", "12.25", "-"});
     std::ostringstream out;
@@ -28,7 +28,7 @@ TEST(Table, AlignsNumbersToTheRightUnderHeadersOfSeveralLines) {
 TEST(Paragraph, BreaksBetweenWordsAtTheWidthOfATerminal) {
     const auto printed = [](const std::string& words) {
         std::ostringstream out;
-        experiments::print_paragraph(out, words);
+        report::print_paragraph(out, words);
         return out.str();
     };
     EXPECT_EQ(printed("two  words"), "two words\n");

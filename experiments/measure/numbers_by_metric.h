@@ -13,13 +13,13 @@
 namespace msa::experiments::measure {
 
 /// Numbers of a choice on a layer, or means over several layers, by metric, with their draws.
-class Kept {
+class NumbersByMetric {
 public:
-    Kept() = default;
+    NumbersByMetric() = default;
     /// All numbers of the list (accumulators.h) that the sums of the choice have.
-    Kept(const LayerNumbers&, const std::string& choice);
+    NumbersByMetric(const LayerNumbers&, const std::string& choice);
     /// The means of the numbers that all of them have, draw by draw.
-    static Kept mean(const std::vector<const Kept*>&);
+    static NumbersByMetric mean(const std::vector<const NumbersByMetric*>&);
 
     void add(std::string metric, Numbers);
     bool has(std::string_view metric) const { return find(metric) != nullptr; }
@@ -38,20 +38,21 @@ private:
     std::vector<One> all_;
 };
 
-/// A metric that a table begins with, and how the page shows it; not there if the heading is empty.
+/// A metric among the first columns of a table, and how the page shows it. With an empty heading it
+/// is only in files.
 struct OnPage {
     const char* metric;
     const char* heading = "";
     report::Form form = {};
 };
-/// The columns of `first`, in this order, then those of all other metrics that are measured, in
-/// files only.
+/// The columns of the metrics `first`, in this order, then those of all other measured metrics,
+/// which are only in files.
 std::vector<report::Column> columns_of(const Measured&, const std::vector<OnPage>& first);
 
 /// The same for rows of a table; `kept(row)` has their numbers.
 template <typename Row, typename Get>
-std::vector<report::ColumnOf<Row>> kept_columns(const Measured& measured,
-                                                const std::vector<OnPage>& first, Get kept) {
+std::vector<report::ColumnOf<Row>> metric_columns(const Measured& measured,
+                                                  const std::vector<OnPage>& first, Get kept) {
     std::vector<report::ColumnOf<Row>> all;
     for (const report::Column& column : columns_of(measured, first))
         all.push_back({column, [kept, metric = column.key](const Row& row) -> analysis::Estimate {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/driver/table.h"
+#include "experiments/report/text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,7 @@
 #include <ostream>
 #include <sstream>
 
-#include "core/error.h"
-
-namespace msa::experiments {
+namespace msa::experiments::report {
 namespace {
 
 bool is_number(const std::string& cell) {
@@ -35,12 +33,58 @@ std::vector<std::vector<std::string>> header_lines(const std::vector<std::string
 
 }  // namespace
 
-void Table::add(std::vector<std::string> row) {
+std::string number_text(double value, int digits) {
+    if (std::isnan(value)) return "-";
+    std::ostringstream text;
+    text << std::setprecision(digits) << value;
+    return text.str();
+}
+
+std::string fixed_text(double value, int decimals) {
+    if (std::isnan(value)) return "-";
+    std::ostringstream text;
+    text << std::fixed << std::setprecision(decimals) << value;
+    return text.str();
+}
+
+std::string text_of(const analysis::Estimate& estimate) {
+    constexpr int kDecimals = 4;
+    return concat(fixed_text(estimate.value, kDecimals), " [", fixed_text(estimate.low, kDecimals),
+                  ", ", fixed_text(estimate.high, kDecimals), "]");
+}
+
+std::string time_text(double seconds) {
+    return seconds < kMilli ? number_text(seconds / kMicro) + " us"
+                            : number_text(seconds / kMilli) + " ms";
+}
+
+std::string count_text(int64_t count) {
+    for (const auto& [unit, suffix] : {std::pair{1 << 20, "M"}, {1 << 10, "K"}})
+        if (count > 0 && count % unit == 0) return std::to_string(count / unit) + suffix;
+    return std::to_string(count);
+}
+
+std::string count_text(int64_t count, const char* one) {
+    return concat(count, ' ', one, count == 1 ? "" : "s");
+}
+
+std::string layers_text(const std::vector<int64_t>& layers) {
+    return concat(layers.size() == 1 ? "layer " : "layers ", join(layers));
+}
+
+std::string csv_text(const std::string& cell) {
+    if (cell.find_first_of(",\"\r\n ") == cell.npos) return cell;
+    std::string quoted = "\"";
+    for (char letter : cell) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
+    return quoted + '"';
+}
+
+void AlignedColumns::add(std::vector<std::string> row) {
     MSA_CHECK(row.size() == rows_[0].size());
     rows_.push_back(std::move(row));
 }
 
-void Table::print(std::ostream& out, const std::string& indent) const {
+void AlignedColumns::print(std::ostream& out, const std::string& indent) const {
     const size_t columns = rows_[0].size();
     std::vector<std::vector<std::string>> lines = header_lines(rows_[0]);
     const size_t first = lines.size();
@@ -75,24 +119,4 @@ void print_paragraph(std::ostream& out, const std::string& words) {
     out << '\n';
 }
 
-std::string number_text(double value, int digits) {
-    if (std::isnan(value)) return "-";
-    std::ostringstream text;
-    text << std::setprecision(digits) << value;
-    return text.str();
-}
-
-std::string fixed_text(double value, int decimals) {
-    if (std::isnan(value)) return "-";
-    std::ostringstream text;
-    text << std::fixed << std::setprecision(decimals) << value;
-    return text.str();
-}
-
-std::string count_text(int64_t count) {
-    for (const auto& [unit, suffix] : {std::pair{1 << 20, "M"}, {1 << 10, "K"}})
-        if (count > 0 && count % unit == 0) return std::to_string(count / unit) + suffix;
-    return std::to_string(count);
-}
-
-}  // namespace msa::experiments
+}  // namespace msa::experiments::report

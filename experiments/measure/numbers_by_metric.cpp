@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "experiments/measure/kept.h"
+#include "experiments/measure/numbers_by_metric.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace msa::experiments::measure {
 
-Kept::Kept(const LayerNumbers& of, const std::string& choice) {
+NumbersByMetric::NumbersByMetric(const LayerNumbers& of, const std::string& choice) {
     for (const Accumulator& one : list_accumulators()) {
         const std::string sums = one.sums_of(choice);
         if (!of.has(sums)) continue;
@@ -16,18 +16,18 @@ Kept::Kept(const LayerNumbers& of, const std::string& choice) {
     }
 }
 
-Kept Kept::mean(const std::vector<const Kept*>& all) {
-    Kept mean;
+NumbersByMetric NumbersByMetric::mean(const std::vector<const NumbersByMetric*>& all) {
+    NumbersByMetric mean;
     const auto count = static_cast<double>(all.size());
     for (const One& first : all.front()->all_) {
-        const bool of_all =
-            std::ranges::all_of(all, [&](const Kept* one) { return one->has(first.metric); });
+        const bool of_all = std::ranges::all_of(
+            all, [&](const NumbersByMetric* one) { return one->has(first.metric); });
         if (!of_all) continue;
         size_t draws = first.numbers.draws.size();
-        for (const Kept* one : all)
+        for (const NumbersByMetric* one : all)
             draws = std::min(draws, one->numbers(first.metric).draws.size());
         Numbers of{0, std::vector<double>(draws)};
-        for (const Kept* one : all) {
+        for (const NumbersByMetric* one : all) {
             const Numbers& numbers = one->numbers(first.metric);
             of.all += numbers.all;
             for (size_t n = 0; n < draws; ++n) of.draws[n] += numbers.draws[n];
@@ -39,24 +39,24 @@ Kept Kept::mean(const std::vector<const Kept*>& all) {
     return mean;
 }
 
-void Kept::add(std::string metric, Numbers of) {
+void NumbersByMetric::add(std::string metric, Numbers of) {
     MSA_CHECK(!has(metric));
     const analysis::Estimate estimate = of.estimate();
     all_.push_back({std::move(metric), std::move(of), estimate});
 }
 
-const Kept::One* Kept::find(std::string_view metric) const {
+const NumbersByMetric::One* NumbersByMetric::find(std::string_view metric) const {
     const auto found = std::ranges::find(all_, metric, &One::metric);
     return found == all_.end() ? nullptr : &*found;
 }
 
-const analysis::Estimate& Kept::operator[](std::string_view metric) const {
+const analysis::Estimate& NumbersByMetric::operator[](std::string_view metric) const {
     static const analysis::Estimate none{NAN, NAN, NAN};
     const One* const one = find(metric);
     return one == nullptr ? none : one->estimate;
 }
 
-const Numbers& Kept::numbers(std::string_view metric) const {
+const Numbers& NumbersByMetric::numbers(std::string_view metric) const {
     const One* const one = find(metric);
     MSA_CHECK(one != nullptr);
     return one->numbers;
