@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,6 @@ struct Completed {
     bool json;                                  // print summary.json instead of the table
     int threads;                                // 0: all
     std::ostream& print;
-    bool writes = true;  // false: another process has written all files
 };
 
 /// What a program answers, from its results alone.
@@ -35,6 +35,11 @@ using MakeAnswer = RunAnswer (*)(const io::ResultsReader&);
 /// the last file, summary.json. Prints the page or summary.json. Returns the verdict if the target
 /// is missed, else nothing.
 std::string write_answer(const Completed&, const RunAnswer&);
+
+/// Prints what write_answer() has written to the folder: its page, or summary.json. Returns what it
+/// returned; absent, and nothing is printed, if one of the two files is missing.
+std::optional<std::string> print_answer(const std::filesystem::path& folder,
+                                        const std::string& page, bool json, std::ostream& print);
 
 /// Writes a small file by a rename. Several processes may write the same one at the same time.
 /// SystemError naming file and reason.

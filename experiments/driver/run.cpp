@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -19,6 +18,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/driver/run_record.h"
+#include "experiments/report/text.h"
 
 namespace msa::experiments {
 namespace {
@@ -73,15 +73,13 @@ void check_unfinished(const RunOptions& o, const fs::path& what, bool unfinished
                             io::FileProblem::unfinished_run);
 }
 
-nlohmann::ordered_json json_number(double value) {
-    return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
-}
-
 UnitRun::UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
                  std::vector<fs::path> inputs, std::vector<std::string> names, std::ostream& err)
     : o_(o), program_(program), inputs_(std::move(inputs)), err_(err) {
     check_folder("out", o_.out);
     names.insert(names.end(), {"results.h5", "run.json"});
+    for (const std::string& name : names)
+        if (name.ends_with(".txt")) page_ = name;
     for (const fs::path& input : inputs_)
         for (const std::string& name : names)
             for (const char* suffix : {"", ".partial"}) require_apart(input, path(name + suffix));
@@ -281,7 +279,7 @@ void UnitRun::work(const ComputeOptions& compute, Backend& backend, OnError on_e
                     std::string waited;
                     for (const Unit* unit : units)
                         if (std::string holder = to_->holder(unit->name); !holder.empty())
-                            waited += concat(waited.empty() ? "" : "; ", unit->name, ", ", holder);
+                            add_item(waited, "; ", unit->name, ", ", holder);
                     return "waits for what others do: " + waited;
                 },
                 err_);
@@ -331,15 +329,17 @@ std::string UnitRun::end(MakeAnswer make, std::ostream& out, int threads,
         }
         try {
             const bool assembles = !to_->complete();
-            const bool writes = assembles || !fs::exists(path("summary.json"));
-            const RunAnswer answer =
-                assembles ? finish(make, join) : make(io::ResultsReader(path("results.h5")));
-            const io::ResultsReader results(path("results.h5"));
-            std::string nearest =
-                write_answer({results, o_.out, inputs_, o_.json, threads, out, writes}, answer);
+            std::optional<std::string> nearest;
+            if (!assembles) nearest = print_answer(o_.out, page_, o_.json, out);
+            if (!nearest) {
+                const RunAnswer answer =
+                    assembles ? finish(make, join) : make(io::ResultsReader(path("results.h5")));
+                const io::ResultsReader results(path("results.h5"));
+                nearest = write_answer({results, o_.out, inputs_, o_.json, threads, out}, answer);
+            }
             for (const Unit& unit : units_) unit.done();
             if (assembles) to_->end();
-            return nearest;
+            return *nearest;
         } catch (const std::exception&) {
             if (!claim || claim->is_held()) throw;  // else another process took over, and completes
         }

@@ -39,8 +39,8 @@ enum class OnError : uint8_t { stop, finish_others };
 /// are complete; one of them writes them.
 class UnitRun {
 public:
-    /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one.
-    /// Records program and arguments.
+    /// Throws InputError if an input is one of the outputs (`names` in o.out) or lies in one. The
+    /// name that ends with ".txt" is the page's. Records program and arguments.
     UnitRun(const std::string& program, std::span<const std::string> args, const RunOptions& o,
             std::vector<std::filesystem::path> inputs, std::vector<std::string> names,
             std::ostream& err);
@@ -68,9 +68,9 @@ public:
     /// at the end, further ones are printed. Throws Interrupted if a unit does, or if it is asked
     /// to stop while it waits.
     void work(const ComputeOptions& compute, Backend& backend, OnError on_error);
-    /// Completes results.h5 with the tables of the program's answer, writes what another process
-    /// has not yet, and prints (write_answer). Returns the verdict if the target is missed. `join`
-    /// makes a unit of its parts, if there are any.
+    /// Completes results.h5 with the tables of the program's answer, then writes and prints it
+    /// (write_answer). Where another process has done both, prints what that has written. Returns
+    /// the verdict if the target is missed. `join` makes a unit of its parts, if there are any.
     std::string end(MakeAnswer, std::ostream& out, int threads = 0,
                     const io::ResultsWriter::JoinParts& join = {});
     /// begin(), work() and end(). The exit code: that of a refusal, with a message, where the
@@ -105,7 +105,7 @@ private:
     bool fail(const Unit* unit);
 
     RunOptions o_;
-    std::string program_;
+    std::string program_, page_;
     std::vector<std::filesystem::path> inputs_;
     std::vector<Unit> units_;
     std::ostream& err_;
@@ -126,8 +126,5 @@ bool lies_in(const std::filesystem::path& file, const std::filesystem::path& fol
 /// Throws InputError naming both if `input` is the file `output` or lies in the directory `output`,
 /// which a run is about to write.
 void require_apart(const std::filesystem::path& input, const std::filesystem::path& output);
-
-/// A number for JSON: null if it is NaN.
-nlohmann::ordered_json json_number(double value);
 
 }  // namespace msa::experiments
