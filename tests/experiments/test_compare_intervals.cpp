@@ -9,7 +9,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/report/text.h"
+#include "experiments/measure/drawn.h"
 #include "tests/experiments/cli.h"
 #include "tests/experiments/report_of.h"
 
@@ -93,12 +93,12 @@ TEST_F(CompareIntervals, ArePointsOfTheDraws) {
     const auto sequence = results.read<int64_t, 1>("/query_blocks/3/sequence");
     const auto counted = results.read<int64_t, 1>("/query_blocks/3/rows");
     const Tensor<int32_t, 2> times =
-        analysis::bootstrap_draws({sequence.data(), 9}, measure::kDraws, 5);
+        analysis::bootstrap_draws({sequence.data(), 9}, experiments::measure::kDraws, 5);
     for (const json& row : all) {
         const auto kept = results.read<double, 2>(
             "/sums/3/quest@" + row["setting"].get<std::string>() + "/recall/sums");
         std::vector<double> draws;
-        for (int64_t n = 0; n < measure::kDraws; ++n) {
+        for (int64_t n = 0; n < experiments::measure::kDraws; ++n) {
             double mass = 0, queries = 0;
             for (int64_t m = 0; m < 9; ++m) {
                 const double drawn = static_cast<double>(times(n, m));

@@ -4,7 +4,7 @@
 
 #include "analysis/bootstrap.h"
 #include "core/io/results.h"
-#include "experiments/report/text.h"
+#include "experiments/measure/drawn.h"
 #include "tests/experiments/fit_test.h"
 #include "tests/experiments/report_of.h"
 
@@ -26,7 +26,7 @@ protected:
         const auto sequence = results.read<int64_t, 1>(at + "/sequence");
         ASSERT_EQ(sums.shape(), (Shape<2>{blocks, 2 * std::ssize(columns)}));
         const Tensor<int32_t, 2> times = analysis::bootstrap_draws(
-            {sequence.data(), static_cast<size_t>(blocks)}, measure::kDraws, seed);
+            {sequence.data(), static_cast<size_t>(blocks)}, experiments::measure::kDraws, seed);
         for (int64_t c = 0; c < std::ssize(columns); ++c) {
             const auto average = [&](const auto& weight) {
                 double sum = 0, all = 0;
@@ -40,7 +40,7 @@ protected:
             const std::string& name = columns[static_cast<size_t>(c)];
             EXPECT_NEAR(row[name], average([](int64_t) { return 1.0; }), 1e-12) << name;
             std::vector<double> draws;
-            for (int64_t n = 0; n < measure::kDraws; ++n)
+            for (int64_t n = 0; n < experiments::measure::kDraws; ++n)
                 draws.push_back(average([&](int64_t m) { return double(times(n, m)); }));
             const analysis::Estimate want = analysis::with_interval(row[name], draws);
             EXPECT_NEAR(end_of(row, name, "low"), want.low, 1e-12) << name;
@@ -138,9 +138,9 @@ TEST_F(Intervals, OfAGainAreThoseOfTheDifferences) {
     const auto sequence = results.read<int64_t, 1>("/fit/3/blocks/kl/sequence");
     const Tensor<int32_t, 2> times =
         analysis::bootstrap_draws({sequence.data(), static_cast<size_t>(sequence.size())},
-                                  measure::kDraws, results.run().seed);
+                                  experiments::measure::kDraws, results.run().seed);
     std::vector<double> gains;
-    for (int64_t n = 0; n < measure::kDraws; ++n) {
+    for (int64_t n = 0; n < experiments::measure::kDraws; ++n) {
         double gain = 0, queries = 0;
         for (int64_t m = 0; m < rows.size(); ++m) {
             const auto drawn = double(times(n, m));
