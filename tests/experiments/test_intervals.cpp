@@ -75,7 +75,7 @@ TEST_F(Intervals, OfAnalyzeAreThoseOfItsBlocks) {
                          recalls_, 6 + 3, 5);
     }
     EXPECT_NE(outcome.out.find("9 blocks of 2 sequences, seed 5."), std::string::npos);
-    EXPECT_NE(outcome.out.find("95 % interval"), std::string::npos);
+    EXPECT_NE(outcome.out.find("95 % bootstrap interval"), std::string::npos);
 }
 
 /// Below six there is no interval, and the reason; counts stand beside it in any case.
