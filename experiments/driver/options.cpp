@@ -134,6 +134,7 @@ static bool says(const po::option_description& option, const std::vector<std::st
 static std::string instead_of(const std::string& asked, const po::options_description& options) {
     std::vector<std::string> known, longer, described;
     const std::vector<std::string> words = words_in(asked);
+    bool is_known = false;  // but for its signs, as --top_k
     for (const auto& option : options.options()) {
         known.push_back("--" + option->long_name());
         const bool has_words =
@@ -141,8 +142,9 @@ static std::string instead_of(const std::string& asked, const po::options_descri
             (known.back() + '-').find(asked.substr(1) + '-') != std::string::npos;
         if (has_words || known.back().starts_with(asked)) longer.push_back(known.back());
         if (words.size() > 1 && says(*option, words)) described.push_back(known.back());
+        is_known = is_known || words_in(option->long_name()) == words;
     }
-    if (longer.empty()) longer = std::move(described);
+    if (longer.empty() && !is_known) longer = std::move(described);
     return longer.empty() ? did_you_mean(asked, known) : ", but there is " + join(longer);
 }
 
