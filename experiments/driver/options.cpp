@@ -105,7 +105,8 @@ void check_folder(const std::string& option, const std::filesystem::path& folder
 /// Of letters and digits, in lower case.
 static std::vector<std::string> words_in(const std::string& text) {
     std::vector<std::string> words(1);
-    for (const unsigned char letter : text) {
+    for (const char one : text) {
+        const auto letter = static_cast<unsigned char>(one);
         if (std::isalnum(letter) != 0)
             words.back() += static_cast<char>(std::tolower(letter));
         else if (!words.back().empty())
