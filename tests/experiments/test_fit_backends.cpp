@@ -83,6 +83,13 @@ protected:
     }
 };
 
+/// A column of the outputs' errors or of sinks, or of its intervals.
+static bool is_rounded_column(const std::string& path) {
+    return path.starts_with("/tables/") &&
+           std::ranges::any_of(std::array{"output_error", "sink", "largest_difference_from_dense"},
+                               [&](const char* of) { return path.find(of) != path.npos; });
+}
+
 // Far away the backend attends to one choice after the other; on the host attention over a choice
 // is put together from attention to single blocks. Of all that is written, the distance from dense
 // attention alone shows it.
@@ -103,14 +110,8 @@ TEST_F(FarComparison, OfBlocksIsTheSameButForRoundingsOfOutputs) {
     const auto of_sinks = [](const std::string& path) {  // by the lse over a choice
         return path.ends_with("/sink/sums") || path.ends_with("/sink_mass_sparse");
     };
-    const auto of_rounded_columns = [](const std::string& path) {  // of them, and their intervals
-        return path.starts_with("/tables/") &&
-               std::ranges::any_of(
-                   std::array{"output_error", "sink", "largest_difference_from_dense"},
-                   [&](const char* of) { return path.find(of) != std::string::npos; });
-    };
     EXPECT_TRUE(same_data(there, here, [&](const std::string& path) {
-        return of_blocks(path) || of_groups(path) || of_sinks(path) || of_rounded_columns(path);
+        return of_blocks(path) || of_groups(path) || of_sinks(path) || is_rounded_column(path);
     }));
 
     const io::ResultsReader near(here), far(there);
