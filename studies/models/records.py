@@ -22,7 +22,9 @@ COLUMNS = {
             "layers": ("layer", "window", "best_step", "first_forced_mass", "random_recall", "window_mass",
                        "mean_key_mass"),
             "weak_indexers": None},
-    "loss": None, "wide": None, "advised": None, "asked": None, "retrieval": None,
+    **dict.fromkeys(("loss", "wide", "advised"), dict.fromkeys(("configs", "by_position", "differences", "first_block",
+                                                                "evaluated"))),
+    "asked": None, "retrieval": None,
     "advice": {"advice": None, "layers": ("layer", "is_sparse", "stays_dense", "mass_kept"), "measured": None,
                "windowed": None},
 }

@@ -2,6 +2,7 @@
 """The records, rule and page of the study of public models, on made ones; and the page of the tree."""
 
 import json
+import lzma
 import math
 import sys
 from pathlib import Path
@@ -42,7 +43,9 @@ def test_a_record_is_a_smaller_report(tmp_path):
     path = put(tmp_path, "smollm2", "loss-512", content)
     read = records.read(path)
     assert read.program == "msalab evaluate" and read["configs"]["excess"][1] == 0.33333
-    assert len(read["retrieval"]) == len(content["tables"]["retrieval"]["rows"])
+    assert "retrieval" not in json.loads(lzma.decompress(path.read_bytes()))["tables"]  # of a loss
+    asked = records.read(put(tmp_path, "smollm2", "asked", content))
+    assert len(asked["retrieval"]) == len(content["tables"]["retrieval"]["rows"])
     fewer = records.slim(content | {"tables": {"heads": {"about": "", "key": ["layer"], "columns": ["layer"], "rows": []},
                                                "other": {}}, "columns": {"layer": {}}}, "heads")
     assert list(fewer["tables"]) == ["heads"] and not path.with_name(path.name + ".partial").exists()
