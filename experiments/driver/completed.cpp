@@ -56,9 +56,9 @@ std::optional<std::string> print_answer(const std::filesystem::path& folder,
                                         const std::string& page, bool json, std::ostream& print) {
     const std::string summary = content_of(folder / kSummary), words = content_of(folder / page);
     const auto parsed = nlohmann::json::parse(summary, nullptr, false);
-    if (words.empty() || !parsed.is_object()) return std::nullopt;
+    if (words.empty() || !parsed.is_object() || !parsed.contains("verdict")) return std::nullopt;
     print << (json ? summary : words);
-    const nlohmann::json& verdict = parsed.at("verdict");
+    const nlohmann::json& verdict = parsed["verdict"];
     return verdict.at("reached") == false ? verdict.at("text").get<std::string>() : "";
 }
 

@@ -4,7 +4,8 @@
 A model is its configuration: no weight is read. Of each layer the products with weights, the reading of weights and
 keys, attention and what an Index Branch adds are priced by rates that were measured on the GPU (RATES), one after the
 other, at batch 1 and in bfloat16. Both sides run compiled, and decode in a graph: what the host adds to eager calls
-counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph. Training
+counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph, in prefill
+cuDNN without a compiler, with which it is slower. Training
 keeps no activations within a layer, and has no optimizer. Layers with a window, with the keys of another layer or
 without attention stay as they are; of the last, what passes from token to token beside the weights is not counted."""
 
@@ -49,7 +50,8 @@ class Rates:
     msa_train: float  # seconds of MSA in a layer's training beside its products
 
 
-# Set so that the records of data/bench are met (test_crossover.py), from the rates of single kernels there.
+# Set so that the records of data/bench are met (test_crossover.py), from the rates of single kernels there. No record is of
+# decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
 _H200 = Rates(products=794e12, half=1050, read=3.3e12, copy=4.18e12, dense=640e12, dense_grad=493e12, narrow=0.388,
               narrow_sparse=0.206, index=500e12, sparse=413e12, sparse_grad=166e12, passes=8.74, dense_step=85e-6,
               msa_step=45e-6, msa_train=0.3e-3)
@@ -240,8 +242,9 @@ def shape_model(shape: str) -> Model:
 
 
 def measured(folder: Path) -> list[Measured]:
-    """Of the records serve-*.json (bench/time_serve.py) and model-*.json (bench/time_model.py) in the folder: what runs
-    compiled, decode in a graph, and on a GPU whose rates are here. Of dense attention the fastest kernel."""
+    """Of the records serve-*.json (bench/time_serve.py) and model-*.json (bench/time_model.py) in the folder: training and
+    MSA compiled, dense prefill without a compiler, decode in a graph, on a GPU whose rates are here. Of dense attention
+    the fastest kernel."""
     found = {}
     if not folder.is_dir():
         raise Refusal(f"{folder}: no such folder")

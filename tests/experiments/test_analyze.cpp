@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // msa-analyze on small files: what it writes, and that nothing but the question decides it.
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -282,6 +283,19 @@ TEST_F(Analyze, ASelectorBetterThanTheOracleIsABug) {
     EXPECT_NE(outcome.err.find("layer 3: window keeps 0.999 of the mass, the oracle 0."),
               std::string::npos)
         << outcome.err;
+}
+
+/// Where the run is finished. An answer that cannot be read is made again.
+TEST_F(Analyze, AnAnswerThatIsThereIsPrintedAsItIs) {
+    const std::string file = make("a.h5");
+    const std::string page = run(file, "out").out;
+    std::ofstream(path("out/analyze.txt")) << "what another process wrote\n";
+    EXPECT_EQ(run(file, "out").out, "what another process wrote\n");
+    for (const char* summary : {"", "{", "{}"}) {
+        std::ofstream(path("out/summary.json")) << summary;
+        EXPECT_EQ(run(file, "out").out, page) << summary;
+        EXPECT_EQ(run(file, "out").out, page) << summary;
+    }
 }
 
 /// An indexer that says nothing to the queries of the first sequence: 58 of the 86 counted ones.
