@@ -119,6 +119,21 @@ def one_prompt(given, multiple=1):
     return tokens
 
 
+def of_keys(given, *names):
+    """The rows that the case's queries have where every key has a query, as kernels for training take them, and each named
+    array of queries with such rows: the others are 0, or no block. What precedes a query changes nothing of its answer."""
+    if "page_table" in given:
+        raise NotImplementedError("it has no pages")
+    new, ends = np.diff(given["cu_seqlens_q"]), np.asarray(given["cu_seqlens_k"])
+    if (new > np.diff(ends)).any():
+        raise NotImplementedError("it takes no more queries than keys")
+    rows = np.concatenate([np.arange(end - count, end) for count, end in zip(new, ends[1:])])
+    found = [np.full((ends[-1], *given[name].shape[1:]), -1 if "ids" in name else 0, given[name].dtype) for name in names]
+    for one, name in zip(found, names):
+        one[rows] = given[name]
+    return rows, *found
+
+
 def pools(given, page_size):
     """Every name of k, v and index_k that the case has as pages [pages, page_size, ...], new tokens written; the page
     table and the lengths. Packed keys get pages of their own, zeros behind their ends."""

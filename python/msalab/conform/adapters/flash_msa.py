@@ -4,7 +4,7 @@ index_q and index_k."""
 
 import numpy as np
 
-from .common import need_gpu, one_prompt, only_default_rule, refuse
+from .common import DEVICE, need_gpu, of_keys, one_prompt, only_default_rule, real, refuse
 
 RULES = {"bfloat16 scores": "scores of blocks are kept in the type of the operands (msa_select_cutedsl)",
          "ties": "nothing names an order of equal scores"}
@@ -23,32 +23,29 @@ def answer(given):
         from flash_msa import flash_msa_func as layer
     except ImportError:
         from flash_msa.flash_msa import sparse_attention as layer
-    refuse(given, "scores", "k8", "index_q8", "sinks", "index_q_plain")
+    refuse(given, "page_table", "scores", "k8", "index_q8", "sinks", "index_q_plain")
     only_default_rule(given)
-    tokens = one_prompt(given, BLOCK)
     if given["block_size"] != BLOCK or "index_q" not in given or given["index_q"].shape[2] != DIM:
         raise NotImplementedError("it takes blocks of 128 keys, heads of 128 channels, and index_q and index_k")
-    if given["top_k"] > tokens // BLOCK:
+    found, wants = {"precision": "bfloat16"}, given["wants"]
+    if "ids" in wants:
+        found["ids"] = selected(torch, select_blocks, given)
+    if set(wants) == {"ids"}:
+        return found
+    if given["top_k"] > one_prompt(given, BLOCK) // BLOCK:
         raise NotImplementedError("k is at most the number of blocks")
 
     def heads_first(name):
-        values = torch.tensor(np.array(given[name]), device="cuda").to(torch.bfloat16)
+        values = torch.tensor(np.array(given[name]), device=DEVICE).to(torch.bfloat16)
         return (values if values.ndim == 3 else values[:, None]).transpose(0, 1)[None].contiguous()
 
     index_q, index_k = heads_first("index_q").requires_grad_(), heads_first("index_k").requires_grad_()
-    found, wants, scale = {"precision": "bfloat16"}, given["wants"], given["index_scale"]
-    if "ids" in wants:
-        ids = select_blocks(index_q.detach(), index_k.detach(), scale=scale, num_blocks=tokens // BLOCK,
-                            top_k_blocks=given["top_k"])[0].transpose(0, 1).long()
-        found["ids"] = ids.where((ids >= 0) & (ids < tokens // BLOCK), -1).cpu().numpy()
-    if set(wants) == {"ids"}:
-        return found
     leaves = [heads_first(name).requires_grad_() for name in "qkv"]
     out, kl = layer(index_q, index_k, *leaves, given["top_k"] * BLOCK, given["softmax_scale"])
     heads = given["q"].shape[1]
     found["out"] = out.detach()[0].unflatten(-1, (heads, DIM)).float().cpu().numpy()
     if "d_q" in wants:
-        d_out = torch.tensor(np.array(given["d_out"]), device="cuda").to(torch.bfloat16).flatten(1)[None]
+        d_out = torch.tensor(np.array(given["d_out"]), device=DEVICE).to(torch.bfloat16).flatten(1)[None]
         found.update(zip(("d_q", "d_k", "d_v"), map(rows, torch.autograd.grad(out, leaves, d_out))))
     if "kl" in wants:
         q, k, _, d_index_q, d_index_k = (
@@ -59,6 +56,21 @@ def answer(given):
                      kl_d_k=np.zeros_like(given["k"]) if k is None else k)
     torch.cuda.synchronize()
     return found
+
+
+def selected(torch, select_blocks, given):
+    """Each sequence in a call, with keys of 0 behind its end up to whole blocks, k of them at least: nobody sees them."""
+    rows, index_q = of_keys(given, "index_q")
+    ids = np.full((len(index_q), index_q.shape[1], given["top_k"]), -1)
+    for begin, end in zip(given["cu_seqlens_k"], given["cu_seqlens_k"][1:]):
+        blocks = max(-(-(end - begin) // BLOCK), given["top_k"])
+        q, k = (torch.zeros(1, heads, blocks * BLOCK, DIM, dtype=torch.bfloat16, device=DEVICE) for heads in (index_q.shape[1], 1))
+        q[0, :, :end - begin] = real(torch, index_q[begin:end]).transpose(0, 1)
+        k[0, 0, :end - begin] = real(torch, given["index_k"][begin:end])
+        one = select_blocks(q, k, scale=given["index_scale"], num_blocks=int(blocks), top_k_blocks=given["top_k"])[0]
+        one = one.transpose(0, 1)[:end - begin].cpu().numpy()
+        ids[begin:end] = np.where(one < blocks, one, -1)  # the number of blocks stands for none
+    return ids[rows]
 
 
 def rows(values):
