@@ -15,12 +15,19 @@ from pathlib import Path
 from msalab import results
 
 RECORDS = Path(__file__).parent / "records"
-READ = ("distances", "measured", "retrieval_total", "configs", "by_position", "differences", "evaluated")
+READ = ("distances", "retrieval_total", "configs")
+AWAY = (1, 2, 3, 4, 8, 16)
 
 
 def pack(summary, record):
     whole = json.loads(summary.read_text())
     whole["tables"] = {name: whole["tables"][name] for name in whole["tables"] if name in READ}
+    if "distances" in whole["tables"]:
+        table = whole["tables"]["distances"]
+        table["columns"] = ["distance", "own_recall", "mass_lost"]
+        kept = [name + end for name in table["columns"] for end in ("", "_low", "_high")]
+        table["rows"] = [{name: row[name] for name in kept if name in row}
+                         for row in table["rows"] if row["distance"] in AWAY]
     record.write_bytes(lzma.compress((json.dumps(whole) + "\n").encode(), preset=9))
 
 
@@ -48,8 +55,17 @@ def overlaps(path):
     answer = opened(path, "msa-reuse")
     lines = ["| layers away | own blocks that are in its ids | mass lost |", "|---|---|---|"]
     for row in answer["distances"].records():
-        if row["distance"] in (1, 2, 3, 4, 8, 16):
+        if row["distance"] in AWAY:
             lines.append(f"| {row['distance']} | {row['own_recall']:.3f} | {row['mass_lost']:.3f} |")
+    return lines
+
+
+def losses(path):
+    """Bits per token of each setting, and how many more than dense attention takes where something is left out."""
+    lines = ["| setting | bits per token | above dense | of tokens beyond the budget |", "|---|---|---|---|"]
+    for row in opened(path, "msalab evaluate")["configs"].records():
+        above = " | " if row["config"] == "dense" else f"{row['excess']:+.3f} | {row['excess_beyond']:+.3f}"
+        lines.append(f"| {row['config']} | {row['bits_of_text']:.3f} | {above} |")
     return lines
 
 
@@ -61,7 +77,7 @@ def written(page):
         if begin not in page:
             raise SystemExit(f"{path}: the page has no {begin.strip()}")
         head, rest = page.split(begin)
-        made = overlaps(path) if "overlap" in name else needles(path)
+        made = (overlaps if "overlap" in name else losses if "text" in name else needles)(path)
         page = head + begin + "\n".join(made) + "\n" + rest[rest.index(end):]
     return page
 
