@@ -9,7 +9,7 @@ prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
 32k, 128k: of --layers layers of Llama 3 8B's shape, one row, forward and backward pass with no activations kept
 within a layer; the vocabulary is that model's share of so many layers.
-Training is `msalab train`'s: its learner, mixed precision and FSDP2 of one process. Compiled is as by its --compile;
+Training is `msalab train`'s: its learner, mixed precision in one process. Compiled is as by its --compile;
 prefill, 32k and 128k have msalab's attentions between the graphs of a layer. Nothing compiled is taken from a cache, whose
 keys leave out which of PyTorch's attentions an arm asks for.
 
@@ -168,7 +168,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()
-        learner.zero_grad()
+        (optimizer or learner).zero_grad()
 
     return step
 

@@ -24,6 +24,7 @@ from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
 UNIT = 1 << 25  # least parameters of a unit of layers, which processes gather together
+ALONE = 1 << 31  # most parameters, of which one process keeps all rounded weights and their gradients during a step
 
 
 class Learner(nn.Module):
@@ -34,11 +35,14 @@ class Learner(nn.Module):
         super().__init__()
         self.model, self.attention = model, attention
         self.cross_entropy = cross_entropy
+        self.rounded: Rounded | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         first = next((one for one in self.model.modules() if isinstance(one, IndexBranch)), None)
         if isinstance(first, FSDPModule):
             first.unshard()  # all of them, which are a unit; no graph is to wait for its hooks
+        if self.rounded is not None:
+            self.rounded.put()
         with torch.set_grad_enabled(not self.attention.warming):
             nats = self._nats(tokens, positions, targets)
         return nats, sum(self.attention.kl.values())
@@ -53,6 +57,56 @@ class Learner(nn.Module):
 
         return sum(checkpoint(nats, *part, use_reentrant=False) for part in
                    zip(hidden.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)))
+
+
+class Rounded:
+    """The weights of a learner, which stay float32, as the model computes with them: of the type `dtype` from put() on,
+    until the gradients have come back or restore() is called. Its gradients are those of FSDP2 in one process, bit for
+    bit: summed over a micro-batch in `dtype`, over micro-batches in float32."""
+
+    def __init__(self, learner: Learner, dtype: torch.dtype):
+        self.dtype = dtype
+        places: dict[Tensor, list] = {}
+        for module in learner.modules():
+            for name, one in module._parameters.items():
+                if one is not None:
+                    places.setdefault(one, []).append((module._parameters, name))
+        self.weights, self.places = list(places), list(places.values())
+
+    def put(self):
+        self.restore()
+        self._set(_Round.apply(self, *self.weights))
+
+    def restore(self):
+        self._set(self.weights)
+
+    def _set(self, weights):
+        for one, places in zip(weights, self.places):
+            for of_module, name in places:
+                of_module[name] = one
+
+
+def _as_type(tensors: list, dtype: torch.dtype) -> list:
+    made = [torch.empty_like(one, dtype=dtype) for one in tensors]
+    torch._foreach_copy_(made, tensors)
+    return made
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rounded, *weights):
+        ctx.rounded = rounded
+        ctx.set_materialize_grads(False)
+        made = _as_type(list(weights), rounded.dtype)
+        ctx.mark_non_differentiable(*[new for new, one in zip(made, weights) if not one.requires_grad])
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.rounded.restore()  # whatever is computed again has been
+        there = [one for one in gradients if one is not None]
+        made = iter(_as_type(there, torch.float32)) if there else iter(())
+        return None, *[None if one is None else next(made) for one in gradients]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -173,7 +227,12 @@ def shard(learner: Learner, group: Group, dtype: torch.dtype):
     """Weights stay float32, a part of them in each process, and are of the type `dtype` where the model
     computes with them; inputs of layers stay as they are, so that roundings do not depend on the units. Index
     Branches are a unit of their own: in the warm-up nothing else has gradients. Last layers that do not fill a
-    unit are gathered with the embeddings and the head, which stay gathered during a step."""
+    unit are gathered with the embeddings and the head, which stay gathered during a step. In one process there is
+    nothing to gather, and no FSDP2, whose calls take the host longer than a layer's products take a GPU."""
+    if group.size == 1 and sum(one.numel() for one in learner.parameters()) <= ALONE:
+        if dtype != torch.float32:
+            learner.rounded = Rounded(learner, dtype)
+        return
     how = {"mesh": group.mesh, "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
     layers = list(decoder_layers(learner.model))
     branches = [branch for layer in layers for branch in branches_of(layer)]
