@@ -2,12 +2,14 @@
 """What a run of msalab train leaves: killed at any point of a save, damaged, on a full disk, and that its model has
 every tensor of the checkpoint."""
 
+import argparse
 import hashlib
 import json
 import os
 import pickle
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -386,3 +388,38 @@ def test_a_run_goes_on_with_another_number_of_processes(tiny, tmp_path):  # noqa
         made = [load_file(tmp_path / run / "model" / name) for run in ("one", "a")]
         apart = np.concatenate([np.abs(made[0][each] - made[1][each]).ravel() for each in made[0]])
         assert apart.max() <= 3 * 2 * rate and np.mean(apart > 1e-2 * rate) < 0.01
+
+
+@pytest.mark.parametrize("words", ["", "checkpointing"])
+def test_one_process_takes_the_steps_that_fsdp2_takes(monkeypatch, words):
+    """With bfloat16, by the same bits: losses, gradients, norms and weights."""
+    def steps(alone):
+        monkeypatch.setattr(learner, "ALONE", alone)
+        model, attention = make_model(attn_implementation="eager"), types.SimpleNamespace(warming=False, kl={}, keeps=True)
+        if words:
+            learner.keep_no_activations(model, attention)
+        made = learner.Learner(model, attention).train()
+        learner.shard(made, group, torch.bfloat16)
+        optimizer = learner.make_optimizer(made, argparse.Namespace(lr=1e-2, index_lr=1e-2, weight_decay=0.1))
+        found, tokens, positions = [], torch.arange(24) * 7 % 256, torch.arange(24)
+        for step in range(3):
+            for micro in range(2):
+                nats, _ = made(tokens + step, positions, tokens.roll(-1 - micro))
+                assert (model.model.norm.weight.dtype == torch.bfloat16) or not alone
+                nats.backward()
+                found.append(nats.detach())
+            assert all(one.dtype == torch.float32 for one in model.state_dict().values())
+            found += [one.grad.clone() for one in made.parameters()]
+            found.append(torch.tensor(list(learner.clip(optimizer, 0.5).values())))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [one.full_tensor() if hasattr(one, "full_tensor") else one
+                for one in (*found, *(weight.detach() for weight in made.parameters()))]
+
+    group = learner.Group("cpu")
+    try:
+        ours, theirs = steps(1 << 31), steps(0)
+    finally:
+        group.close()
+    assert len(ours) == len(theirs) > 60
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(ours, theirs))
