@@ -51,10 +51,10 @@ msa_filter(memory_of_test_backends "-" */reference_f32 */reference_f32_* *Reruns
 # kernels, CapturesOf several files, BenchCaptured.FileAndIndexer* a file under msa-bench,
 # PrecisionTest.MeasuresTheFormats* the formats, DefaultSizes.GiveWay* and .BudgetsOf* the default sizes. 110 s of a core.
 # Units that are cut otherwise are those of Analyze, which takes them as Compare does.
-# Of Processes, those that wait, take over and refuse are seen: a late one waits as in
-# SayWhomTheyWaitFor, units from elsewhere are taken as in TakeOverWhatADeadOneHad and refused as in
-# SharedResults.AUnitOfAnotherRun*, old claims are in Claims.OfAnotherHost*, a full disk is in
-# Resume.AFullDisk*, a folder that cannot be written in Claims.NeedAFolder*.
+# What Processes do is seen in one process: claims in Claims, units of others in
+# SharedResults and FitResume, a full disk in Resume.AFullDisk*, a folder that cannot be written in
+# Claims.NeedAFolder*. Bench.OnlyWhatIsAskedFor and Bench.RanksAnswer* have the cases that
+# msa-bench times.
 msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOfOne* *Kill*
     Resume.AfterInterrupts *.ResumesToTheSame* *DoNotMatter* CompareUnits.ChooseAsTheLayerDoes
     Compare.CostsAreThePhases* Compare.MoreBudget* Compare.EqualBudgets*
@@ -69,8 +69,8 @@ msa_filter(memory_of_test_experiments "-" *ChangeNoBit *ChangeNoByte *TheBytesOf
     Advise.FindsTheSmallest* FitResume.*ReplacesAnother FitWorkers.Interrupted*
     PrecisionRuns.*AgreeWithTheSimulation PrecisionTest.WhatIsLost* Price.IsOfAllLayers*
     Resume.Overwrite* Reuse.TheBestPattern* *CommandLines.TakeTheSlash* *CommandLines.RefuseAPipe*
-    Processes.SomeStartLate Processes.WaitForAnotherHost* Processes.ReplaceOldResults*
-    Processes.UnitsOfSeveralFolders* Processes.AFullDisk* Processes.AFolderThatIsReadOnly*)
+    Processes.* InputHashes.Processes*
+    Bench.RecordHolds*)
 msa_filter(memory_of_test_pretrain "-" *ChangeNoBit *TheBytesOfOne *Kill* *ChangesNothing
     *EverySeedIsAsked* *LossOfANanoRunFalls)
 

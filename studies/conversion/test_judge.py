@@ -237,16 +237,15 @@ def test_a_record_has_the_sums_of_an_evaluation(tmp_path):
                                                               for number in (0, 1)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("form, parts", [("small", 1), ("even", 2)])
-def test_the_whole_chain_on_a_small_model(tmp_path, form, parts):
+def test_the_whole_chain_on_a_small_model(tmp_path):
     """Inputs, runs, evaluations, records, the judge."""
     for name in ("torch", "transformers", "msalab._msalab"):
         pytest.importorskip(name, reason="needs PyTorch, transformers and the compiled module")
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(["bash", ROOT / "studies/conversion/gpu.sh", "--smoke", tmp_path], text=True, capture_output=True,
                           env=os.environ | {"DEVICE": "cpu", "PATH": search, "PYTHONPATH": ":".join(sys.path),
-                                            "FORM": form, "PARTS": str(parts), "WORK": str(tmp_path / "work"),
+                                            "FORM": "even", "PARTS": "2", "WORK": str(tmp_path / "work"),
                                             "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "msa-512, seeds: 1: " in done.stdout and "right answers" in done.stdout
-    assert (tmp_path / "fitted-seed-1.safetensors").exists() == (form == "even")
+    assert (tmp_path / "fitted-seed-1.safetensors").exists()
