@@ -166,7 +166,7 @@ def _read_parts(state: Path, parts: int, group, tensors: dict):
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(state / _part(part), "pt")) for part in range(parts)]
             for name, one in tensors.items():
-                if isinstance(one, DTensor):
+                if one.ndim:
                     _fill(one, [file.get_slice(name) for file in files], group)
                 else:
                     one.copy_(files[0].get_tensor(name))
@@ -174,13 +174,13 @@ def _read_parts(state: Path, parts: int, group, tensors: dict):
         raise CaptureError(f"{state}: does not hold the weights of this model: {error}") from error
 
 
-def _fill(one: DTensor, slices, group):
-    """The rows of this process, as FSDP2 cuts them."""
+def _fill(one: torch.Tensor, slices, group):
+    """The rows of this process, as FSDP2 cuts them; all of one process."""
     sizes = [part.get_shape()[0] for part in slices]
     if sum(sizes) != one.shape[0]:
         raise ValueError(f"{sum(sizes)} rows, must be {one.shape[0]}")
     each = math.ceil(one.shape[0] / group.size)
-    begin, at, own = min(group.rank * each, one.shape[0]), 0, one.to_local()
+    begin, at, own = min(group.rank * each, one.shape[0]), 0, _local(one)
     end = begin + len(own)
     for part, size in zip(slices, sizes):
         first, last = max(begin, at), min(end, at + size)
