@@ -579,7 +579,19 @@ def index_select(index_q: Any, index_k: Any, top_k: int, *, scales: Any = None, 
                  page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
                  validate: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: Any = None,
                  backend: str = "auto") -> Any:
-    """index_scores and select_blocks in one: the same ids, without scores as a result.
+    """ids [Nq, Hkv, top_k] int32: the blocks that each query and group keeps, the query's own among them, ascending and
+    padded with -1: those of index_scores and select_blocks, without scores in memory.
+
+    index_q [Nq, Hkv, didx], index_k [Nk, didx]; query i is at position Nk - Nq + i. block_size: tokens of a block.
+    forced_first, forced_local: how many of the oldest and of the newest blocks are kept in any case, out of top_k.
+
+    >>> rng = np.random.default_rng(0)
+    >>> index_q = rng.standard_normal((256, 4, 32), np.float32)
+    >>> index_k = rng.standard_normal((256, 32), np.float32)
+    >>> index_select(index_q, index_k, 3, block_size=64)[255].shape
+    (4, 3)
+    >>> index_select(index_q, index_k, 3, block_size=64)[64, 0].tolist()  # it sees two blocks
+    [0, 1, -1]
 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
@@ -620,11 +632,19 @@ def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, softmax_scale: float |
                      backend: str = "auto") -> Any:
     """Softmax attention over the visible tokens of the selected blocks (eq:msa-sparse-attn).
 
-    q, k, v, sinks, window, softcap and what is returned: as in dense_attention. ids
+    q [Nq, Hq, dh]; k, v [Nk, Hkv, dh]; out [Nq, Hq, dh]; sinks, window, softcap and lse: as in dense_attention. ids
     [Nq, Hkv, k] int32: blocks of the query's own sequence, ascending without repeats, visible to
     the query, padded with -1 at the end; a row of -1 alone gives out 0 and lse -inf. Ids that
     break this raise InputError naming query, group and rule. order: automatic, union, kv_outer or
     q_outer, the loop order. out, lse: where the results go.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((128, heads, 64), np.float32) for heads in (8, 2, 2))
+    >>> ids = np.tile(np.int32([0, 1]), (128, 2, 1))  # both blocks of 64 tokens
+    >>> ids[:64, :, 1] = -1  # which the first 64 queries do not see yet
+    >>> out = sparse_attention(q, k, v, ids, block_size=64)
+    >>> bool(np.allclose(out, dense_attention(q, k, v), atol=1e-5))  # nothing is left out
+    True
 
     With page_table [S, max_pages] int32 and seqused_k [S], keys lie in the pages of a cache, and the
     names mean what they mean in FlashAttention: k, v are [pages, page_size, Hkv, dh], of which only

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The operations on numpy arrays against the equations, written out here with numpy in doubles."""
 
+import doctest
+
 import numpy as np
 import pytest
 
 pytest.importorskip("msalab._msalab")
 
-import msalab  # noqa: E402
+import msalab.operations  # noqa: E402
 
 HQ, HKV, DH, DIDX, BK, K = 4, 2, 16, 16, 8, 3
 CU_Q, CU_K = [0, 20, 20, 29], [0, 20, 25, 66]  # square, without queries, a chunk behind a prefix
@@ -451,3 +453,8 @@ def test_append_refuses_by_name(change, words):
 def test_more_blocks_than_memory(data, top_k):
     with pytest.raises(msalab.OutOfMemoryError, match=f"29 x 2 x {top_k} int32 cannot be had"):
         msalab.index_select(data["index_q"], data["index_k"], top_k, block_size=BK, **PACKED)
+
+
+def test_the_examples_of_the_help_are_right():
+    ran = doctest.testmod(msalab.operations)
+    assert ran.attempted >= 10 and ran.failed == 0
