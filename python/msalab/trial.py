@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from . import results
@@ -19,9 +20,9 @@ from .steps import Step, run_all
 SHARE = 4  # the smaller budget is one token in so many of the context
 FULL = 0.75  # of the context that documents held out fill, for a verdict
 PARTS = 8  # documents that the text held out is cut into, for intervals
-# Rough seconds on two cores, guessed from runs of SmolLM2-135M on a busy machine: a forward pass, by parameter
-# and token; the rest, by layer and token.
-PASS, FITTED, ANALYSED, DRAWN = 4e-11, 1.2e-4, 3e-4, 20
+# Seconds on two quiet cores, of a run of SmolLM2-135M: what a forward pass takes beside its products with weights, the
+# fit and an analysis, by layer and token; a start of Python with PyTorch; the report.
+ATTENDED, FITTED, ANALYSED, STARTED, DRAWN = 1.7e-5, 1.3e-4, 7e-5, 6, 20
 SELECTORS = ("index", "oracle", "mean-key", "window")
 
 
@@ -73,17 +74,36 @@ def split_text(path: Path, out: Path) -> tuple[Path, Path]:
     return learnt, held
 
 
-def sizes_of(model: str) -> tuple[int, int]:
-    """(parameters, layers) by the configuration, without weights; (0, 0) where it does not say."""
+def sizes_of(model: str) -> tuple[int, int, str]:
+    """(parameters, layers, number format) by the configuration, without weights; zeros where it does not say."""
     try:
         import torch
         import transformers
         config = transformers.AutoConfig.from_pretrained(model)
         with torch.device("meta"):
             whole = transformers.AutoModelForCausalLM.from_config(config)
-        return sum(weight.numel() for weight in whole.parameters()), config.num_hidden_layers
+        return sum(weight.numel() for weight in whole.parameters()), config.num_hidden_layers, str(whole.dtype)[6:]
     except Exception:  # it is only an estimate; what is wrong with the model, its capture says
-        return 0, 0
+        return 0, 0, ""
+
+
+def flops_per_second(dtype: str, device: str) -> float:
+    """Of a product of matrices of a small model's size."""
+    import torch
+    a, b = (torch.ones(1024, 1024, dtype=getattr(torch, dtype), device=device) for _ in range(2))
+    float((a @ b)[0, 0])  # the first one also chooses a kernel
+    began = time.perf_counter()
+    float((a @ b)[0, 0])
+    return 2 * 1024**3 / (time.perf_counter() - began)
+
+
+def format_of_loss(stored: str, device: str) -> tuple[str, float]:
+    """The number format that the model runs in for its loss, and its FLOP/s: that of the weights, or float32 where this
+    device multiplies it twice as fast, as processors do without instructions for 16 bits."""
+    if not stored:
+        return "auto", math.inf
+    own, other = flops_per_second(stored, device), flops_per_second("float32", device)
+    return ("float32", other) if other > 2 * own else ("auto", own)
 
 
 def _run(*words, out=None) -> None:
@@ -103,11 +123,15 @@ def steps_of(options, out: Path) -> list[Step]:
     source = Path(options.text)
     learnt, held = split_text(source, out)
     block, k, context = options.block_size, options.top_k, options.context
-    parameters, layers = sizes_of(options.model)
+    parameters, layers, stored = sizes_of(options.model)
+    dtype, rate = format_of_loss(stored, options.device)
     how = ["--device", options.device, *(["--bytes"] if options.bytes else [])]
     sizes = ["--block-size", block, "--top-k", k]
     capture, fit = out / "capture.h5", out / "fit"
     tokens, passes = 2 * context, 1 + 2 * 2 * 2  # dense; two selectors, two budgets, forced or not
+
+    def passed(count: int) -> float:
+        return STARTED + count * (2 * parameters / rate + ATTENDED * layers)
 
     def analyse(name: str, first: int) -> Step:
         selectors = ",".join(SELECTORS)
@@ -118,18 +142,20 @@ def steps_of(options, out: Path) -> list[Step]:
                     (*sizes, first, context))
 
     return [
-        Step("capture", "queries, keys and values of every layer", PASS * parameters * tokens + 10, (learnt,),
+        Step("capture", "queries, keys and values of every layer", passed(tokens), (learnt,),
              lambda: _msalab("capture", options.model, "--text", learnt, "--max-tokens", tokens, "--out", capture,
                              "--overwrite", *how), (options.model, tokens, *how)),
         Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), (learnt,),
              lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps),
              (*sizes, options.steps)),
         analyse("free", 0), analyse("forced", 1),
-        Step("evaluation", "the model's loss on text held out", PASS * parameters * passes * context * options.sequences
-             + 10, (held,), lambda: _msalab(
+        Step("evaluation", "the model's loss on text held out" + (f", in {dtype}, which is faster here" if dtype != "auto"
+                                                                  else ""),
+             passed(passes * context * options.sequences), (held,), lambda: _msalab(
                  "evaluate", options.model, "--out", out / "evaluation", "--text", held, "--indexer", fit, "--selectors",
                  "index,oracle", "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
-                 "--sequences", options.sequences, "--tasks", "", *how), (*sizes, context, options.sequences)),
+                 "--sequences", options.sequences, "--tasks", "", "--dtype", dtype, *how),
+             (*sizes, context, options.sequences, dtype)),
         Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]
 
 

@@ -109,6 +109,20 @@ def test_the_verdict_follows_the_loss_at_the_larger_budget(index, oracle, says):
     assert lines[1].startswith(f"64 tokens a query, the Index Branch: +{2 * index:.2f} % (no interval")
 
 
+def test_an_estimate_knows_the_model(model):
+    """Zeros would make every step look as if it took no time."""
+    sizes = trial.sizes_of(str(model))
+    assert sizes == (sum(weight.numel() for weight in make_model("qwen3", vocab_size=256).parameters()), 4, "float32")
+    assert trial.sizes_of(str(model / "none")) == (0, 0, "")
+
+
+@pytest.mark.parametrize("rates, said", [((1e9, 3e9), "float32"), ((2e9, 3e9), "auto")])
+def test_the_loss_is_in_the_format_that_is_fast_here(rates, said, monkeypatch):
+    monkeypatch.setattr(trial, "flops_per_second", lambda dtype, device: dict(zip(("bfloat16", "float32"), rates))[dtype])
+    assert trial.format_of_loss("bfloat16", "cpu") == (said, max(rates) if said == "float32" else rates[0])
+    assert trial.format_of_loss("", "cpu")[0] == "auto"
+
+
 def test_short_documents_have_no_verdict():
     lines = trial.verdict(evaluated(0.5, 0.1, 400))
     assert lines[-1] == ("The documents held out have 100 tokens on average, for a context of 256: a text 3 times as long "
@@ -116,7 +130,7 @@ def test_short_documents_have_no_verdict():
 
 
 def test_steps_name_their_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial, "sizes_of", lambda model: (10**8, 12))
+    monkeypatch.setattr(trial, "sizes_of", lambda model: (10**8, 12, "float32"))
     (tmp_path / "a.txt").write_text(TEXT)
     base = dict(text=tmp_path / "a.txt", model="m", block_size=16, top_k=2, context=128, sequences=8, steps=0,
                 device="cpu", bytes=True)
