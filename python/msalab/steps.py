@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ class Step:
     inputs: tuple[Path, ...]
     run: Callable[[], object]
     options: tuple = ()  # with which it is the same work
+    folder: Path | None = None  # in which it goes on after a stop; what it began there as other work is removed
 
     def key(self) -> str:
         """Of its options, and of names, sizes and times of its inputs."""
@@ -51,13 +53,21 @@ def left(steps: Sequence[Step], out: Path) -> list[Step]:
     return []
 
 
+def _write(out: Path, name: str, key: str) -> None:
+    part = out / f"{DONE}.partial"
+    part.write_text(json.dumps({**done_steps(out), name: key}, indent=1), encoding="utf-8")
+    part.replace(out / DONE)
+
+
 def run(step: Step, out: Path) -> None:
     """Does a step and writes down that it is done."""
-    key = step.key()
+    key, begun = step.key(), f"{step.name}, begun"
+    if step.folder:
+        if done_steps(out).get(begun, key) != key:
+            shutil.rmtree(step.folder, ignore_errors=True)
+        _write(out, begun, key)
     step.run()
-    part = out / f"{DONE}.partial"
-    part.write_text(json.dumps({**done_steps(out), step.name: key}, indent=1), encoding="utf-8")
-    part.replace(out / DONE)
+    _write(out, step.name, key)
 
 
 def run_all(steps: Sequence[Step], out: Path, note) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from . import results
+from ._compiled import CPUINFO
 from .arguments import CommandLine
 from .ending import Refusal, ended
 from .evaluation.intervals import interval_of
@@ -23,6 +24,7 @@ PARTS = 8  # documents that the text held out is cut into, for intervals
 # Seconds on two quiet cores, of a run of SmolLM2-135M: what a forward pass takes beside its products with weights, the
 # fit and an analysis, by layer and token; a start of Python with PyTorch; the report.
 ATTENDED, FITTED, ANALYSED, STARTED, DRAWN = 1.7e-5, 1.3e-4, 7e-5, 6, 20
+NATIVE = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}  # by the names of Linux
 SELECTORS = ("index", "oracle", "mean-key", "window")
 
 
@@ -98,12 +100,13 @@ def flops_per_second(dtype: str, device: str) -> float:
 
 
 def format_of_loss(stored: str, device: str) -> tuple[str, float]:
-    """The number format that the model runs in for its loss, and its FLOP/s: that of the weights, or float32 where this
-    device multiplies it twice as fast, as processors do without instructions for 16 bits."""
+    """The number format that the model runs in for its loss, and its FLOP/s: that of the weights, or float32 on a
+    processor without instructions for theirs. A measured time would choose now one, now the other."""
     if not stored:
         return "auto", math.inf
-    own, other = flops_per_second(stored, device), flops_per_second("float32", device)
-    return ("float32", other) if other > 2 * own else ("auto", own)
+    flags = CPUINFO.read_text(encoding="utf-8").split() if CPUINFO.is_file() else []
+    slow = device == "cpu" and stored in NATIVE and not any(flag in flags for flag in NATIVE[stored])
+    return "float32" if slow else "auto", flops_per_second("float32" if slow else stored, device)
 
 
 def _run(*words, out=None) -> None:
@@ -127,6 +130,7 @@ def steps_of(options, out: Path) -> list[Step]:
     dtype, rate = format_of_loss(stored, options.device)
     how = ["--device", options.device, *(["--bytes"] if options.bytes else [])]
     sizes = ["--block-size", block, "--top-k", k]
+    made = (options.model, *how, *sizes, options.steps)
     capture, fit = out / "capture.h5", out / "fit"
     tokens, passes = 2 * context, 1 + 2 * 2 * 2  # dense; two selectors, two budgets, forced or not
 
@@ -139,7 +143,7 @@ def steps_of(options, out: Path) -> list[Step]:
                     ANALYSED * layers * tokens, (learnt,), lambda: _run(
                         find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
                         selectors, "--forced-first", first, "--positions", f"{context // 2}:"),
-                    (*sizes, first, context))
+                    (*made, first, context), out / name)
 
     return [
         Step("capture", "queries, keys and values of every layer", passed(tokens), (learnt,),
@@ -147,7 +151,7 @@ def steps_of(options, out: Path) -> list[Step]:
                              "--overwrite", *how), (options.model, tokens, *how)),
         Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), (learnt,),
              lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps),
-             (*sizes, options.steps)),
+             made, fit),
         analyse("free", 0), analyse("forced", 1),
         Step("evaluation", "the model's loss on text held out" + (f", in {dtype}, which is faster here" if dtype != "auto"
                                                                   else ""),
@@ -155,7 +159,7 @@ def steps_of(options, out: Path) -> list[Step]:
                  "evaluate", options.model, "--out", out / "evaluation", "--text", held, "--indexer", fit, "--selectors",
                  "index,oracle", "--budgets", f"{block * k},{2 * block * k}", "--forced-first", "0,1", "--context", context,
                  "--sequences", options.sequences, "--tasks", "", "--dtype", dtype, *how),
-             (*sizes, context, options.sequences, dtype)),
+             (*made, context, options.sequences, dtype), out / "evaluation"),
         Step("report", "prices and pictures", DRAWN, (), lambda: _report(out), ())]
 
 

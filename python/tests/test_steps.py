@@ -42,3 +42,31 @@ def test_what_follows_a_step_that_is_done_again_is_done_again(tmp_path):
     every[1] = Step("two", "something", 1, (source,), every[1].run, ("other",))
     run_all(every, tmp_path, notes.append)
     assert log[3:] == ["two", "three"] and "2 steps, about 00:02 on two quiet cores; 1 are done" in notes
+
+
+def test_what_was_begun_as_other_work_is_removed(tmp_path):
+    """A program refuses to go on with the folder of another run; the same work goes on, done or not."""
+    folder, seen = tmp_path / "work", []
+
+    def work(stop):
+        seen.append(folder.exists())
+        folder.mkdir(exist_ok=True)
+        if stop:
+            raise KeyboardInterrupt
+
+    def attempt(option, stop=False):
+        try:
+            run(Step("one", "something", 1, (), lambda: work(stop), (option,), folder), tmp_path)
+        except KeyboardInterrupt:
+            pass
+
+    attempt("a", stop=True)
+    attempt("a")
+    attempt("b", stop=True)
+    attempt("b")
+    assert seen == [False, True, False, True]
+    folder.rename(tmp_path / "kept")
+    (tmp_path / DONE).unlink()
+    folder.mkdir()
+    attempt("c")  # nobody knows whose it is
+    assert seen[-1]

@@ -116,11 +116,13 @@ def test_an_estimate_knows_the_model(model):
     assert trial.sizes_of(str(model / "none")) == (0, 0, "")
 
 
-@pytest.mark.parametrize("rates, said", [((1e9, 3e9), "float32"), ((2e9, 3e9), "auto")])
-def test_the_loss_is_in_the_format_that_is_fast_here(rates, said, monkeypatch):
-    monkeypatch.setattr(trial, "flops_per_second", lambda dtype, device: dict(zip(("bfloat16", "float32"), rates))[dtype])
-    assert trial.format_of_loss("bfloat16", "cpu") == (said, max(rates) if said == "float32" else rates[0])
-    assert trial.format_of_loss("", "cpu")[0] == "auto"
+@pytest.mark.parametrize("flags, said", [("fma avx512f", "float32"), ("fma avx512_bf16", "auto")])
+def test_the_loss_is_in_the_format_that_is_fast_here(flags, said, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(trial, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(trial, "flops_per_second", lambda dtype, device: {"bfloat16": 1e9, "float32": 3e9}[dtype])
+    assert trial.format_of_loss("bfloat16", "cpu") == (said, 3e9 if said == "float32" else 1e9)
+    assert trial.format_of_loss("bfloat16", "cuda")[0] == trial.format_of_loss("", "cpu")[0] == "auto"
 
 
 def test_short_documents_have_no_verdict():
