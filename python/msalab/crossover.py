@@ -52,9 +52,9 @@ class Rates:
 
 # Set so that the records of data/bench are met (test_crossover.py), from the rates of single kernels there. No record is of
 # decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
-_H200 = Rates(products=794e12, half=1050, read=3.3e12, copy=4.18e12, dense=640e12, dense_grad=493e12, narrow=0.388,
-              narrow_sparse=0.206, index=500e12, sparse=413e12, sparse_grad=166e12, passes=8.74, dense_step=85e-6,
-              msa_step=45e-6, msa_train=0.3e-3)
+_H200 = Rates(products=840e12, half=1085, read=3.3e12, copy=4.18e12, dense=518e12, dense_grad=654e12, narrow=0.85,
+              narrow_sparse=0.282, index=584e12, sparse=235e12, sparse_grad=249e12, passes=11.47, dense_step=85e-6,
+              msa_step=45e-6, msa_train=0.105e-3)
 RATES = {"h100": replace(_H200, read=2.35e12, copy=2.99e12), "h200": _H200}
 
 
