@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# usage: studies/sharing/run.sh DEVICE [THREADS]  runs what studies/sharing/README.md reads, in results/sharing; stopped, the
+# usage: studies/sharing/run.sh DEVICE [THREADS]  makes what docs/shared_ids.md reads, in results/sharing; stopped, the
 # same command goes on. Needs ./msalab model smollm2, and results/qwen, a folder of Qwen2.5-Coder-0.5B-Instruct; a build.
 set -e
 device=$1
