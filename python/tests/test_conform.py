@@ -221,7 +221,9 @@ def test_dumps_are_read_and_inputs_exported(tmp_path, capsys):
 
 @pytest.mark.parametrize("call, said", [("msalab.conform.reference", "must be MODULE:FUNCTION"),
                                         ("msalab.conform.reference:nothing", "has no function nothing"),
-                                        ("no_such_module:answer", "no_such_module")])
+                                        ("no_such_module:answer", "no_such_module"),
+                                        ("msalab.conform.reference:Reference", "no case was answered; of scores.plain: "
+                                                                               "TypeError: Reference() takes no arguments")])
 def test_a_call_that_cannot_be_made_is_told(call, said, capsys):
     assert main(["--call", call]) == 2
     assert said in capsys.readouterr().err

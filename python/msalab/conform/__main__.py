@@ -7,7 +7,8 @@
     msalab conform --all                      every adapter of msalab.conform.adapters, one process each
 
 numpy is all it needs; `python -m msalab.conform` is the same where msalab is not compiled. docs/conformance.md says
-what a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed.
+what a case asks, why, and how far a right answer may be from the exact one. Exit code 1: a case failed;
+2: none was answered.
 """
 
 import argparse
@@ -163,6 +164,10 @@ def main(arguments=None):
     print(system.about)
     show(rows)
     keep(rows)
+    if all(outcome == ABSENT for _, outcome, _ in rows):
+        why = rows[0][2] or "none of the answers that are asked for"
+        print(f"error: no case was answered; of {rows[0][0]}: {why}", file=sys.stderr)
+        return 2
     return int(any(outcome == FAIL for _, outcome, _ in rows))
 
 

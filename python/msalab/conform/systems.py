@@ -26,7 +26,7 @@ def run_one(adapter, only, folder, seconds):
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        error = {} if ran.returncode in (0, 1) and path.exists() else {
+        error = {} if ran.returncode in (0, 1, 2) and path.exists() else {
             "error": ran.stderr.strip().split("\n")[-1] or f"exit code {ran.returncode}"}
     except subprocess.TimeoutExpired:
         error = {"error": f"stopped after {seconds:.0f} s"}
