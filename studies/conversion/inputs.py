@@ -22,6 +22,7 @@ from pathlib import Path
 from msalab.capture.fitted import file_of
 from msalab.evaluation.text import Bytes, Tokenizer, read_documents
 from msalab.training.__main__ import main as train
+from msalab.training.data import read
 
 KINDS = ("english", "c", "code")
 
@@ -40,6 +41,11 @@ def held_out(corpus: Path, vocabulary, context: int, most: int | None = None, bu
     return "\0".join(one for turn in turns for one in turn)
 
 
+def of_unix(text: bytes) -> bytes:
+    """Line ends as the records have them."""
+    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
 def all_of(corpus: Path) -> set[str]:
     return {one for path in corpus.glob("*/*.txt") for one in read_documents([path])}
 
@@ -55,13 +61,15 @@ def main():
     top.add_argument("--bytes", action="store_true")
     options = top.parse_args()
     vocabulary = Bytes() if options.bytes else Tokenizer(options.model)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lines:
+        folder, learnt = Path(folder), [Path(lines, f"{kind}.txt") for kind in KINDS]
+        for path in learnt:
+            path.write_bytes(of_unix((options.corpus / "train" / path.name).read_bytes()))
         code = train([str(options.model), "--context", str(options.context), "--tokens-out",
-                      str(folder / "tokens.safetensors"), *["--bytes"] * options.bytes, "--data",
-                      *(str(options.corpus / f"train/{kind}.txt") for kind in KINDS)])
+                      str(folder / "tokens.safetensors"), *["--bytes"] * options.bytes, "--data", *map(str, learnt)])
         if code:
             sys.exit(code)
+        rows = read([folder / "tokens.safetensors"], None, options.context, print)
         texts = {"held_out.txt": held_out(options.corpus, vocabulary, options.context)}
         if options.more:
             texts = {"choosing.txt": texts["held_out.txt"],
@@ -76,7 +84,7 @@ def main():
             for path in sorted(folder.iterdir()):
                 archive.add(path, path.name)
     counts = ", ".join(f"{name} {text.count(chr(0)) + 1}" for name, text in texts.items())
-    print(f"{options.archive}: {options.archive.stat().st_size} bytes; documents: {counts}")
+    print(f"{options.archive}: {options.archive.stat().st_size} bytes; documents: {counts}; tokens: {rows.sum()}")
 
 
 if __name__ == "__main__":
