@@ -184,10 +184,10 @@ def parser() -> CommandLine:
                                          "--out", "--overwrite"))
     command.set_defaults(run=run_capture)
     command.add_argument("model", help="id on the hub, folder, or FILE.gguf")
-    command.add_argument("--text", action="append", default=[], metavar="FILE",
-                         help="UTF-8 text, one sequence; repeatable; - is standard input")
-    command.add_argument("--tokens", action="append", default=[], metavar="FILE",
-                         help="token ids of one sequence, .npy or a JSON list; repeatable")
+    command.add_argument("--text", action="extend", nargs="+", default=[], metavar="FILE",
+                         help="UTF-8 texts, each a sequence; - is standard input")
+    command.add_argument("--tokens", action="extend", nargs="+", default=[], metavar="FILE",
+                         help="token ids, each file a sequence: .npy or a JSON list")
     command.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     command.add_argument("--max-tokens", type=int, metavar="N",
                          help="of each sequence, the rest is cut off; default: the positions of the model")
