@@ -50,8 +50,9 @@ class Rates:
     msa_train: float  # seconds of MSA in a layer's training beside its products
 
 
-# Set so that the records of data/bench are met (test_crossover.py), from the rates of single kernels there. No record is of
-# decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
+# Such that the records of data/bench are met (test_crossover.py), from the rates of single kernels there. `narrow` is set:
+# dense attention of 64 channels is on record in training alone, which does not tell its share from the gradient's. No
+# record is of decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
 _H200 = Rates(products=840e12, half=1085, read=3.3e12, copy=4.18e12, dense=518e12, dense_grad=654e12, narrow=0.85,
               narrow_sparse=0.282, index=584e12, sparse=235e12, sparse_grad=249e12, passes=11.47, dense_step=85e-6,
               msa_step=45e-6, msa_train=0.105e-3)

@@ -408,6 +408,8 @@ def test_one_process_takes_the_steps_that_fsdp2_takes(monkeypatch, words):
                 assert (model.model.norm.weight.dtype == torch.bfloat16) or not alone
                 nats.backward()
                 found.append(nats.detach())
+            with torch.no_grad():
+                made(tokens, positions, tokens)
             assert all(one.dtype == torch.float32 for one in model.state_dict().values())
             found += [one.grad.clone() for one in made.parameters()]
             found.append(torch.tensor(list(learner.clip(optimizer, 0.5).values())))

@@ -45,6 +45,8 @@ class Learner(nn.Module):
             self.rounded.put()
         with torch.set_grad_enabled(not self.attention.warming):
             nats = self._nats(tokens, positions, targets)
+        if self.rounded is not None and not torch.is_grad_enabled():  # no gradients will come back
+            self.rounded.restore()
         return nats, sum(self.attention.kl.values())
 
     def _nats(self, tokens, positions, targets):
