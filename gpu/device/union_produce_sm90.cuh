@@ -127,6 +127,28 @@ struct UnionSteps {
     }
 };
 
+// With 256 channels a block of 128 keys is two of kSparseWideStepKeys, for all that walks a union.
+
+/// The n-th of these, of the blocks at `blocks`.
+__device__ inline UnionBlock half_block(const SparseUnionArgs& args, const UnionBlock* blocks,
+                                        int n) {
+    const int parts = args.block_size / kSparseWideStepKeys;
+    const UnionBlock whole = blocks[n / parts];
+    return {whole.block * parts + n % parts, whole.queries};
+}
+/// How many blocks the steps take of `count` at `blocks`. A half of the last one that nobody sees
+/// is not among them: so the last step is the only one that reaches behind a sequence's end.
+template <int Dim, int BlockSize>
+__device__ int step_blocks(const SparseUnionArgs& args, const QueryTile& tile,
+                           const UnionBlock* blocks, int count) {
+    if constexpr (Dim < 256) return count;
+    const int parts = args.block_size / BlockSize;
+    if (parts == 1 || count == 0) return count;
+    const int seen = min(tile.most_visible, args.key_map.keys_of(tile.sequence));
+    const int second = blocks[count - 1].block * args.block_size + BlockSize;
+    return count * parts - (second < seen ? 0 : 1);
+}
+
 /// The producer warp of a team. It requests a step's values after its keys. With kTakeTurns it does
 /// so only when the next step begins. So it reads the next tile before it requests the last values
 /// of this one, and the next tile's first keys need not wait until this tile's queries are no
@@ -145,11 +167,12 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
         const int item = tile_index * args.groups + group;
         const QueryTile tile = args.tiles[tile_index];
         const UnionPart part = queue.template part<Memory::kBlocks>(args, item);
-        const int count = part.count;
         const UnionBlock* const blocks =
             args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries + part.begin;
+        const int count = step_blocks<Dim, BlockSize>(args, tile, blocks, part.count);
         const auto block_from = [&](int first) {  // for this lane, of the step that begins there
             const int n = first + lane % Memory::kBlocks;
+            if constexpr (Dim == 256) return n < count ? half_block(args, blocks, n) : UnionBlock{};
             return n < count ? blocks[n] : UnionBlock{};
         };
         UnionBlock next = block_from(0);

@@ -9,6 +9,9 @@
 // selected. With 16 heads per group a warp's rows are one query's, so it multiplies only blocks
 // that this query selected.
 //
+// With 256 channels eight warps need all registers. So they copy themselves, step by step, 32 keys
+// per stage.
+//
 // Thread blocks are persistent. The copying warp takes tiles from a counter, because unions differ
 // in length, and runs ahead into the next tile.
 #include <algorithm>
@@ -316,20 +319,111 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 }
 
+constexpr int kWideThreads = kWarps * kWarp;
+
+template <typename T, int Dim>
+struct WideShared {
+    static constexpr int kKeys = 32, kStages = 3;
+    using Tiles = LaneTiles<T, Dim, kKeys>;
+    uint16_t k[kStages][Tiles::kKeyBytes / 2], v[kStages][Tiles::kValueBytes / 2];
+    UnionBlock blocks[kStages];  // `block`: the stage's first key
+    Task task;
+    int next;
+};
+
+/// union_attention() without a warp that copies.
+template <typename T, int Dim, int BlockSize>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    union_attention_wide(const __grid_constant__ SparseTilesArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    using Memory = WideShared<T, Dim>;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
+    constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages, kParts = BlockSize / kKeys;
+    const SparseWorkspace& work = args.workspace;
+    const RoundTiles tiles(args);
+    const typename Memory::Tiles lane_tiles(shared.k[0], shared.v[0]);
+    const int64_t stride = int64_t{args.groups} * Dim;
+    for (int index = static_cast<int>(blockIdx.x); index < tiles.count * args.groups;) {
+        const int tile_index = tiles.tile(index), group = tiles.group(index);
+        const int item = tile_index * args.groups + group;
+        const QueryTile tile = args.tiles[tile_index];
+        const int steps = work.block_counts[item] * kParts;
+        const UnionBlock* const blocks =
+            work.blocks + int64_t{item} * args.tile_queries * args.top_k;
+        const auto fetch = [&](int n) {
+            if (n < steps) {
+                UnionBlock block = blocks[n / kParts];
+                block.block = block.block * BlockSize + n % kParts * kKeys;
+                const int stage = n % kStages, there = tile.most_visible - block.block;
+                const int64_t from =
+                    (tile.key + (there > 0 ? block.block : 0)) * stride + group * Dim;
+                copy_rows<Dim, kKeys, kWideThreads>(
+                    shared.k[stage], static_cast<const uint16_t*>(args.k) + from, stride, there);
+                copy_rows<Dim, kKeys, kWideThreads>(
+                    shared.v[stage], static_cast<const uint16_t*>(args.v) + from, stride, there);
+                if (threadIdx.x == 0) shared.blocks[stage] = block;
+            }
+            commit_copies();
+        };
+        __syncthreads();  // all warps are done with the last tile
+        for (int n = 0; n < kStages - 1; ++n) fetch(n);
+        if (warp_id() == 0)
+            shared.task.visible[lane_id()] =
+                lane_id() < tile.queries ? seen_keys(args.visible, tile.query + lane_id()) : 0;
+        if (threadIdx.x == 0) {
+            shared.task.tile = tile_index, shared.task.group = group;
+            shared.next =
+                static_cast<int>(gridDim.x) + atomicAdd(&work.rounds[args.round].taken, 1);
+        }
+        __syncthreads();
+        WordRows<Dim, 1> q;
+        const RowScales<T> scales = load_queries<T>(args, shared.task, q);
+        float out[1][Dim / 2] = {};
+        RunningSoftmax<T> softmax;
+        for (int n = 0; n < steps; ++n) {
+            wait_for_groups<kStages - 2>();
+            __syncthreads();
+            fetch(n + kStages - 1);
+            const UnionBlock block = shared.blocks[n % kStages];
+            int seen[2];
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int row = opaque_thread() / kWarp * 16 + opaque_thread() % kWarp / 4;
+                const int query = min((row + 8 * side) / args.group_size(), kSparseTileQueries - 1);
+                seen[side] =
+                    (block.queries >> query) & 1 ? shared.task.visible[query] - block.block : 0;
+            }
+            if (__any_sync(kAllLanes, seen[0] > 0 || seen[1] > 0))
+                attend<T, Dim, kKeys>(out, softmax, q, lane_tiles, n % kStages, 0, seen, scales, {},
+                                      false);
+        }
+        finish<T, Dim>(args, shared.task, out[0], softmax);
+        index = shared.next;
+    }
+}
+
 template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<T, Dim, BlockSize>);
+    constexpr bool kWide = Dim == 256;
+    constexpr int kBytes =
+        sizeof(std::conditional_t<kWide, WideShared<T, Dim>, Shared<T, Dim, BlockSize>>);
+    constexpr int kOfBlock = kWide ? kWideThreads : kThreads;
     static_assert(kBytes <= 99 << 10);
-    auto* const kernel = union_attention<T, Dim, BlockSize>;
+    const auto kernel = [] {
+        if constexpr (kWide)
+            return union_attention_wide<T, Dim, BlockSize>;
+        else
+            return union_attention<T, Dim, BlockSize>;
+    }();
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     int blocks = 0;  // on an SM
     const cudaError_t asked =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kOfBlock, kBytes);
     if (asked != cudaSuccess) return asked;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, int64_t{blocks} * sms)), kThreads,
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, int64_t{blocks} * sms)), kOfBlock,
              kBytes, stream>>>(args);
     return cudaGetLastError();
 }
@@ -338,7 +432,7 @@ cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_union_sm80(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         return launch<T, Dim, BlockSize>(args, sms, stream);
     });
 }
