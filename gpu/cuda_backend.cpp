@@ -263,16 +263,17 @@ protected:
             throw UnsupportedError(
                 concat("backend cuda does not support sparse_attention_grad in the order ",
                        to_string(order), " here: ", tuned.why_not));
-        answer(p, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
+        const Problem taken = tuned.yes ? grad_problem(p) : p;
+        answer(taken, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
             if (tuned.yes) {
-                sparse_attention_grad_tuned(call, in, ids, saved, to);
+                sparse_attention_grad_tuned(call, p, in, ids, saved, to);
             } else {
                 auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                 output_gradient_products(call, saved, delta.data());
                 sparse_attention_grad_any(call, in, ids, saved, to, delta.data());
                 sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
             }
-            return kernel_name("sparse_attention_grad", tuned);
+            return kernel_name("sparse_attention_grad", tuned, is_wide(p.head_dim));
         });
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
@@ -300,8 +301,8 @@ private:
         return request.order == LoopOrder::tile_union || request.order == LoopOrder::kv_outer;
     }
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
-    std::string kernel_name(const std::string& stem, const Support& tuned) const {
-        const std::string family = device_.is_hopper() ? "sm90" : "sm80";
+    std::string kernel_name(const std::string& stem, const Support& tuned, bool mma = false) const {
+        const std::string family = device_.is_hopper() && !mma ? "sm90" : "sm80";
         return stem + (tuned.yes ? "_" + family : "_any; " + family + ": " + tuned.why_not);
     }
 

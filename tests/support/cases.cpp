@@ -1,45 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "tests/support/cases.h"
 
-#include <optional>
 #include <utility>
+
+#include "tests/support/case_rows.h"
 
 namespace msa::test {
 namespace {
 
-struct Row {
-    const char* name;
-    Tags tags;
-    Sizes sizes;
-    std::vector<int64_t> cu_seqlens_q, cu_seqlens_k;
-    SelectionRule rule;
-    struct More {
-        Values values = Values::normal;
-        bool sinks = false;
-        std::vector<int64_t> positions = {};
-        std::optional<QueryRange> part = {};  // of these queries
-        std::optional<int64_t> window = {};
-        std::optional<double> softcap = {}, softmax_scale = {}, index_scale = {};
-    } more = {};
-};
-
-constexpr Sizes kSmall{8, 2, 32, 16, 16}, kPaper{32, 2, 128, 128, 128},
-    kHeads256{32, 2, 256, 128, 128}, kNarrow{64, 8, 64, 64, 64},
-    kPilot{64, 16, 64, 64, 32};  // its heads, groups enough
-const std::vector<int64_t> kRagged{0, 39, 74, 74, 75, 170}, kQueries{0, 100, 101, 138, 438},
-    kKeys{0, 228, 358, 395, 895};
-constexpr Tags kGroupCounts = kTruth | kTuned | kGradient | kKl,
-               kWideGroups = kTuned | kGradient | kKl | kE4m3;
-constexpr SelectionRule k(int64_t top_k) { return {.top_k = top_k}; }
-/// A sequence of `length`, and `count` of one token: each is a tile of its own, so that there are
-/// more than two tiles and groups for each of 132 SMs. Of fewer, automatic takes unions alone.
-std::vector<int64_t> beside_tokens(int64_t length, int64_t count) {
-    std::vector<int64_t> starts{0};
-    for (int64_t n = 0; n <= count; ++n) starts.push_back(length + n);
-    return starts;
-}
-
-const std::vector<Row> kRows{
+const std::vector<CaseRow> kRows{
     // Every edge that the contract names, small enough for the reference in a sanitizer build.
     {"regular", kTruth, kSmall, {0, 160}, {0, 160}, k(4)},
     {"tail_block", kTruth, kSmall, {0, 203}, {0, 203}, k(4)},
@@ -167,13 +136,6 @@ const std::vector<Row> kRows{
      {0, 450},
      k(3),
      {.sinks = true, .window = 200, .softcap = 10.0}},
-    {"sinks_of_h256",
-     kOwnAttention,
-     {16, 1, 256, 64, 64},
-     {0, 81},
-     {0, 450},
-     k(3),
-     {.sinks = true}},
     {"all_of_widest_heads",
      kOwnAttention,
      {9, 1, 512, 64, 32},
@@ -235,33 +197,6 @@ const std::vector<Row> kRows{
     {"parts_packed", kTuned, kPaper, {0, 30, 31, 31, 60, 80}, {0, 30, 500, 500, 2100, 2120}, k(10)},
     {"parts_extreme", kTuned, kPaper, {0, 40}, {0, 1300}, k(8), {.values = Values::extreme}},
     {"parts_rising", kTuned, kPaper, {0, 40}, {0, 700}, k(5), {.values = Values::rising}},
-    // Heads of 256 channels, whose kernels take blocks of 128 as two halves: the last one is seen
-    // partly, not at all, and by some of a tile's queries.
-    {"h256", kTuned, kHeads256, {0, 1100}, {0, 1100}, k(2)},
-    {"h256_no_last_half", kTuned, {16, 4, 256, 64, 128}, {0, 420}, {0, 420}, k(2)},
-    {"h256_packed", kTuned, {16, 4, 256, 128, 128}, kQueries, kKeys, k(3)},
-    {"h256_blocks_of_64", kTuned, {48, 12, 256, 64, 64}, kRagged, kRagged, k(3)},
-    {"h256_prefix", kTuned, kHeads256, {0, 100}, {0, 1500}, k(6)},
-    {"h256_slots",
-     kTuned,
-     {40, 5, 256, 128, 128},
-     beside_tokens(60, 49),
-     beside_tokens(1900, 49),
-     k(3)},
-    {"h256_parts", kTuned, {64, 4, 256, 128, 128}, {0, 43}, {0, 1500}, k(8)},
-    {"h256_parts_packed",
-     kTuned,
-     kHeads256,
-     {0, 30, 31, 31, 60, 80},
-     {0, 30, 500, 500, 2100, 2120},
-     k(10)},
-    {"h256_extreme", kTuned, kHeads256, {0, 140}, {0, 700}, k(3), {.values = Values::extreme}},
-    {"h256_rising", kTuned, kHeads256, {0, 140}, {0, 700}, k(5), {.values = Values::rising}},
-    {"h256_more_queries_than_keys", kTuned, {64, 8, 256, 64, 64}, {0, 90}, {0, 70}, k(2)},
-    {"h256_middle", kTuned, kHeads256, {0, 900}, {0, 900}, k(4), {.part = QueryRange{100, 300}}},
-    {"h256_decode", kTuned, kHeads256, {0, 1, 2, 10}, {0, 1000, 3500, 4100}, k(16)},
-    {"h256_decode_by_4", kTuned, kHeads256, beside_tokens(1, 19), beside_tokens(4000, 19), k(32)},
-    {"h256_decode_by_2", kTuned, kHeads256, beside_tokens(1, 79), beside_tokens(4100, 79), k(32)},
     // Both gradients.
     {"pilot", kGradient | kKl, {16, 4, 64, 64, 64}, {0, 700}, {0, 700}, k(5)},
     {"pilot_packed", kGradient | kKl, {16, 4, 64, 64, 64}, kQueries, kKeys, k(5)},
@@ -366,33 +301,6 @@ const std::vector<Row> kRows{
      {0, 1, 2, 5},
      {0, 300, 800, 1000},
      k(9)},
-    {"h256_g1_ragged",
-     kGroupSizes,
-     {3, 3, 256, 64, 64},
-     {0, 70, 70, 71, 170},
-     {0, 70, 70, 71, 170},
-     k(3)},
-    {"h256_g4_rising",
-     kGroupSizes,
-     {8, 2, 256, 64, 64},
-     {0, 100},
-     {0, 700},
-     k(6),
-     {.values = Values::rising}},
-    {"h256_g5_packed",
-     kGroupSizes,
-     {10, 2, 256, 128, 64},
-     {0, 25, 51, 130},
-     {0, 25, 300, 900},
-     k(5)},
-    {"h256_g6_slots",
-     kGroupSizes,
-     {36, 6, 256, 128, 64},
-     beside_tokens(60, 42),
-     beside_tokens(1600, 42),
-     k(5)},
-    {"h256_g64_prefix", kGroupSizes, {64, 1, 256, 64, 64}, {0, 90}, {0, 300}, k(3)},
-    {"h256_g71_decode", kGroupSizes, {71, 1, 256, 64, 64}, {0, 1, 2, 5}, {0, 300, 800, 1000}, k(4)},
     // More tiles than a GPU has at work at once: two for each SM with 64 channels, else one.
     {"g4_many_tiles", kManyTiles, {64, 16, 64, 64, 64}, {0, 700}, {0, 900}, k(3)},
     {"g16_many_tiles", kManyTiles, {64, 4, 128, 128, 128}, {0, 400}, {0, 900}, k(3)},
@@ -402,11 +310,10 @@ const std::vector<Row> kRows{
     {"blocks_of_128", kUnions, {8, 2, 64, 64, 128}, {0, 40}, {0, 1147}, k(9)},
     {"wide_blocks_of_32", kUnions, {16, 1, 128, 128, 32}, {0, 12}, {0, 283}, k(9)},
     {"wide_blocks_of_64", kUnions, {16, 1, 128, 128, 64}, {0, 12}, {0, 571}, k(9)},
-    {"h256_blocks_of_64", kUnions, {16, 1, 256, 128, 64}, {0, 90}, {0, 571}, k(9)},
 };
 
-Case case_of(const Row& row) {
-    const Row::More& more = row.more;
+Case case_of(const CaseRow& row) {
+    const CaseRow::More& more = row.more;
     Case c = make_case(row.name, row.sizes, row.cu_seqlens_q, row.cu_seqlens_k, row.rule);
     Problem& p = c.problem;
     if (!more.positions.empty())
@@ -434,8 +341,9 @@ Case make_case(std::string name, const Sizes& s, std::vector<int64_t> cu_seqlens
 
 std::vector<Case> cases(Tags any) {
     std::vector<Case> some;
-    for (const Row& row : kRows)
-        if ((row.tags & any) != 0) some.push_back(case_of(row));
+    for (const std::vector<CaseRow>& rows : {kRows, cases_of_256()})
+        for (const CaseRow& row : rows)
+            if ((row.tags & any) != 0) some.push_back(case_of(row));
     return some;
 }
 
