@@ -273,7 +273,7 @@ protected:
                 sparse_attention_grad_any(call, in, ids, saved, to, delta.data());
                 sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
             }
-            return kernel_name("sparse_attention_grad", tuned, is_wide(p.head_dim));
+            return kernel_name("sparse_attention_grad", tuned);
         });
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
@@ -301,8 +301,8 @@ private:
         return request.order == LoopOrder::tile_union || request.order == LoopOrder::kv_outer;
     }
     /// "block_mass_sm90", or "block_mass_any; block_mass_sm90: why not".
-    std::string kernel_name(const std::string& stem, const Support& tuned, bool mma = false) const {
-        const std::string family = device_.is_hopper() && !mma ? "sm90" : "sm80";
+    std::string kernel_name(const std::string& stem, const Support& tuned) const {
+        const std::string family = device_.is_hopper() ? "sm90" : "sm80";
         return stem + (tuned.yes ? "_" + family : "_any; " + family + ": " + tuned.why_not);
     }
 

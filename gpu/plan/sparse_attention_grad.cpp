@@ -103,15 +103,12 @@ void bind(SparseGradArgs& args, const AttentionInput& in, View<const int32_t, 3>
     args.d_v_is_float = to.d_v.element() == Element::f32;
 }
 
-/// Whether a call takes the kernel with Hopper's instructions.
-bool takes_sm90(const Device& device, const Problem& p) {
-    return device.is_hopper() && !is_wide(p.head_dim);
-}
-/// Have steps of the other one half as many rows? There may be too little shared memory for more.
+/// Have steps of the kernels of compute capability 8.0 half as many rows? So they have with 256
+/// channels, and where there is too little shared memory for whole ones.
 bool takes_small_steps(const Device& device, const Problem& p) {
-    if (is_wide(p.head_dim)) return true;
+    if (device.is_hopper()) return false;
     const int keys = sparse_grad_tile_keys(narrow(p.block_size));
-    return !device.is_hopper() && device.shared_bytes < grad_shared_sm80(narrow(p.head_dim), keys);
+    return is_wide(p.head_dim) || device.shared_bytes < grad_shared_sm80(narrow(p.head_dim), keys);
 }
 constexpr int kWideTile = 64;  // keys
 bool takes_halves(const Problem& p) { return is_wide(p.head_dim) && p.block_size > kWideTile; }
@@ -219,7 +216,7 @@ void sparse_attention_grad_tuned(const Call& call, const Problem& asked, const A
     args.key_blocks = blocks.data();
     args.visible = call.visible;
     bind(args, in, ids, saved, to);
-    const bool hopper = takes_sm90(call.device, p), small = takes_small_steps(call.device, p);
+    const bool hopper = call.device.is_hopper(), small = takes_small_steps(call.device, p);
     if (hopper) bind_maps(args, p, in, saved);
     if (small) args.step_queries = std::min(kGradSmallRows / args.group_size, kGradStepQueries);
     const int64_t rows = p.queries() * p.kv_heads, lists = args.lists();
