@@ -2,6 +2,7 @@
 // The producer warp of a team of gpu/kernels/sparse_attention_union_sm90.cu.
 #pragma once
 
+#include "gpu/device/part_of_block.cuh"
 #include "gpu/device/union_memory_sm90.cuh"
 #include "gpu/device/union_tiles_sm90.cuh"
 
@@ -126,28 +127,6 @@ struct UnionSteps {
         group = -1;
     }
 };
-
-// With 256 channels a block of 128 keys is two of kSparseWideStepKeys, for all that walks a union.
-
-/// The n-th of these, of the blocks at `blocks`.
-__device__ inline UnionBlock half_block(const SparseUnionArgs& args, const UnionBlock* blocks,
-                                        int n) {
-    const int parts = args.block_size / kSparseWideStepKeys;
-    const UnionBlock whole = blocks[n / parts];
-    return {whole.block * parts + n % parts, whole.queries};
-}
-/// How many blocks the steps take of `count` at `blocks`. A half of the last one that nobody sees
-/// is not among them: so the last step is the only one that reaches behind a sequence's end.
-template <int Dim, int BlockSize>
-__device__ int step_blocks(const SparseUnionArgs& args, const QueryTile& tile,
-                           const UnionBlock* blocks, int count) {
-    if constexpr (Dim < 256) return count;
-    const int parts = args.block_size / BlockSize;
-    if (parts == 1 || count == 0) return count;
-    const int seen = min(tile.most_visible, args.key_map.keys_of(tile.sequence));
-    const int second = blocks[count - 1].block * args.block_size + BlockSize;
-    return count * parts - (second < seen ? 0 : 1);
-}
 
 /// The producer warp of a team. It requests a step's values after its keys. With kTakeTurns it does
 /// so only when the next step begins. So it reads the next tile before it requests the last values

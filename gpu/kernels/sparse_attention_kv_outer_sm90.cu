@@ -323,14 +323,9 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
             start_out();
             if (!kWide) start(sum);
             normalise();
-            if (kWide) {
-                wgmma_wait<0>();
-                store();
-                start(sum);
-            } else {
-                wgmma_wait<1>();
-                store();
-            }
+            wgmma_wait<kWide ? 0 : 1>();
+            store();
+            if (kWide) start(sum);
             wgmma_wait<0>();
             take(sum);
             keep_weights<T>(p, sum);

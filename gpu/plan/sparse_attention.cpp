@@ -341,20 +341,6 @@ SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t of_chu
       rows(chunks * s.chunk_rows()),
       slot_rows(s.chunk_slots() * s.slot_rows()) {}
 
-int64_t SparseWorkspaceSize::list_bytes() const {
-    const auto bytes = [](int64_t count, size_t each) {
-        return count * static_cast<int64_t>(each);
-    };
-    return bytes(blocks, sizeof(UnionBlock)) +
-           bytes(2 * tile_groups + counts + ends, sizeof(int32_t)) + bytes(uses, sizeof(BlockUse)) +
-           bytes(items, sizeof(KeyBlockItem)) + bytes(chunks, sizeof(SparseRound)) +
-           bytes(chunks, sizeof(SparseChunkPlace)) + bytes(rows, sizeof(uint32_t));
-}
-
-int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
-    return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
-}
-
 SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order,
                        const Device& device)
     : decode(is_decode(p, order, device.sms)) {

@@ -118,35 +118,6 @@ TEST(CudaPlan, PredicatesSayWhy) {
     narrow.head_dim = 96;
     EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64, 128 or 256");
     EXPECT_EQ(why_not(e4m3, narrow, hopper), "the head dim is 96, must be 64 or 128");
-    Problem wide = p;
-    wide.head_dim = 256;
-    EXPECT_EQ(why_not(as_is, wide, hopper), "");
-    EXPECT_EQ(why_not(e4m3, wide, hopper), "the head dim is 256, must be 64 or 128");
-    // Where a thread block has no room for a block's keys and values, all goes into unions.
-    const cuda::Device ada{0, 89, 128, 99 << 10};
-    const auto by_blocks = [](auto& r) { r.order = LoopOrder::kv_outer; };
-    EXPECT_EQ(why_not(as_is, wide, ada), "");
-    EXPECT_EQ(why_not(by_blocks, wide, older), "");
-    EXPECT_EQ(why_not(by_blocks, wide, ada),
-              "a thread block has 101376 bytes of shared memory, must be at least 131072");
-    const auto sharing = [&](const cuda::Device& device) {
-        return SparsePlan(wide, 4, Element::bf16, LoopOrder::automatic, device)
-            .schedule.least_sharing;
-    };
-    EXPECT_EQ(sharing(older), 3);
-    EXPECT_EQ(sharing(ada), 1);
-    wide.block_size = 64;
-    EXPECT_EQ(why_not(by_blocks, wide, ada), "");
-    EXPECT_EQ(sharing(ada), 3);
-    wide.block_size = 32;
-    EXPECT_EQ(why_not(as_is, wide, hopper), "the block size is 32, must be 64 or 128");
-    const auto mass = [&](const cuda::Device& device) {
-        return cuda::takes_block_mass_tuned(device, wide, {Element::bf16}, false, true).why_not;
-    };
-    EXPECT_EQ(mass(hopper), "the block size is 32, must be 64 or 128");
-    EXPECT_EQ(mass(older), "it has no kernel in the instructions of compute capability 8.0");
-    wide.block_size = 128;
-    EXPECT_EQ(mass(hopper), "");
     Problem small = p;
     small.block_size = 16;
     EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
@@ -310,7 +281,7 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
               "Nq Hq is 2147483648, must be at most 2147483646");
     Problem narrow = p;
     narrow.head_dim = 96;
-    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
+    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64, 128 or 256");
     Problem small = p;
     small.block_size = 96;
     EXPECT_EQ(why_not(hopper, small, as_is), "the block size is 96, must be 32, 64 or 128");
@@ -353,6 +324,8 @@ TEST(CudaPlan, TheKlPredicateSaysWhy) {
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 68; }),
               "G is 17, must be at most 16");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 12; }), "");  // any G up to that
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.head_dim = 256; }),  // index_kl_mma has these
+              "the head dim is 256, must be 64 or 128");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.head_dim = 64; }),
               "the index dim is 128, must be at most 64");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.index_dim = 96; }),
