@@ -11,8 +11,8 @@
 namespace msa::test {
 namespace {
 
-const cuda::Device kHopper{0, 90, 132, 227 << 10}, kAmpere{0, 80, 108, 163 << 10},
-    kAda{0, 89, 128, 99 << 10};  // of the least shared memory
+const cuda::Device kWideHopper{0, 90, 132, 227 << 10}, kWideAmpere{0, 80, 108, 163 << 10},
+    kWideAda{0, 89, 128, 99 << 10};  // of the least shared memory
 
 Problem heads_of_256(int64_t block_size) {
     return square_problem(4096, 64, 4, 256, 128, block_size);
@@ -26,24 +26,24 @@ TEST(CudaPlan, HeadsOf256InSparseAttention) {
             .element = element, .top_k = 16, .order = order, .out = Element::bf16};
         return cuda::takes_sparse_attention_tuned(on, heads_of_256(block_size), request).why_not;
     };
-    EXPECT_EQ(why_not(128, kHopper), "");
-    EXPECT_EQ(why_not(32, kHopper), "the block size is 32, must be 64 or 128");
-    EXPECT_EQ(why_not(128, kHopper, LoopOrder::automatic, Element::e4m3),
+    EXPECT_EQ(why_not(128, kWideHopper), "");
+    EXPECT_EQ(why_not(32, kWideHopper), "the block size is 32, must be 64 or 128");
+    EXPECT_EQ(why_not(128, kWideHopper, LoopOrder::automatic, Element::e4m3),
               "the head dim is 256, must be 64 or 128");
     // Where a thread block has no room for a block's keys and values, all goes into unions.
-    EXPECT_EQ(why_not(128, kAda), "");
-    EXPECT_EQ(why_not(128, kAmpere, LoopOrder::kv_outer), "");
-    EXPECT_EQ(why_not(64, kAda, LoopOrder::kv_outer), "");
-    EXPECT_EQ(why_not(128, kAda, LoopOrder::kv_outer),
+    EXPECT_EQ(why_not(128, kWideAda), "");
+    EXPECT_EQ(why_not(128, kWideAmpere, LoopOrder::kv_outer), "");
+    EXPECT_EQ(why_not(64, kWideAda, LoopOrder::kv_outer), "");
+    EXPECT_EQ(why_not(128, kWideAda, LoopOrder::kv_outer),
               "a thread block has 101376 bytes of shared memory, must be at least 131072");
     const auto sharing = [](int64_t block_size, const cuda::Device& device) {
         return cuda::SparsePlan(heads_of_256(block_size), 4, Element::bf16, LoopOrder::automatic,
                                 device)
             .schedule.least_sharing;
     };
-    EXPECT_EQ(sharing(128, kAmpere), 3);
-    EXPECT_EQ(sharing(128, kAda), 1);
-    EXPECT_EQ(sharing(64, kAda), 3);
+    EXPECT_EQ(sharing(128, kWideAmpere), 3);
+    EXPECT_EQ(sharing(128, kWideAda), 1);
+    EXPECT_EQ(sharing(64, kWideAda), 3);
 }
 
 TEST(CudaPlan, HeadsOf256InBlockMass) {
@@ -52,9 +52,9 @@ TEST(CudaPlan, HeadsOf256InBlockMass) {
                                             false, true)
             .why_not;
     };
-    EXPECT_EQ(why_not(128, kHopper), "");
-    EXPECT_EQ(why_not(32, kHopper), "the block size is 32, must be 64 or 128");
-    EXPECT_EQ(why_not(128, kAmpere),
+    EXPECT_EQ(why_not(128, kWideHopper), "");
+    EXPECT_EQ(why_not(32, kWideHopper), "the block size is 32, must be 64 or 128");
+    EXPECT_EQ(why_not(128, kWideAmpere),
               "it has no kernel in the instructions of compute capability 8.0");
 }
 
@@ -67,13 +67,13 @@ TEST(CudaPlan, HeadsOf256InTheGradient) {
             .element = Element::bf16, .top_k = top_k, .saved = Element::bf16};
         return cuda::takes_sparse_attention_grad_tuned(on, p, request).why_not;
     };
-    EXPECT_EQ(why_not(64, 32, kHopper), "");
-    EXPECT_EQ(why_not(128, 16, kHopper), "");  // two blocks of 64 for each of 128: 32 ids
-    EXPECT_EQ(why_not(128, 17, kHopper), "k is 17, must be at most 16");
-    EXPECT_EQ(why_not(128, 16, kAmpere), "");
-    EXPECT_EQ(why_not(64, 16, kHopper, 1), "");
-    EXPECT_EQ(why_not(64, 16, kAmpere, 1), "G is 64, must be at most 32");
-    EXPECT_EQ(why_not(64, 16, kAda),
+    EXPECT_EQ(why_not(64, 32, kWideHopper), "");
+    EXPECT_EQ(why_not(128, 16, kWideHopper), "");  // two blocks of 64 for each of 128: 32 ids
+    EXPECT_EQ(why_not(128, 17, kWideHopper), "k is 17, must be at most 16");
+    EXPECT_EQ(why_not(128, 16, kWideAmpere), "");
+    EXPECT_EQ(why_not(64, 16, kWideHopper, 1), "");
+    EXPECT_EQ(why_not(64, 16, kWideAmpere, 1), "G is 64, must be at most 32");
+    EXPECT_EQ(why_not(64, 16, kWideAda),
               "a thread block has 101376 bytes of shared memory, must be at least 151552");
     EXPECT_EQ(cuda::grad_problem(heads_of_256(128)).block_size, 64);
     EXPECT_EQ(cuda::grad_problem(heads_of_256(64)).block_size, 64);

@@ -8,7 +8,7 @@ namespace msa::test {
 namespace {
 
 constexpr Sizes kHeads256{32, 2, 256, 128, 128};
-const std::vector<CaseRow> kRows{
+const std::vector<CaseRow> kRowsOf256{
     {"sinks_of_h256",
      kOwnAttention,
      {16, 1, 256, 64, 64},
@@ -87,6 +87,6 @@ const std::vector<CaseRow> kRows{
 
 }  // namespace
 
-std::vector<CaseRow> cases_of_256() { return kRows; }
+std::vector<CaseRow> cases_of_256() { return kRowsOf256; }
 
 }  // namespace msa::test
