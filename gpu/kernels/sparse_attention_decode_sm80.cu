@@ -319,8 +319,9 @@ cudaError_t launch(const SparsePartsArgs& args, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_decode_sm80(const SparsePartsArgs& args, cudaStream_t stream) {
-    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        return launch < T, Dim, Dim == 256 ? kSparseWideStepKeys : BlockSize > (args, stream);
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int Size>() {
+        constexpr int BlockSize = Dim == 256 ? kSparseWideStepKeys : Size;
+        return launch<T, Dim, BlockSize>(args, stream);
     });
 }
 
