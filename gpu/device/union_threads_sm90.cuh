@@ -28,8 +28,8 @@ constexpr int kStepBlocks =
         : (kTeams<T, Dim, BlockSize> > 1 ? kSparseShortStepKeys : kTileKeys) / BlockSize;
 
 /// Whether the consumer warpgroups take turns, and the producer reads the next tile before it
-/// requests the last values of this one: with 128 channels in bf16 and f16. It made e4m3 2 % slower,
-/// and 256 channels 1 to 2 % at 32K.
+/// requests the last values of this one: with 128 channels in bf16 and f16. It made e4m3 2 %
+/// slower, and 256 channels 1 to 2 % at 32K.
 template <typename T, int Dim>
 constexpr bool kTakeTurns = Dim == 128 && !kIsE4m3<T>;
 
