@@ -52,6 +52,7 @@ from msalab.results import Column
 from msalab.selectors import Rule
 from msalab.training import attention as attentions
 from msalab.training import learner as learners
+from msalab.training.replay import Passes, why_no_graph
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 SERVED = ("prefill", "decode")  # other cases are training
@@ -62,7 +63,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 3
          "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
-WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
+WARM_UP, DECODED = 3, 16  # runs, the third of which captures a step of training; tokens of the measurement of decoding
 SHOWN = 25  # kernels of a profile, and calls of the host
 SHAPES_OF_RECORD = [Shape("measured", "models, each with an attention", 4, {
     "case": CASE, "layer_count": Column("integer", "", "layers of the model"),
@@ -160,11 +161,12 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     positions = torch.arange(case.context, device=group.device).repeat(case.rows)
     ends = list(range(0, size + 1, case.context))
 
+    passes = Passes(learner, why_not=why_no_graph(learner, group.device, compiled))
+    share = torch.tensor(1 / size, device=group.device)
+
     def step():
-        attention.begin(ends, positions, False)
         with kernel_of(arm):
-            nats, kl = learner(tokens, positions, tokens.roll(-1))
-            (nats / size + kl).backward()
+            passes(ends, tokens, positions, tokens.roll(-1), share)
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()
