@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Optional, TypeVar
 
 import torch
@@ -269,8 +269,37 @@ _sparse_grad = _Operator(
     _save_nothing, _no_second_gradient)
 
 
-def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
-                window, softcap, block_size, cu_q, cu_k):
+_aside: Optional[torch.cuda.Stream] = None  # on which index_kl runs; None: on the current one
+
+
+@contextmanager
+def kl_aside(stream: Optional[torch.cuda.Stream]):
+    """Within, index_kl runs on this stream of the GPU beside what the caller queues behind it, which must not read its
+    results: they are there when the context ends. None: nothing changes."""
+    global _aside
+    before, _aside = _aside, stream
+    try:
+        yield
+    finally:
+        _aside = before
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def _compute_kl(*arguments):
+    if _aside is None:
+        return _kl_here(*arguments)
+    _aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(_aside):
+        found = _kl_here(*arguments)
+    for tensor in arguments[:_kl.tensors]:
+        if tensor is not None:
+            tensor.record_stream(_aside)
+    return found
+
+
+def _kl_here(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
+             window, softcap, block_size, cu_q, cu_k):
     kl, d_index_q, d_index_k = operations.index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
         teacher=teacher, sinks=sinks, window=window, softcap=softcap, main_lse=main_lse,

@@ -22,6 +22,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
 from ..ending import Refusal
 from ..nn import IndexBranch
+from ..torch import kl_aside
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -38,6 +39,7 @@ class Learner(nn.Module):
         self.model, self.attention = model, attention
         self.cross_entropy = cross_entropy
         self.rounded: Rounded | None = None
+        self.aside: torch.cuda.Stream | None = None  # of the KL, beside the layers behind it
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         first = next((one for one in self.model.modules() if isinstance(one, IndexBranch)), None)
@@ -45,7 +47,7 @@ class Learner(nn.Module):
             first.unshard()  # all of them, which are a unit; no graph is to wait for its hooks
         if self.rounded is not None:
             self.rounded.put()
-        with torch.set_grad_enabled(not self.attention.warming):
+        with torch.set_grad_enabled(not self.attention.warming), kl_aside(self.aside):
             nats = self._nats(tokens, positions, targets)
         if self.rounded is not None and not torch.is_grad_enabled():  # no gradients will come back
             self.rounded.restore()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The passes of a micro-batch, forth and back. Where micro-batches with documents of the same lengths follow each other,
-a CUDA graph takes them: the host starts it, and no longer each of its kernels, which takes longer than they do."""
+"""The passes of a micro-batch, forth and back. Where micro-batches with documents of the same lengths follow each
+other, a CUDA graph takes them: the host starts it, and no longer each of its kernels, which takes longer than they do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Passes:
     micros: what the KL is multiplied and divided by. why_not: no graph is made, and why; note: tells of it.
 
     The first of several micro-batches with the same `cu` runs as all do, the second on a stream of its own, which
-    makes the libraries' memory there, and the third is captured. One graph is kept, that of the last such `cu`."""
+    makes the libraries' memory there, and the third is captured. One graph is kept, that of the last such `cu`. In it
+    the KL runs beside what follows it."""
 
     def __init__(self, learner, micros: int = 1, kl_weight: float = 1.0, why_not: str | None = None, note=print):
         self.learner, self.attention = learner, learner.attention
@@ -33,6 +34,7 @@ class Passes:
         self.measured: list = []  # of the micro-batch, where it was to be measured
         self.graph: Graph | None = None
         self.stream: torch.cuda.Stream | None = None
+        self.aside: torch.cuda.Stream | None = None  # of the KL
 
     def __call__(self, cu, *inputs: Tensor, measure: bool = False) -> Tensor:
         if self.why_not is not None or measure:
@@ -55,12 +57,20 @@ class Passes:
         return nats.detach()
 
     def _run_aside(self, cu, *inputs):
-        self.stream = self.stream or torch.cuda.Stream()
+        if self.stream is None:
+            self.stream, self.aside = torch.cuda.Stream(priority=-1), torch.cuda.Stream()  # the KL yields
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            nats = self._run(cu, False, *inputs)
+            nats = self._run_overlapped(cu, *inputs)
         torch.cuda.current_stream().wait_stream(self.stream)
         return nats
+
+    def _run_overlapped(self, cu, *inputs):
+        self.learner.aside = self.aside
+        try:
+            return self._run(cu, False, *inputs)
+        finally:
+            self.learner.aside = None
 
     def _capture(self, cu, of, inputs):
         """Makes the graph, or says why there is none from now on."""
@@ -84,7 +94,7 @@ class Passes:
         inputs = [one.clone() for one in inputs]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            nats = self._run(cu, False, *inputs)
+            nats = self._run_overlapped(cu, *inputs)
         kls = [(layer, None if layer.kl is None else layer.kl.detach()) for layer in self.attention.layers]
         return Graph(of, graph, inputs, nats, kls, [(one, one.grad) for one in weights if one.grad is not None])
 
@@ -109,12 +119,11 @@ class Graph:
         self.graph.replay()
         for layer, kl in self.kls:
             layer.kl = kl
-        more = [one for one in self.gradients if one[0].grad is not None]
         for weight, gradient in self.gradients:
             if weight.grad is None:
                 weight.grad = gradient if alone else gradient.clone()
-        if more:
-            torch._foreach_add_([weight.grad for weight, _ in more], [gradient for _, gradient in more])
+            else:
+                weight.grad += gradient
         return self.nats
 
 
@@ -137,5 +146,5 @@ def why_no_graph(learner, device: torch.device, is_compiled: bool) -> str | None
         return "layers are computed again (--checkpointing)"
     if learner.attention.kind not in KINDS:
         return f"--attention {learner.attention.kind} reads numbers from the GPU"
-    drops = [type(one).__name__ for one in learner.modules() if isinstance(one, nn.modules.dropout._DropoutNd) and one.p]
-    return f"the model draws random numbers ({drops[0]})" if drops else None
+    drops = any(isinstance(one, nn.Dropout) and one.p for one in learner.modules())
+    return "the model draws random numbers (Dropout)" if drops else None
