@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The passes of a micro-batch, forth and back. Where micro-batches with documents of the same lengths follow each
-other, a CUDA graph takes them: the host starts it, and no longer each of its kernels, which takes longer than they do."""
+other, a CUDA graph takes them: the host starts it, and no longer each of its kernels, for which it needs longer."""
 
 from __future__ import annotations
 
