@@ -278,6 +278,8 @@ def kl_aside(stream: Optional[torch.cuda.Stream]):
     results: they are there when the context ends. None: nothing changes."""
     global _aside
     before, _aside = _aside, stream
+    if stream is not None:  # a capture takes it along, also where no index_kl follows
+        stream.wait_stream(torch.cuda.current_stream())
     try:
         yield
     finally:
