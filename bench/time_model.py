@@ -3,7 +3,7 @@
 """Speed of MSA where it is used: whole models of transformers with random weights, beside the same models with
 PyTorch's attention over all keys. msalab and transformers must be importable; on a GPU with the cuda backend.
 usage: time_model.py RECORD [--cases prefill,decode,8k,32k,128k] [--arms flash,msa-8] [--layers 4] [--seconds S]
-                     [--compiled-only] [--profile DIR] [--commit SHA] [--smoke]
+                     [--compiled-only] [--cuda-graph] [--profile DIR] [--commit SHA] [--smoke]
 
 prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next token behind them.
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
@@ -18,7 +18,7 @@ Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in tra
 keys and values: what the model takes without an attention.
 
 RECORD is written after every measurement; a time that it has is not measured again. Each is the median of several runs
-between two synchronisations, after two that warm up, the first of which compiles. What fails has its error there.
+between two synchronisations, after three that warm up, the first of which compiles and, with --cuda-graph, the third captures. What fails has its error there.
 --seconds: none begins later. --profile DIR: instead, one run of each arm under PyTorch's profiler; the 25 kernels that
 take most, and the 25 calls that take most of the host's time, are printed, and written to DIR. The host takes longer
 then, since operators pass PyTorch's dispatcher and are recorded. --smoke: tiny models."""
@@ -87,6 +87,7 @@ class Case:
     budgets: tuple
     learns: bool = False
     runs: int = 7
+    cuda_graph: bool = False  # of the compiled passes of training
 
 
 def cases_of(options) -> dict[str, Case]:
@@ -98,7 +99,7 @@ def cases_of(options) -> dict[str, Case]:
     if options.smoke:
         found = {name: replace(case, shape=TINY, context=128, block_size=16, budgets=(2,), runs=2)
                  for name, case in found.items()}
-    return found
+    return {name: replace(case, cuda_graph=options.cuda_graph) for name, case in found.items()}
 
 
 def attend_by_pytorch(model, kind: str, rows: int):
@@ -161,7 +162,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     positions = torch.arange(case.context, device=group.device).repeat(case.rows)
     ends = list(range(0, size + 1, case.context))
 
-    passes = Passes(learner, why_not=why_no_graph(learner, group.device, compiled))
+    passes = Passes(learner, graphs=case.cuda_graph and why_no_graph(learner, group.device, compiled) is None)
     share = torch.tensor(1 / size, device=group.device)
 
     def step():
@@ -301,6 +302,7 @@ def main(arguments=None):
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--compiled-only", action="store_true")
+    parser.add_argument("--cuda-graph", action="store_true", help="of the compiled passes of training")
     parser.add_argument("--profile", type=Path, metavar="DIR")
     parser.add_argument("--commit", default=commit(), help="of this copy, where git does not know it")
     parser.add_argument("--smoke", action="store_true")

@@ -52,21 +52,19 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(replay, "_has_room", lambda: True)
     monkeypatch.setattr(replay.Passes, "_run_aside", lambda self, cu, *inputs: self._run(cu, False, *inputs))
     monkeypatch.setattr(replay.Passes, "_captured", captured)
-    return lambda on: monkeypatch.setattr(run, "why_no_graph", lambda *_: None if on else "it is off")
+    monkeypatch.setattr(run, "why_no_graph", lambda *_: None)
 
 
 @pytest.mark.parametrize("rows", [["--batch", 1], ["--batch", 3, "--probe-every", 4]])
 def test_graphs_of_what_repeats_leave_the_bytes_as_they_are(tiny, tmp_path, as_on_a_gpu, rows):  # noqa: F811
-    as_on_a_gpu(False)
     assert train(tiny, tmp_path / "without", *HOW, *rows) == 0
     assert not replayed
-    as_on_a_gpu(True)
-    assert train(tiny, tmp_path / "with", *HOW, *rows) == 0
+    assert train(tiny, tmp_path / "with", *HOW, *rows, "--cuda-graph") == 0
     assert_same_bytes(tmp_path / "with", tmp_path / "without")
     assert {warming for _, warming in replayed} <= {True, False} and replayed
     assert all(cu == (0, 64) for cu, _ in replayed)
-    told = [json.loads((tmp_path / name / "run.json").read_text())["cuda_graph"] for name in ("with", "without")]
-    assert told == ["where documents' lengths repeat", "none: it is off"]
+    told = [json.loads((tmp_path / name / "run.json").read_text())["options"]["cuda_graph"] for name in ("with", "without")]
+    assert told == [True, False]
 
 
 def test_what_cannot_be_captured_runs_without(tiny, tmp_path, as_on_a_gpu, monkeypatch, capsys):  # noqa: F811
@@ -74,11 +72,9 @@ def test_what_cannot_be_captured_runs_without(tiny, tmp_path, as_on_a_gpu, monke
         self._run(cu, False, *inputs)
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
 
-    as_on_a_gpu(False)
     assert train(tiny, tmp_path / "without", *HOW) == 0
-    as_on_a_gpu(True)
     monkeypatch.setattr(replay.Passes, "_captured", refused)
-    assert train(tiny, tmp_path / "with", *HOW, "--batch", 2, "--rows", 1) == 0
+    assert train(tiny, tmp_path / "with", *HOW, "--batch", 2, "--rows", 1, "--cuda-graph") == 0
     assert_same_bytes(tmp_path / "with", tmp_path / "without")
     assert capsys.readouterr().err.count("note: no CUDA graph takes the passes: CUDA error: operation not permitted "
                                          "when stream is capturing\n") == 1
@@ -105,10 +101,14 @@ def test_on_a_gpu_the_bytes_are_those_without_a_graph(tiny, tmp_path, monkeypatc
     how, replays = [*HOW, *rows, "--device", "cuda", "--compile"], []
     inside = replay.Graph.__call__
     monkeypatch.setattr(replay.Graph, "__call__", lambda self, *of: replays.append(self.of) or inside(self, *of))
-    assert train(tiny, tmp_path / "with", *how) == 0
+    assert train(tiny, tmp_path / "with", *how, "--cuda-graph") == 0
     assert "no CUDA graph" not in capsys.readouterr().err
     assert {warming for _, warming in replays} == {True, False}
-    monkeypatch.setattr(run, "why_no_graph", lambda *_: "it is off")
     torch._dynamo.reset()
     assert train(tiny, tmp_path / "without", *how) == 0
     assert_same_bytes(tmp_path / "with", tmp_path / "without")
+
+
+def test_a_graph_that_cannot_be_is_refused(tiny, tmp_path, capsys):  # noqa: F811
+    assert train(tiny, tmp_path / "out", *HOW, "--cuda-graph") == 2
+    assert "--cuda-graph: it is for a GPU, and the device is cpu" in capsys.readouterr().err

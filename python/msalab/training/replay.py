@@ -19,16 +19,16 @@ ROOM = 1.1  # times the memory of the activations that must be free for a graph,
 class Passes:
     """passes(cu, tokens [N], positions [N], targets [N], share []): the loss in nats of a micro-batch, whose gradients
     are added to those of the weights. cu: ends of its documents; share: what the loss is multiplied by; kl_weight,
-    micros: what the KL is multiplied and divided by. why_not: no graph is made, and why; note: tells of it.
+    micros: what the KL is multiplied and divided by. graphs: whether any are made; note: tells where one cannot be.
 
     The first of several micro-batches with the same `cu` runs as all do, the second on a stream of its own, which
     makes the libraries' memory there, and the third is captured. One graph is kept, that of the last such `cu`. In it
     the KL runs beside what follows it."""
 
-    def __init__(self, learner, micros: int = 1, kl_weight: float = 1.0, why_not: str | None = None, note=print):
+    def __init__(self, learner, micros: int = 1, kl_weight: float = 1.0, graphs: bool = False, note=print):
         self.learner, self.attention = learner, learner.attention
         self.micros, self.kl_weight = micros, kl_weight
-        self.why_not, self.note = why_not, note
+        self.graphs, self.note = graphs, note
         self.last: tuple | None = None  # cu, and whether it is the warm-up
         self.times = 0  # that it came, one behind the other
         self.measured: list = []  # of the micro-batch, where it was to be measured
@@ -37,7 +37,7 @@ class Passes:
         self.aside: torch.cuda.Stream | None = None  # of the KL
 
     def __call__(self, cu, *inputs: Tensor, measure: bool = False) -> Tensor:
-        if self.why_not is not None or measure:
+        if not self.graphs or measure:
             return self._run(cu, measure, *inputs)
         of = (tuple(cu), self.attention.warming)
         self.times = self.times + 1 if of == self.last else 1
@@ -74,9 +74,9 @@ class Passes:
 
     def _capture(self, cu, of, inputs):
         """Makes the graph, or says why there is none from now on."""
-        self.graph = None
+        self.graph, why_not = None, None
         if not _has_room():
-            self.why_not = "the GPU's memory is too small for the activations of a graph beside those of others"
+            why_not = "the GPU's memory is too small for the activations of a graph beside those of others"
         else:
             weights = list(self.learner.parameters())
             before = [one.grad for one in weights]
@@ -84,11 +84,12 @@ class Passes:
             try:
                 self.graph = self._captured(cu, of, inputs, weights)
             except RuntimeError as error:  # a model may read numbers from the GPU, which a graph cannot
-                self.why_not = error_text(error).splitlines()[0]
+                why_not = error_text(error).splitlines()[0]
             for one, gradient in zip(weights, before):
                 one.grad = gradient
-        if self.why_not is not None:
-            self.note(f"note: no CUDA graph takes the passes: {self.why_not}")
+        if why_not is not None:
+            self.graphs = False
+            self.note(f"note: no CUDA graph takes the passes: {why_not}")
 
     def _captured(self, cu, of, inputs, weights):
         inputs = [one.clone() for one in inputs]

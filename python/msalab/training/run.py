@@ -39,8 +39,8 @@ from .replay import Passes, why_no_graph
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "index_norm", "index_rotary",
           "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
-          "context", "batch", "dtype", "compile", "bytes", "diverged", "probe_every", "log_every")
-MAY_CHANGE = ("device", "cuda_graph", "options log_every")  # of a run that goes on
+          "context", "batch", "dtype", "compile", "cuda_graph", "bytes", "diverged", "probe_every", "log_every")
+MAY_CHANGE = ("device", "options cuda_graph", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
 SMOOTH = 0.1  # share of the newest loss in the smoothed one
 
@@ -273,9 +273,8 @@ class Training:
         shard(self.learner, self.group, self.dtype)
         self.optimizer = make_optimizer(self.learner, options)
         why_not = why_no_graph(self.learner, self.group.device, options.compile)
-        self.passes = Passes(self.learner, self.micros, options.kl_weight, why_not, self.note)
-        if self.group.rank == 0:
-            self.record["cuda_graph"] = f"none: {why_not}" if why_not else "where documents' lengths repeat"
+        require(not options.cuda_graph or why_not is None, f"--cuda-graph: {why_not}")
+        self.passes = Passes(self.learner, self.micros, options.kl_weight, options.cuda_graph, self.note)
 
     def save(self, step: int):
         checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
