@@ -102,3 +102,9 @@ def test_pieces_run_side_by_side_but_make_once_what_they_share(words, tmp_path, 
     assert not {("keeps-64", "heads"), ("keeps-64", "fit-64"), ("fit-64", "loss-512"), ("asked", "retrieval-512"),
                 ("advice", "advised")} & set(together)
     assert ("heads", "fit-64") in together  # once the capture is there
+
+
+@pytest.mark.parametrize("more, expected", [([], []), (["--device", "cuda"], ["--backend", "cuda"]),
+                                            (["--device", "cuda", "--backend", "cpu"], ["--backend", "cpu"])])
+def test_programs_run_where_the_model_does_unless_said(words, more, expected):
+    assert survey.Survey(survey.parser().parse_args([*words, *more]), 1024, "code").backend == expected
