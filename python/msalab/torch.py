@@ -355,8 +355,7 @@ _select = _Operator(
     "index_select",
     "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt top_k, "
     "SymInt forced_first, SymInt forced_local, SymInt block_size, float? index_scale, "
-    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k, Tensor? coarse_keys=None, "
-    "Tensor? coarse_blocks=None) -> (Tensor, Tensor)",
+    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
     4, _compute_select, _fake_select, _save_constant, direct=operations._select)
 
 
@@ -508,7 +507,7 @@ def block_mass(q: Tensor, k: Tensor, *, softmax_scale: float | None = None, sink
 
 
 @_like(operations.index_select)
-def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = None, coarse: Any = None,
+def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = None,
                  forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
                  index_scale: float | None = None, return_index_lse: bool = False, out: Tensor | None = None,
                  page_table: Tensor | None = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
@@ -519,12 +518,11 @@ def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = 
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._select, index_q, index_k, *operations._pair(scales), top_k,
                        forced_first, forced_local, block_size, index_scale,
-                       return_index_lse, cu_seqlens_q, cu_seqlens_k, *operations._coarse(coarse),
-                       None, "auto", out, pages)
+                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, pages)
         return found if return_index_lse else found[0]
     found = _select(index_q, index_k, *operations._pair(scales), top_k, forced_first,
                     forced_local, block_size, index_scale, return_index_lse, cu_seqlens_q,
-                    cu_seqlens_k, *operations._coarse(coarse))
+                    cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 
