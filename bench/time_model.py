@@ -3,7 +3,7 @@
 """Speed of MSA where it is used: whole models of transformers with random weights, beside the same models with
 PyTorch's attention over all keys. msalab and transformers must be importable; on a GPU with the cuda backend.
 usage: time_model.py RECORD [--cases prefill,decode,8k,32k,128k] [--arms flash,msa-8] [--layers 4] [--seconds S]
-                     [--compiled-only] [--profile DIR] [--commit SHA] [--smoke]
+                     [--compiled-only] [--cuda-graph] [--profile DIR] [--commit SHA] [--smoke]
 
 prefill, decode: SmolLM2-135M's shape, 8192 tokens without a cache, and the next token behind them.
 8k: tokens per second of training that shape, two rows of 8192 tokens, AdamW included.
@@ -18,7 +18,7 @@ Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in tra
 keys and values: what the model takes without an attention.
 
 RECORD is written after every measurement; a time that it has is not measured again. Each is the median of several runs
-between two synchronisations, after two that warm up, the first of which compiles. What fails has its error there.
+between two synchronisations, after three that warm up, the first of which compiles and, with --cuda-graph, the third captures. What fails has its error there.
 --seconds: none begins later. --profile DIR: instead, one run of each arm under PyTorch's profiler; the 25 kernels that
 take most, and the 25 calls that take most of the host's time, are printed, and written to DIR. The host takes longer
 then, since operators pass PyTorch's dispatcher and are recorded. --smoke: tiny models."""
@@ -52,6 +52,7 @@ from msalab.results import Column
 from msalab.selectors import Rule
 from msalab.training import attention as attentions
 from msalab.training import learner as learners
+from msalab.training.replay import Passes, why_no_graph
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 SERVED = ("prefill", "decode")  # other cases are training
@@ -62,7 +63,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 3
          "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
-WARM_UP, DECODED = 2, 16  # runs; tokens of the measurement of decoding
+WARM_UP, DECODED = 3, 16  # runs, the third of which captures a step of training; tokens of the measurement of decoding
 SHOWN = 25  # kernels of a profile, and calls of the host
 SHAPES_OF_RECORD = [Shape("measured", "models, each with an attention", 4, {
     "case": CASE, "layer_count": Column("integer", "", "layers of the model"),
@@ -86,6 +87,7 @@ class Case:
     budgets: tuple
     learns: bool = False
     runs: int = 7
+    cuda_graph: bool = False  # of the compiled passes of training
 
 
 def cases_of(options) -> dict[str, Case]:
@@ -97,7 +99,7 @@ def cases_of(options) -> dict[str, Case]:
     if options.smoke:
         found = {name: replace(case, shape=TINY, context=128, block_size=16, budgets=(2,), runs=2)
                  for name, case in found.items()}
-    return found
+    return {name: replace(case, cuda_graph=options.cuda_graph) for name, case in found.items()}
 
 
 def attend_by_pytorch(model, kind: str, rows: int):
@@ -160,11 +162,12 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     positions = torch.arange(case.context, device=group.device).repeat(case.rows)
     ends = list(range(0, size + 1, case.context))
 
+    passes = Passes(learner, graphs=case.cuda_graph and why_no_graph(learner, group.device, compiled) is None)
+    share = torch.tensor(1 / size, device=group.device)
+
     def step():
-        attention.begin(ends, positions, False)
         with kernel_of(arm):
-            nats, kl = learner(tokens, positions, tokens.roll(-1))
-            (nats / size + kl).backward()
+            passes(ends, tokens, positions, tokens.roll(-1), share)
         if optimizer:
             learners.clip(optimizer, 1.0)
             optimizer.step()
@@ -299,6 +302,7 @@ def main(arguments=None):
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--compiled-only", action="store_true")
+    parser.add_argument("--cuda-graph", action="store_true", help="of the compiled passes of training")
     parser.add_argument("--profile", type=Path, metavar="DIR")
     parser.add_argument("--commit", default=commit(), help="of this copy, where git does not know it")
     parser.add_argument("--smoke", action="store_true")

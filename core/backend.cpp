@@ -122,7 +122,6 @@ public:
         keys("index_k", in.index_k, "didx", index_k_shape());
         same_element("index_k", in.index_k.element(), in.index_q.element());
         check_index_scales(p_, in.scales, in.index_q.element(), in.index_k);
-        check_coarse_keys(p_, in.coarse, in.index_k);
     }
     void per_block(const char* name, const View<const float, 3>& view) const {
         operand(name, view, "[Nq, Hkv, B]", Shape<3>{p_.queries(), p_.kv_heads, p_.blocks()});

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "core/keys.h"
-#include "core/number/coarse_keys.h"
 #include "core/number/operand_scales.h"
 #include "core/request.h"
 #include "core/tensor.h"
@@ -18,9 +17,6 @@ struct IndexInput {
     In<3> index_q;              // [Nq, Hkv, didx], one head per group
     Keys<2> index_k;            // [Nk, didx] or in pages, one head shared by all groups
     OperandScales scales = {};  // of int8, which index_scores and index_select alone take
-    /// An int8 copy of index_k, by which index_select may find the same ids with less work. Absent:
-    /// none. Other operations ignore it.
-    CoarseKeys coarse = {};
 };
 
 /// If a row's heads have less probability than this outside their sinks, on average, a float lse is

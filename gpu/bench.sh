@@ -70,7 +70,7 @@ for element in e4m3 bf16; do
     bench "e4m3-decode-1m-$element" 60 "${both[@]}" --cases decode --tokens 1M --batch 1 \
         --selection structured --order automatic
 done
-index=(--backend cuda --preset paper --index-element "bf16,e4m3,int8,int8-exact" --stages "index_select,layer")
+index=(--backend cuda --preset paper --index-element "bf16,e4m3,int8" --stages "index_select,layer")
 bench int8-128k 80 "${index[@]}" --cases square --tokens 128K --order automatic
 bench int8-decode-1m 60 "${index[@]}" --cases decode --tokens 1M --batch 1,8 --selection structured
 for preset in paper pilot; do

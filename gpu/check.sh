@@ -198,7 +198,7 @@ if ((sanitizers)); then
         small+="Tuned/GroupSizes.MatchReferenceInEveryOrder/cuda_bf16_$case:"
     done
     every+="All/CudaGradCases.*:CudaGrad.*:" # the tuned gradient
-    every+="All/CudaLse.MatchesReference*:*CoarseIndexForms.*/cuda_*:"
+    every+="All/CudaLse.MatchesReference*:"
     small+="All/CudaLse.MatchesReference*/few_blocks:All/CudaLse.MatchesReference*/g?:"
     every+="All/LengthsNow.*:LengthsNowOfUnlikeSequences.*:*TunedPages.*:" # the host knows no length
     small+="All/LengthsNow.GiveWhat*:*TunedPages.SelectWhat*:"

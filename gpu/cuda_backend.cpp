@@ -210,17 +210,13 @@ protected:
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
         answer(p, WriteSet(ids, lse), [&](const Call& call) {
-            const Support coarse = takes_index_select_coarse_sm90(device_, p, rule, in);
             const Support tuned = takes_index_select_tuned(device_, p, rule, in);
-            if (coarse.yes)
-                index_select_coarse_sm90(call, rule, in, ids);
-            else if (tuned.yes)
+            if (tuned.yes)
                 index_select_tuned(call, rule, in, ids);
             else
                 index_select_any(CallNow(call, in.index_k), rule, in, ids);
             index_lse(call, in, ids, lse);
-            if (coarse.yes) return std::string("index_select_coarse_sm90");
-            return kernel_name("index_select", tuned) + coarse.why_not;
+            return kernel_name("index_select", tuned);
         });
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,

@@ -73,24 +73,6 @@ const PartsOfTiles& Layout::parts(int64_t rows, const TileCut& cut) const {
         .first->second;
 }
 
-const std::vector<TilesPiece>& Layout::pieces(int64_t rows, int64_t count,
-                                              const TileCut& cut) const {
-    const auto known = pieces_.find({rows, count, cut});
-    if (known != pieces_.end()) return known->second;
-    std::vector<TilesPiece> made;
-    const Tiles& all = tiles(rows, TileOrder::by_query);
-    const int64_t tile_count = std::ssize(all.host), pieces = ceil_div(tile_count, count);
-    for (int64_t n = 0; n < pieces; ++n) {
-        const int64_t begin = tile_count * n / pieces, end = tile_count * (n + 1) / pieces;
-        const std::vector<QueryTile> own(all.host.begin() + begin, all.host.begin() + end);
-        const int64_t first_query = own.front().query;
-        made.push_back({all.device.data() + begin, end - begin, first_query,
-                        own.back().query + own.back().queries - first_query,
-                        upload_to_keep(stream_, cut_tiles(own, 0, cut).parts)});
-    }
-    return pieces_.emplace(std::tuple(rows, count, cut), std::move(made)).first->second;
-}
-
 const Tensor<SequenceBlock, 1>& Layout::key_blocks() const {
     if (!key_blocks_) key_blocks_ = upload_to_keep(stream_, make_key_blocks(problem_));
     return *key_blocks_;

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,13 +37,6 @@ struct PartsOfTiles {
     int64_t all;
 };
 
-/// Tiles of consecutive queries, and the parts of them all.
-struct TilesPiece {
-    const QueryTile* tiles;  // on the device
-    int64_t tile_count, first_query, queries;
-    Tensor<TilePart, 1> parts;
-};
-
 void sort_longest_first(std::vector<QueryTile>& tiles);
 
 class Layout {
@@ -61,9 +53,6 @@ public:
     const Tiles& tiles(int64_t rows, TileOrder) const;
     /// The parts of tiles of at most `rows` queries. Cached by arguments.
     const PartsOfTiles& parts(int64_t rows, const TileCut&) const;
-    /// The tiles of at most `rows` queries, in order, in pieces of at most `count` and of about
-    /// equal numbers. Cached by arguments.
-    const std::vector<TilesPiece>& pieces(int64_t rows, int64_t count, const TileCut&) const;
     /// The blocks of all sequences, in order. Cached.
     const Tensor<SequenceBlock, 1>& key_blocks() const;
     /// cu_seqlens_k. Cached.
@@ -75,7 +64,6 @@ private:
     Tensor<KeyRange, 1> visible_;
     mutable std::map<std::pair<int64_t, TileOrder>, Tiles> tiles_;
     mutable std::map<std::pair<int64_t, TileCut>, PartsOfTiles> parts_;
-    mutable std::map<std::tuple<int64_t, int64_t, TileCut>, std::vector<TilesPiece>> pieces_;
     mutable std::optional<Tensor<SequenceBlock, 1>> key_blocks_;
     mutable std::optional<Tensor<int64_t, 1>> key_starts_;
 };

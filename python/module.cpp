@@ -240,18 +240,15 @@ void define_backend(nb::module_& m) {
             [](Runner& r, const Problem& p, int64_t top_k, int64_t forced_local,
                int64_t forced_first, const Operand& index_q, const Operand& index_k,
                const Maybe& q_scales, const Maybe& k_scales, const Operand& ids, const Maybe& lse,
-               const Maybe& page_table, const Maybe& seqused_k, const Maybe& coarse_keys,
-               const Maybe& coarse_blocks) {
+               const Maybe& page_table, const Maybe& seqused_k) {
                 r.run([&](Backend& b, const Views& views) {
-                    IndexInput in =
-                        views.index(index_q, index_k, q_scales, k_scales, page_table, seqused_k);
-                    in.coarse = views.coarse(coarse_keys, coarse_blocks);
-                    b.index_select(p, {top_k, forced_local, forced_first}, in,
-                                   views.typed<int32_t, 3>("ids", ids),
-                                   views.maybe<float, 2>("lse", lse));
+                    b.index_select(
+                        p, {top_k, forced_local, forced_first},
+                        views.index(index_q, index_k, q_scales, k_scales, page_table, seqused_k),
+                        views.typed<int32_t, 3>("ids", ids), views.maybe<float, 2>("lse", lse));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "block_mass",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Maybe& sinks,
@@ -325,19 +322,6 @@ void check_pages_of(const Operand& page_table, const std::vector<int64_t>& token
     check_table(table, tokens, page_size, pages, "pool");
 }
 
-/// Likewise the int8 copy of index_k.
-void store_coarse_keys(const Problem& p, const Operand& index_k, const Operand& keys,
-                       const Operand& blocks) {
-    const Views views(kOnHost);
-    const StoredCoarseKeys stored =
-        store_coarse(p, views.typed<const float, 2>("index_k", index_k));
-    const View<Int8, 2> to = views.typed<Int8, 2>("keys", keys);
-    const View<float, 2> of = views.typed<float, 2>("blocks", blocks);
-    MSA_CHECK(to.size() == stored.keys.size() && of.size() == stored.blocks.size());
-    std::copy_n(stored.keys.data(), to.size(), to.data());
-    std::copy_n(stored.blocks.data(), of.size(), of.data());
-}
-
 }  // namespace
 
 NB_MODULE(_msalab, m) {
@@ -359,7 +343,6 @@ NB_MODULE(_msalab, m) {
     m.def("use_torch", use_torch);
     m.def("store_int8", store_int8, Free());
     m.def("check_table", check_pages_of, Free());
-    m.def("store_coarse", store_coarse_keys, Free());
     m.def("backends", [] {
         nb::dict found;
         for (const BackendInfo& info : list_backends())

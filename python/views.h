@@ -128,12 +128,6 @@ public:
                  {}}};
     }
 
-    CoarseKeys coarse(const Maybe& keys, const Maybe& blocks) const {
-        if (!keys) return {};
-        return {in<2>("coarse keys", *keys),
-                maybe<const float, 2>("blocks of coarse keys", blocks)};
-    }
-
     static void require_writable(const char* name, const Operand& array) {
         require(array.writable, name, " is read-only, must be writable");
     }

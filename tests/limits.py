@@ -22,7 +22,6 @@ LONGER = {
     "core/io/h5.cpp": 450,
     "core/tensor.h": 182,
     "core/tolerance.h": 165,
-    "gpu/cuda_backend.cpp": 404,
     "tests/core/select/policy.h": 199,
     "tests/core/test_select.cpp": 436,
 }

@@ -37,17 +37,13 @@ void score_blocks(const Problem& p, View<float, 3> scores, const Score& score) {
 
 }  // namespace
 
-float block_score(const Problem& p, View<const float, 1> row, const KeyTokens<float>& index_k,
-                  int64_t begin, int64_t end) {
-    return best_score(row, index_k, begin, end, [scale = p.index_scale()](double product) {
-        return static_cast<float>(scale * product);
-    });
-}
-
 void index_scores(const Problem& p, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                   View<float, 3> scores) {
     score_blocks(p, scores, [&](int64_t i, int64_t r, int64_t, int64_t begin, int64_t end) {
-        return block_score(p, index_q[i][r], index_k, begin, end);
+        return best_score(index_q[i][r], index_k, begin, end,
+                          [scale = p.index_scale()](double product) {
+                              return static_cast<float>(scale * product);
+                          });
     });
 }
 

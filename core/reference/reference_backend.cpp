@@ -112,14 +112,9 @@ protected:
     }
     void do_index_select(const Problem& p, const SelectionRule& rule, const IndexInput& in,
                          View<int32_t, 3> ids, View<float, 2> lse) override {
-        if (in.coarse && takes_coarse(p.index_scale())) {
-            reference::index_select(p, rule, in.index_q.as<const float>(), {p, in.index_k},
-                                    in.coarse, ids);
-        } else {
-            Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
-            do_index_scores(p, in, scores);
-            do_select_blocks(p, rule, scores, ids);
-        }
+        Tensor<float, 3> scores({p.queries(), p.kv_heads, p.blocks()});
+        do_index_scores(p, in, scores);
+        do_select_blocks(p, rule, scores, ids);
         if (lse) reference::index_lse(p, in.index_q.as<const float>(), {p, in.index_k}, ids, lse);
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,

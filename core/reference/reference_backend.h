@@ -30,18 +30,8 @@ void index_scores(const Problem&, View<const float, 3> index_q, const KeyTokens<
 /// The same for int8 operands, given as floats that are not yet multiplied by their scales.
 void index_scores(const Problem&, View<const float, 3> index_q, const KeyTokens<float>& index_k,
                   const OperandScales&, View<float, 3> scores);
-/// The score of one row for the packed keys [begin, end), all of which it sees.
-float block_score(const Problem&, View<const float, 1> row, const KeyTokens<float>& index_k,
-                  int64_t begin, int64_t end);
 void select_blocks(const Problem&, const SelectionRule&, View<const float, 3> scores,
                    View<int32_t, 3> ids);
-/// Scores only the blocks that the copy does not exclude, then selects; needs takes_coarse().
-void index_select(const Problem&, const SelectionRule&, View<const float, 3> index_q,
-                  const KeyTokens<float>& index_k, const CoarseKeys&, View<int32_t, 3> ids);
-/// The blocks of each row (query, group) that the copy does not exclude, ascending.
-std::vector<std::vector<int64_t>> coarse_candidates(const Problem&, const SelectionRule&,
-                                                    View<const float, 3> index_q,
-                                                    const CoarseKeys&);
 void sparse_attention(const Problem&, const MainBranch&, View<const int32_t, 3> ids,
                       View<float, 3> out, View<float, 2> lse);
 void dense_attention_grad(const Problem&, const AttentionInput&, const AttentionSaved&,

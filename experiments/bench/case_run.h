@@ -41,8 +41,6 @@ private:
     /// index_select on the first element's operands.
     void with_selection(const std::string& selection);
     void with_index(Measurement index, size_t element);
-    /// Every id that an int8 copy found is that of the operands alone.
-    void check_exact(size_t element);
     /// The stages that use the ids [Nq, Hkv, k] (host) of index_select, measured as `index`.
     void with_ids(const Measurement& index, size_t element, View<const int32_t, 3> ids);
     void all_index_kl(const std::string& selection, size_t element);

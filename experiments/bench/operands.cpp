@@ -187,11 +187,9 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
     const Problem& p = c.problem;
     int64_t bytes = 0;
     if (parts.index) {
-        for (const auto& [element, coarse] : o.index_forms)
-            bytes +=
-                element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
-                (element == Element::int8 ? int64_t{sizeof(float)} * index_scale_count(p) : 0) +
-                (coarse ? p.keys() * p.index_dim + int64_t{sizeof(float)} * 3 * all_blocks(p) : 0);
+        for (Element element : o.index_elements)
+            bytes += element_bytes(element) * (p.queries() * p.kv_heads + p.keys()) * p.index_dim +
+                     (element == Element::int8 ? int64_t{sizeof(float)} * index_scale_count(p) : 0);
         bytes += int64_t{sizeof(int32_t)} * p.queries() * p.kv_heads * c.top_k;
     }
     if (parts.attention)
@@ -205,7 +203,7 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
         const int64_t rows = pages_of(p, size) * size;
         if (parts.attention)
             bytes += 2 * element_bytes(o.sizes.element) * rows * p.kv_heads * p.head_dim;
-        for (const auto& [element, coarse] : o.index_forms)
+        for (Element element : o.index_elements)
             if (parts.index) bytes += element_bytes(element) * rows * p.index_dim;
     }
     if (parts.gradient)
@@ -219,17 +217,13 @@ int64_t layer_bytes(const Case& c, const BenchOptions& o, Parts parts) {
 
 namespace {
 
-IndexOperands allocate_index(Backend& backend, const Problem& p, const IndexForm& form) {
+IndexOperands allocate_index(Backend& backend, const Problem& p, Element element) {
     IndexOperands made;
-    made.q = {backend, {p.queries(), p.kv_heads, p.index_dim}, form.element};
-    made.k = {backend, {p.keys(), p.index_dim}, form.element};
-    if (form.element == Element::int8) {
+    made.q = {backend, {p.queries(), p.kv_heads, p.index_dim}, element};
+    made.k = {backend, {p.keys(), p.index_dim}, element};
+    if (element == Element::int8) {
         made.q_scales = backend.make<float, 2>({p.queries(), p.kv_heads});
         made.k_scales = backend.make<float, 2>({all_blocks(p), 1});
-    }
-    if (form.coarse) {
-        made.coarse_keys = {backend, {p.keys(), p.index_dim}, Element::int8};
-        made.coarse_blocks = backend.make<float, 2>({all_blocks(p), 3});
     }
     return made;
 }
@@ -265,8 +259,8 @@ Layer allocate_layer(Backend& backend, const Case& c, const BenchOptions& o, Par
         layer.d_v = stored(keys, o.sizes.element);
     }
     if (parts.index) {
-        for (const IndexForm& form : o.index_forms)
-            layer.index.push_back(allocate_index(backend, p, form));
+        for (Element element : o.index_elements)
+            layer.index.push_back(allocate_index(backend, p, element));
         layer.ids = backend.make<int32_t, 3>({p.queries(), p.kv_heads, c.top_k});
     }
     for (int64_t size : o.page_sizes)
@@ -353,7 +347,6 @@ void fill_index(Backend& backend, const Case& c, Layer& layer, const std::string
         else
             unscaled.push_back(&index);
     if (!unscaled.empty()) fill_unscaled(backend, c, unscaled, selection, seed);
-    for (IndexOperands& index : layer.index) fill_coarse(backend, c.problem, index);
 }
 
 void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) {
@@ -375,9 +368,6 @@ void copy_operands(Backend& backend, const Layer& from, Layer& to, Parts parts) 
             copy_stored(backend, from.index[n].k, to.index[n].k);
             copy_scales(backend, from.index[n].q_scales, to.index[n].q_scales);
             copy_scales(backend, from.index[n].k_scales, to.index[n].k_scales);
-            if (from.index[n].coarse_blocks.size() == 0) continue;
-            copy_stored(backend, from.index[n].coarse_keys, to.index[n].coarse_keys);
-            copy_scales(backend, from.index[n].coarse_blocks, to.index[n].coarse_blocks);
         }
         for (size_t n = 0; n < from.paged.size(); ++n)
             for (size_t e = 0; e < from.paged[n].index.size(); ++e)

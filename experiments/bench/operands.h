@@ -51,12 +51,8 @@ struct IndexOperands {
     Stored<3> q;
     Stored<2> k;
     Tensor<float, 2> q_scales, k_scales;  // of int8: of rows, and of blocks
-    Stored<2> coarse_keys;                // CoarseKeys of k; absent: none
-    Tensor<float, 2> coarse_blocks;
 
-    IndexInput input() const {
-        return {q, k, {q_scales, k_scales, {}}, {coarse_keys, coarse_blocks}};
-    }
+    IndexInput input() const { return {q, k, {q_scales, k_scales, {}}}; }
     /// Of the queries [first, first + count).
     IndexInput input(int64_t first, int64_t count) const {
         IndexInput part = input();
@@ -132,7 +128,6 @@ void fill_gradient(Backend&, Layer&, uint64_t seed);
 /// Fills the operands of index_select, with the same values in every element: as captured, else
 /// noise for "random", else planted. int8 operands are quantised with scales.
 void fill_index(Backend&, const Case&, Layer&, const std::string& selection, uint64_t seed);
-void fill_coarse(Backend&, const Problem&, IndexOperands&);  // the int8 copy of k, if any
 /// Pages of all sequences, and their tables and pools, not yet filled.
 int64_t pages_of(const Problem&, int64_t page_size);
 PagedKeys allocate_pages(Backend&, const Case&, const BenchOptions&, Parts, int64_t page_size);

@@ -144,10 +144,9 @@ OptionTable option_table(BenchOptions& o) {
                   "bf16, on the cpu f32); default: bf16 on cuda, else f32");
     table
         .names("index-element", "TYPE,...", w.index_elements, any_name,
-               "of index_q and index_k: bf16, f16, f32, e4m3, int8 with a scale for each row of "
-               "index_q and each block of index_k, or int8-exact, an int8 copy of index_k that "
-               "finds the ids of --element; default: as --element, on cuda e4m3 too")
-        .offers({"bf16", "f16", "f32", "e4m3", "int8", "int8-exact"});
+               "of index_q and index_k: bf16, f16, f32, e4m3, or int8 with a scale for each row of "
+               "index_q and each block of index_k; default: as --element, on cuda e4m3 too")
+        .offers({"bf16", "f16", "f32", "e4m3", "int8"});
     table.counts("pages", "N,...", o.page_sizes,
                  "also time forward stages with keys in pages of N tokens", at_least(1));
     table.count("capacity", "N", o.capacity,
@@ -203,15 +202,6 @@ void read_captured(std::span<const std::string> args, BenchOptions& o) {
     o.captured = std::make_shared<Captured>(w.input, w.indexer, w.layers);
 }
 
-/// `wide`: the element of operands with an int8 copy.
-IndexForm form_named(const std::string& name, Element wide) {
-    const std::vector<IndexForm> forms{{Element::bf16}, {Element::f16},  {Element::f32},
-                                       {Element::e4m3}, {Element::int8}, {wide, true}};
-    std::vector<std::string> names;
-    for (const IndexForm& form : forms) names.push_back(form.name());
-    return forms[choice("index-element", name, names)];
-}
-
 void read_sizes(BenchOptions& o) {
     const BenchWords& w = o.words;
     Model model = read_model(w.preset);
@@ -232,15 +222,14 @@ void read_sizes(BenchOptions& o) {
     if (o.captured) o.model = o.captured->file().info().model_id;
     o.sizes.element = w.element.value_or(o.on_gpu() ? Element::bf16 : Element::f32);
     const bool no_index = o.sizes.element == Element::e4m3 && !o.on_gpu();
-    o.index_forms = {{no_index ? Element::f32 : o.sizes.element}};
-    if (o.on_gpu() && o.sizes.element != Element::e4m3) o.index_forms.push_back({Element::e4m3});
+    o.index_elements = {no_index ? Element::f32 : o.sizes.element};
+    if (o.on_gpu() && o.sizes.element != Element::e4m3) o.index_elements.push_back(Element::e4m3);
     if (w.index_elements.empty()) return;
-    o.index_forms.clear();
-    const Element wide = o.sizes.element != Element::e4m3 ? o.sizes.element
-                         : o.on_gpu()                     ? Element::bf16
-                                                          : Element::f32;
+    o.index_elements.clear();
     for (const std::string& name : w.index_elements)
-        o.index_forms.push_back(form_named(name, wide));
+        o.index_elements.push_back(*element_option(
+            "index-element", name,
+            {Element::bf16, Element::f16, Element::f32, Element::e4m3, Element::int8}));
 }
 
 /// Sets the words to what is measured.
@@ -253,12 +242,10 @@ void resolve_words(BenchOptions& o) {
     w.index_dim = s.index_dim, w.block_size = s.block_size, w.top_k = s.top_k;
     w.element = s.element;
     w.index_elements.clear();
-    for (const IndexForm& form : o.index_forms) w.index_elements.push_back(form.name());
+    for (Element element : o.index_elements) w.index_elements.emplace_back(to_string(element));
 }
 
 }  // namespace
-
-std::string IndexForm::name() const { return coarse ? "int8-exact" : to_string(element); }
 
 bool BenchOptions::wants(const std::string& stage) const {
     return std::find(stages.begin(), stages.end(), stage) != stages.end();
@@ -304,15 +291,13 @@ std::optional<BenchOptions> parse_bench_options(std::span<const std::string> arg
     read_sizes(o);
     require(o.devices.empty() || o.sizes.element != Element::e4m3,
             "--element is 'e4m3', must be bf16, f16 or f32 with --devices");
-    const auto in_int8 = [](const IndexForm& form) {
-        return form.element == Element::int8 || form.coarse;
-    };
-    require(o.devices.empty() || !in_int8(o.index_forms.front()), "--index-element is '",
-            o.index_forms.front().name(), "', must be bf16, f16, f32 or e4m3 with --devices");
-    for (const IndexForm& form : o.index_forms)
-        require(o.page_sizes.empty() || (o.sizes.element != Element::e4m3 && !in_int8(form)),
-                "--pages measures operands without scales, not --element e4m3 or --index-element "
-                "int8 or int8-exact");
+    require(o.devices.empty() || o.index_elements.front() != Element::int8,
+            "--index-element is 'int8', must be bf16, f16, f32 or e4m3 with --devices");
+    for (Element element : o.index_elements)
+        require(
+            o.page_sizes.empty() || (o.sizes.element != Element::e4m3 && element != Element::int8),
+            "--pages measures operands without scales, not --element e4m3 or --index-element "
+            "int8");
     for (int64_t size : o.page_sizes)
         require(size % o.sizes.block_size == 0 || o.sizes.block_size % size == 0, "--pages is ",
                 size, ", but blocks have ", o.sizes.block_size,

@@ -18,16 +18,6 @@
 
 namespace msa::experiments::bench {
 
-/// How index_q and index_k are stored.
-struct IndexForm {
-    Element element = Element::f32;
-    bool coarse = false;  // with an int8 copy of index_k
-
-    /// The element, or with a copy "int8-exact".
-    std::string name() const;
-    bool operator==(const IndexForm&) const = default;
-};
-
 /// What the command line says where that is not yet what is measured (absent: not given), then what
 /// is measured: a record has them.
 struct BenchWords {
@@ -49,7 +39,7 @@ struct BenchOptions {
     std::vector<int64_t> batches{1, 8, 32, 64, 128};  // sequences of a decode step
     std::string model;
     analysis::LayerSizes sizes;  // all but the tokens
-    std::vector<IndexForm> index_forms;
+    std::vector<Element> index_elements;
     std::vector<int64_t> page_sizes;  // of pages that forward stages are timed with, too
     int64_t capacity = 0;             // tokens up to which a graph of a step is right; 0: not timed
     std::vector<int64_t> devices;     // ranks that compute one layer together; empty: one device

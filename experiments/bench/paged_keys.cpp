@@ -69,8 +69,8 @@ PagedKeys allocate_pages(Backend& backend, const Case& c, const BenchOptions& o,
         for (Stored<3>* keys : {&to.k, &to.v})
             *keys = {backend, {rows, p.kv_heads, p.head_dim}, o.sizes.element};
     if (parts.index)
-        for (const IndexForm& form : o.index_forms)
-            to.index.emplace_back(backend, Shape<2>{rows, p.index_dim}, form.element);
+        for (Element element : o.index_elements)
+            to.index.emplace_back(backend, Shape<2>{rows, p.index_dim}, element);
     return to;
 }
 

@@ -67,7 +67,7 @@ bool CaseRun::studied() const {
 }
 
 bool CaseRun::trains(size_t element) const {
-    return trained() && o_.index_forms[element] == IndexForm{o_.sizes.element};
+    return trained() && o_.index_elements[element] == o_.sizes.element;
 }
 
 bool CaseRun::fits(Measurement m, const std::function<void()>& work) {
@@ -213,46 +213,32 @@ void CaseRun::with_selection(const std::string& selection) {
     if (!fits(index, [&] { fill_index(backend_, case_, first(), selection, o_.seed); })) return;
     fill_pages(backend_, case_, first(), {.index = true});
     layers_->copy_to_others({.index = true});
-    for (size_t n = 0; n < o_.index_forms.size(); ++n) {
-        index.index_element = o_.index_forms[n].name();
+    for (size_t n = 0; n < o_.index_elements.size(); ++n) {
+        index.index_element = to_string(o_.index_elements[n]);
         with_index(index, n);
     }
 }
 
-void CaseRun::check_exact(size_t element) {
-    const Tensor<int32_t, 3> ids = backend_.download(std::as_const(first().ids).view());
-    IndexInput alone = first().index[element].input();
-    alone.coarse = {};
-    backend_.index_select(p_, {.top_k = case_.top_k}, alone, first().ids);
-    check_.same_ids(ids, first());
-}
-
 void CaseRun::with_index(Measurement index, size_t element) {
-    const IndexForm& form = o_.index_forms[element];
     if (!fits(index, [&] {
             layers_->poison_ids();
             select(first(), element);
             index.answered_by = backend_.answered_by();
             index.checked_rows = check_.index_select(first(), first().index[element]);
-            if (form.coarse) check_exact(element);
         }))
         return;
     const Tensor<int32_t, 3> ids = backend_.download(std::as_const(first().ids).view());
     layers_->copy_to_others({.index = true});
     index.union_of_8 = union_of_8(ids);
-    index.element = form.coarse ? Element::int8 : form.element;  // of the products
+    index.element = o_.index_elements[element];
     index.flops = analysis::index_scores_flops(p_);
     index.bytes = analysis::index_select_bytes(p_, index.element, case_.top_k);
-    if (form.coarse)  // index_q is read in its own type; of index_k, few blocks are
-        index.bytes += static_cast<double>((element_bytes(form.element) - 1) * p_.queries() *
-                                           p_.kv_heads * p_.index_dim);
     if (o_.wants("index_select"))
         packed_and_paged(index, [&](Measurement& m) { index_select(m, element, ids); });
     if (o_.wants("index_scores") && studied()) {
         Measurement scores = index;
         scores.stage = "index_scores";
-        scores.element = form.element;
-        scores.bytes = analysis::index_scores_bytes(p_, form.element);
+        scores.bytes = analysis::index_scores_bytes(p_, index.element);
         guarded(scores, [&](Measurement& m) { index_scores(m, element); });
     }
     if (o_.wants("index_kl") && trains(element)) all_index_kl(index.selection, element);

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMergeRows* kWarp)
     const RowRule own(args.rule, query.seen, args.block_size);
     const PartLists<Kept> from(args, query.lists, static_cast<int>(row % args.groups));
     wait_for_previous_kernel();
-    if (from.parts == 1 || !is_wanted(args, row)) return;  // its ids are there
+    if (from.parts == 1) return;  // its ids are there
     // Lists have their best first. A warp reads two of 16 at once, the second in reverse.
     constexpr int kAtOnce = kWarp / Kept;
     const int place = lane < Kept ? lane : kWarp - 1 - lane;

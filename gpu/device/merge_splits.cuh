@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMostIndexParts)
     };
 
     wait_for_previous_kernel();
-    if (from.parts == 1 || !is_wanted(args, row)) return;
+    if (from.parts == 1) return;
     const uint32_t head = split < from.parts ? __ldcg(from.heads + split) : 0;
     heads[split] = head;
     if (split < Kept) staying[split] = INT32_MAX;

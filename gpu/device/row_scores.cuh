@@ -11,11 +11,6 @@
 
 namespace msa::cuda {
 
-/// Whether a row's ids are to be written.
-__device__ inline bool is_wanted(const IndexSelectArgs& args, int64_t row) {
-    return args.only == nullptr || args.only[row] != 0;
-}
-
 /// The lists that the parts made for one row, and a copy of the score (ordered_key) of each list's
 /// first candidate. Of one part there are none.
 template <int Kept>
@@ -49,15 +44,8 @@ struct ListsOfQuery {
     }
 };
 
-/// How scales of a row and a block make a score of their largest product.
-struct Scaled {
-    __device__ static float score(float row, float block, float largest) {
-        return scaled_score(row, block, largest);
-    }
-};
-
 /// The arguments of scaled_score() for operands without scales.
-struct OneScale : Scaled {
+struct OneScale {
     explicit __device__ OneScale(float one) : scale(one) {}
     float scale;
     __device__ float of_row(int) const { return scale; }
@@ -81,49 +69,34 @@ struct RowsOfTile {
 };
 /// Scales of int8 operands.
 template <typename RowAt>
-struct TileScales : RowsOfTile<RowAt>, Scaled {
+struct TileScales : RowsOfTile<RowAt> {
     __device__ float of_row(int place) const {
         return this->args.scale * this->args.q_scales.at(this->row(place));
     }
     __device__ float of_block(int id) const { return this->args.k_scales.at(this->block(id)); }
 };
-/// Of an int8 copy; scores are upper bounds.
-template <typename RowAt>
-struct TileBounds : RowsOfTile<RowAt> {
-    __device__ CoarseRow of_row(int place) const {
-        return this->args.coarse_rows[this->row(place)];
-    }
-    __device__ CoarseBlock of_block(int id) const {
-        return coarse_block(this->args.coarse_blocks, this->block(id));
-    }
-    __device__ static float score(const CoarseRow& row, const CoarseBlock& block, float largest) {
-        return scaled_score(row.scale, block.scale, largest) + row.error(block.norm, block.error);
-    }
-};
-/// The scales of operands of type T. Coarse: of an int8 copy.
-template <typename T, bool Coarse = false, typename RowAt>
+/// The scales of operands of type T.
+template <typename T, typename RowAt>
 __device__ auto tile_scales(const IndexSelectArgs& args, const QueryTile& tile, int rows,
                             int blocks, RowAt row_at) {
-    if constexpr (Coarse)
-        return TileBounds<RowAt>{{args, tile, rows, blocks, row_at}};
-    else if constexpr (std::is_same_v<T, int8_t>)
-        return TileScales<RowAt>{{args, tile, rows, blocks, row_at}, {}};
+    if constexpr (std::is_same_v<T, int8_t>)
+        return TileScales<RowAt>{{args, tile, rows, blocks, row_at}};
     else
         return OneScale(args.scale);
 }
 
 /// Of this part's blocks [begin, end), at most 32, one a lane: the scores of `Places` rows of the
 /// warp from `place` on, -inf of blocks that are no candidates. Returns the lane's id. `first`: id
-/// of the part's block 0. `scales` has the scale of a place's row and of a block, and their score.
+/// of the part's block 0. `scales` has the scale of a place's row and of a block.
 template <int Places, typename S, typename Scales>
 __device__ int block_scores(S& shared, const DeviceRule& rule, const Scales& scales, int place,
                             int first, int begin, int end, float (&score)[Places]) {
     const int block = end - kWarp + static_cast<int>(threadIdx.x % kWarp), id = first + block;
     const bool counts = block >= begin && id >= rule.forced_first;
-    const auto of_block = scales.of_block(id);
+    const float of_block = scales.of_block(id);
 #pragma unroll
     for (int n = 0; n < Places; ++n) {  // reads all scores unconditionally, so reads do not wait
-        const float scaled = scales.score(scales.of_row(place + n), of_block,
+        const float scaled = scaled_score(scales.of_row(place + n), of_block,
                                           shared.scores.at(place + n, block & (kWarp - 1)));
         score[n] = counts & (id < shared.limit[place + n]) ? scaled : -INFINITY;
     }
@@ -176,7 +149,7 @@ __device__ void write_lists(const IndexSelectArgs& args, S& shared, const TilePa
             const int row = row_at(place + n);
             const int64_t out_row = tile.query * args.groups + row;
             if (of.parts == 1) {
-                if (is_wanted(args, out_row)) ids[n] = args.ids + out_row * rule.top_k;
+                ids[n] = args.ids + out_row * rule.top_k;
                 id[n] =
                     unsorted_id(list[n], rule.top_k, shared.limit[place + n] + rule.forced_local,
                                 rule.forced_first, rule.forced_local);

@@ -12,8 +12,7 @@
 // With few queries (decode), tiles have 64 rows. Where tiles are few or unlike, the keys of the
 // long ones are cut into parts (gpu/tile_parts.h). If the scores of the call are few, parts write
 // them, and select_blocks_warp makes ids of them. Else each part writes its list, and a second
-// kernel, merge_splits or merge_few, merges the lists of a row. Of an int8 copy, upper bounds are
-// written. Where lengths are on the device
+// kernel, merge_splits or merge_few, merges the lists of a row. Where lengths are on the device
 // (gpu/device/part_now.cuh), each thread block of a decode finds its own part; of longer chunks, a
 // kernel before this one finds those of all.
 //
@@ -41,7 +40,7 @@ template <typename T>
 using SelectRows = std::conditional_t<sizeof(T) == 1, TileRows<4, 1>, PrefillRows>;
 static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
 
-enum class Result : uint8_t { lists, scores, bounds };
+enum class Result : uint8_t { lists, scores };
 
 struct NoLists {};  // where scores are written
 
@@ -111,13 +110,6 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int first_tile = part_start(piece.part);
     const int count = part_start(piece.part + 1) - first_tile;
 
-    if (kLists && args.only != nullptr) {
-        wait_for_previous_kernel();
-        bool wanted = false;
-        for (int row = threadIdx.x; row < rows; row += Rows::kThreads)
-            wanted |= is_wanted(args, tile.query * args.groups + row);
-        if (__syncthreads_or(wanted) == 0) return;
-    }
     if (threadIdx.x == 0) shared.ring.init(Rows::kConsumers);
     for (int place = threadIdx.x; place < Rows::kRows; place += Rows::kThreads) {
         const int row = row_at<Rows>(place);
@@ -163,8 +155,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     const int lane = threadIdx.x % kWarp;
     const int warp_place = first_row<Rows>(warpgroup, 0) - lane / 4;  // of half 0
     const Turns turns(warpgroup, Rows::kConsumers, count);
-    const auto scales = tile_scales<typename Shape::Value, Made == Result::bounds>(
-        args, tile, rows, blocks, row_at<Rows>);
+    const auto scales = tile_scales<typename Shape::Value>(args, tile, rows, blocks, row_at<Rows>);
     const RowsOfTile<decltype(&row_at<Rows>)> of_tile{args, tile, rows, blocks, row_at<Rows>};
     // body<how many rows a warp takes at once>()
     const auto by_rows = [&](const auto& body) {
@@ -275,9 +266,6 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
                         const CandidateExchange* exchange) {
     return by_block_size(args.block_size, [&]<int BlockSize>() {
         // 16 has no meaning where no lists are made.
-        if constexpr (std::is_same_v<typename Shape::Value, int8_t>)
-            if (args.coarse_rows != nullptr)
-                return launch<Shape, Rows, BlockSize, 16, Result::bounds>(args, stream, nullptr);
         if (args.scores.scores != nullptr)
             return launch<Shape, Rows, BlockSize, 16, Result::scores>(args, stream, nullptr);
         return args.rule.top_k <= 16 ? launch<Shape, Rows, BlockSize, 16>(args, stream, exchange)

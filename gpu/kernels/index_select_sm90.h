@@ -8,7 +8,6 @@
 
 #include <cstdint>
 
-#include "core/number/coarse_keys.h"
 #include "core/problem.h"
 #include "gpu/kernels/device_rule.h"
 #include "gpu/kernels/rank_exchange.h"
@@ -25,13 +24,12 @@ constexpr int kIndexMergeBlocks = 32;  // whose scores a warp takes at once
 constexpr int kMostIndexParts = 512;
 constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
 
-/// Scores of blocks, or upper bounds of them, of some rows (query, group): -inf of those that are
-/// no candidates. What lies behind a row's last scored tile of keys stays as it is.
+/// Scores of blocks of the rows (query, group): -inf of those that are no candidates. What lies
+/// behind a row's last scored tile of keys stays as it is.
 struct BlockScores {
-    float* scores = nullptr;  // [rows from first_row on, pitch], by id
-    int64_t first_row = 0;    // counted over all
+    float* scores = nullptr;  // [rows, pitch], by id
     int64_t pitch = 0;
-    constexpr float* of_row(int64_t row) const { return scores + (row - first_row) * pitch; }
+    constexpr float* of_row(int64_t row) const { return scores + row * pitch; }
 };
 
 struct IndexSelectArgs {
@@ -46,17 +44,13 @@ struct IndexSelectArgs {
     const TilePart* parts;  // of tiles, the most work first
     int part_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv
-    const KeyRange* visible;          // [Nq]
-    int64_t queries;                  // Nq
-    int groups;                       // Hkv
-    int block_size;                   // 32, 64 or 128
-    float scale;                      // above 0
-    DeviceScales q_scales, k_scales;  // of int8: of rows (query, group), and of all blocks
-    // Of an int8 copy: of rows, and [blocks of all sequences, 3]. `scores` become upper bounds.
-    const CoarseRow* coarse_rows;
-    const float* coarse_blocks;
-    BlockScores scores;   // on Hopper, not null: the result, in place of ids
-    const uint8_t* only;  // [Nq, Hkv] not 0: rows whose ids are wanted, on Hopper; null: all
+    const KeyRange* visible;           // [Nq]
+    int64_t queries;                   // Nq
+    int groups;                        // Hkv
+    int block_size;                    // 32, 64 or 128
+    float scale;                       // above 0
+    DeviceScales q_scales, k_scales;   // of int8: of rows (query, group), and of all blocks
+    BlockScores scores;                // on Hopper, not null: the result, in place of ids
     DeviceRule rule{SelectionRule{}};  // top_k <= 32
     int most_parts;                    // of a tile; <= 512
     const QueryParts* of_query;        // [Nq], where most_parts > 1

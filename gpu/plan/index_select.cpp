@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gpu/half_types.h"
-#include "gpu/kernels/index_rescore_sm90.h"
 #include "gpu/kernels/index_select_sm80.h"
+#include "gpu/kernels/index_select_sm90.h"
 #include "gpu/kernels/select_blocks_warp.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
@@ -97,12 +97,6 @@ struct IndexPlan {
         }
     }
 
-    /// Of a piece, whose parts make no lists.
-    IndexPlan(const Call& call, const TilesPiece& piece)
-        : decode(is_decode(call.problem)),
-          parts(piece.parts.data()),
-          part_count(piece.parts.size()) {}
-
     void make_room(const Call& call, bool scored) {
         const int64_t list = call.problem.kv_heads * (kMostSelected + 1);
         if (scored) scores = call.scratch<float, 1>({score_count(call.problem)});
@@ -162,7 +156,7 @@ struct IndexPlan {
         to.of_query = of_query;
         to.now = now;
         to.partial = reinterpret_cast<uint64_t*>(partial.data());
-        to.scores = {scores.data(), 0, score_pitch(p)};
+        to.scores = {scores.data(), score_pitch(p)};
         to.ids = ids.data();
         return to;
     }
@@ -239,130 +233,6 @@ IndexSelectArgs args_sm90(const Call& call, IndexPlan& plan, const SelectionRule
 }
 
 }  // namespace
-
-Support takes_index_select_coarse_sm90(const Device& device, const Problem& p,
-                                       const SelectionRule& rule, const IndexInput& in) {
-    if (!in.coarse) return Support::no("");
-    const auto takes = [&] {
-        if (!device.is_hopper()) return not_hopper();
-        if (!is_half(in.index_q.element())) return not_element(in.index_q.element(), "bf16 or f16");
-        if (!takes_coarse(p.index_scale()))
-            return Support::no(concat("the index scale is ", p.index_scale(), ", must be from ",
-                                      kLeastCoarseScale, " to ", kMostCoarseScale));
-        return takes_sizes(p, {.element = Element::int8, .top_k = rule.top_k},
-                           are_aligned(in.index_q, in.index_k, in.coarse.keys));
-    };
-    const Support taken = takes();
-    return taken.yes ? taken : Support::no("; without the int8 copy: " + taken.why_not);
-}
-
-namespace {
-
-/// The pieces of a call, whose upper bounds and candidates take up to a gigabyte. Keys have many
-/// parts, since bounds need no merge: thread blocks end together.
-const std::vector<TilesPiece>& coarse_pieces(const Call& call) {
-    constexpr int64_t kBytes = int64_t{1} << 30, kPartsOfSm = 8;
-    const Problem& p = call.problem;
-    const bool decode = is_decode(p);
-    const int64_t queries = (decode ? kIndexDecodeRows : kIndexPrefillRows) / p.kv_heads;
-    const int64_t of_row =
-        score_pitch(p) * int64_t{sizeof(float)} +
-        most_candidates(p.blocks()) * int64_t{2 * sizeof(int32_t) + sizeof(float)};
-    TileCut cut = cut_of(call.device, decode, false);
-    if (!decode) cut.thread_blocks *= kPartsOfSm, cut.least_keys = kLongPart;
-    return call.layout->pieces(queries,
-                               std::max<int64_t>(1, kBytes / (of_row * queries * p.kv_heads)), cut);
-}
-
-/// Scratch memory of a piece, and the marks of all rows.
-struct CandidateMemory {
-    int most;  // candidates of a row
-    Tensor<float, 1> bounds, scores;
-    Tensor<RowCandidates, 1> rows;
-    Tensor<uint8_t, 1> marked;
-    Tensor<int32_t, 1> blocks, uses, counts, starts, items;
-
-    CandidateMemory(const Call& call, int64_t row_count, int64_t all_blocks)
-        : most(most_candidates(call.problem.blocks())),
-          bounds(call.scratch<float, 1>({row_count * score_pitch(call.problem)})),
-          scores(call.scratch<float, 1>({row_count * most})),
-          rows(call.scratch<RowCandidates, 1>({row_count})),
-          marked(call.scratch<uint8_t, 1>({call.problem.queries() * call.problem.kv_heads})),
-          blocks(call.scratch<int32_t, 1>({row_count * most})),
-          uses(call.scratch<int32_t, 1>({row_count * most})),
-          counts(call.scratch<int32_t, 1>({all_blocks})),
-          starts(call.scratch<int32_t, 1>({all_blocks + 1})),
-          items(call.scratch<int32_t, 1>({all_blocks + 1})) {
-        check(cudaMemsetAsync(counts.data(), 0, sizeof(int32_t) * static_cast<size_t>(all_blocks),
-                              call.stream()),
-              "clearing the uses of blocks");
-    }
-    /// `pass`: the arguments of that over the copy.
-    IndexCandidates candidates(const IndexSelectArgs& pass, const TilesPiece& piece) {
-        return {.pass = pass,
-                .tiles = piece.tiles,
-                .tile_count = narrow(piece.tile_count),
-                .row_count = piece.queries * pass.groups,
-                .most = most,
-                .all_blocks = narrow(counts.size()),
-                .rows = rows.data(),
-                .marked = marked.data(),
-                .blocks = blocks.data(),
-                .scores = scores.data(),
-                .counts = counts.data(),
-                .starts = starts.data(),
-                .items = items.data(),
-                .uses = uses.data()};
-    }
-};
-
-}  // namespace
-
-void index_select_coarse_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
-                              View<int32_t, 3> ids) {
-    if (ids.size() == 0) return;
-    const Problem& p = call.problem;
-    const auto& key_blocks = call.layout->key_blocks();
-    const std::vector<TilesPiece>& pieces = coarse_pieces(call);
-    int64_t most_queries = 0;
-    for (const TilesPiece& piece : pieces) most_queries = std::max(most_queries, piece.queries);
-    auto coarse_q = call.scratch<Int8, 3>(in.index_q.shape());
-    auto coarse_rows = call.scratch<CoarseRow, 1>({p.queries() * p.kv_heads});
-    const IndexInput copy{coarse_q, in.coarse.keys};
-    CandidateMemory memory(call, most_queries * p.kv_heads, key_blocks.size());
-    IndexPlan plan(call, in, kIndexPrefillRows, false);
-    plan.make_room(call, false);
-    IndexSelectArgs exact = args_sm90(call, plan, rule, in, ids);
-    exact.only = memory.marked.data();
-    const auto of_piece = [&]<typename T>(const TilesPiece& piece) {
-        const int64_t first_row = piece.first_query * p.kv_heads;
-        IndexPlan coarse_plan(call, piece);
-        IndexSelectArgs pass = args_sm90(call, coarse_plan, rule, copy, ids);
-        pass.coarse_rows = coarse_rows.data();
-        pass.coarse_blocks = in.coarse.blocks.data();
-        pass.scores = {memory.bounds.data(), first_row, score_pitch(p)};
-        const IndexCandidates found = memory.candidates(pass, piece);
-        const RescoreArgs rescored{
-            .candidates = found,
-            .index_q = static_cast<const T*>(in.index_q.data()) + first_row * p.index_dim,
-            .index_k = exact.index_k,
-            .sequence_blocks = key_blocks.data(),
-            .thread_blocks = 4 * call.device.sms};
-        check(launch_index_select_sm90<int8_t>(pass, call.stream()),
-              "index_select by int8, bounds");
-        check(launch_find_candidates(found, call.stream()), "index_select by int8, candidates");
-        check(launch_rescore<T>(rescored, call.stream()), "index_select by int8, scores");
-        check(launch_pick_candidates(found, call.stream()), "index_select by int8, ids");
-    };
-    by_half(in.index_q.element(), [&]<typename T>() {
-        check(launch_coarse_rows<T>(in.index_q.data(), coarse_rows.size(), exact.index_dim,
-                                    exact.scale, reinterpret_cast<int8_t*>(coarse_q.data()),
-                                    coarse_rows.data(), call.stream()),
-              "index_select by int8, rows");
-        for (const TilesPiece& piece : pieces) of_piece.template operator()<T>(piece);
-        check(launch_index_select_sm90<T>(exact, call.stream()), "index_select_sm90");
-    });
-}
 
 void index_select_sm90(const Call& call, const SelectionRule& rule, const IndexInput& in,
                        View<int32_t, 3> ids) {

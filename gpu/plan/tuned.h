@@ -26,11 +26,6 @@ void select_blocks_tuned(const Call&, const SelectionRule&, View<const float, 3>
 Support takes_index_select_sm90(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm90(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);
-/// By an int8 copy of index_k.
-Support takes_index_select_coarse_sm90(const Device&, const Problem&, const SelectionRule&,
-                                       const IndexInput&);
-void index_select_coarse_sm90(const Call&, const SelectionRule&, const IndexInput&,
-                              View<int32_t, 3> ids);
 Support takes_index_select_sm80(const Device&, const Problem&, const IndexSelectRequest&,
                                 bool aligned);
 void index_select_sm80(const Call&, const SelectionRule&, const IndexInput&, View<int32_t, 3> ids);

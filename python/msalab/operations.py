@@ -20,8 +20,7 @@ __all__ = ["InputError", "Layout", "OutOfMemoryError", "SystemError", "Unsupport
            "block_mass", "check_pages", "dense_attention", "dense_attention_grad", "index_kl", "index_scores",
            "index_select", "layout", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
            "msa_sparse_attention", "msa_sparse_attention_grad", "msa_sparse_decode_attention", "msa_topk_select",
-           "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention", "store_coarse",
-           "store_int8"]
+           "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention", "store_int8"]
 
 _msalab = load_compiled()
 
@@ -495,34 +494,14 @@ def store_int8(index_q: Any, index_k: Any, *, block_size: int = 128, cu_seqlens_
     return *stored, scales
 
 
-def store_coarse(index_k: Any, *, block_size: int = 128, cu_seqlens_k: Any = None) -> Any:
-    """An int8 copy of float32 index_k [Nk, didx] on the CPU: (keys, blocks), which index_select takes
-    as coarse=.
-
-    keys has the shape of index_k; blocks [blocks of all sequences, 3] float32 has a scale for each
-    block and bounds on what it loses (core/number/coarse_keys.h). Both may be moved to a GPU.
-    """
-    kind = _kind(index_k)
-    _shape("index_k", index_k, "Nk", "didx")
-    p = _problem(None, cu_seqlens_k, cu_seqlens_k, index_q=index_k[:, None], index_k=index_k,
-                 block_size=block_size)
-    stored = kind.empty_like(index_k, "int8"), kind.empty(index_k, (p.all_blocks, 3), "float32")
-    _msalab.store_coarse(p, index_k, *stored)
-    return stored
-
-
-def _pair(given, name="scales", of="of index_q and of index_k"):
+def _pair(given):
     if given is None:
         return None, None
     try:
         first, second = given
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be a pair, {of}") from None
+        raise InputError("scales must be a pair, of index_q and of index_k") from None
     return first, second
-
-
-def _coarse(coarse):
-    return _pair(coarse, "coarse", "as store_coarse gives it")
 
 
 def index_scores(index_q: Any, index_k: Any, *, scales: Any = None, block_size: int = 128,
@@ -573,7 +552,7 @@ def _positive(name: str, value) -> int:
     return operator.index(value)
 
 
-def index_select(index_q: Any, index_k: Any, top_k: int, *, scales: Any = None, coarse: Any = None,
+def index_select(index_q: Any, index_k: Any, top_k: int, *, scales: Any = None,
                  forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
                  index_scale: float | None = None, return_index_lse: bool = False, out: Any = None,
                  page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
@@ -596,21 +575,17 @@ def index_select(index_q: Any, index_k: Any, top_k: int, *, scales: Any = None, 
     With return_index_lse also lse [Nq, Hkv] float32, which index_kl takes: the natural log of
     the sum of exp(index_scale * index_q . index_k) over the visible tokens of the row's blocks;
     without a block -inf. scales: of int8 operands, as store_int8 gives them; they have no lse.
-    coarse: an int8 copy of index_k, as store_coarse gives it; the ids stay those of index_q and
-    index_k, and a GPU may find them with less work. out [Nq, Hkv, top_k] int32: where the ids go.
-    page_table, seqused_k, max_seqlen_k, validate: of keys in pages [pages, page_size, didx], as in
-    sparse_attention.
+    out [Nq, Hkv, top_k] int32: where the ids go. page_table, seqused_k, max_seqlen_k, validate: of keys in pages
+    [pages, page_size, didx], as in sparse_attention.
     """
     found = _select(index_q, index_k, *_pair(scales), top_k, forced_first, forced_local,
                     block_size, index_scale, return_index_lse, cu_seqlens_q, cu_seqlens_k,
-                    *_coarse(coarse), layout, backend, out,
-                    _Pages(page_table, seqused_k, max_seqlen_k, validate))
+                    layout, backend, out, _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_index_lse else found[0]
 
 
 def _select(index_q, index_k, q_scales, k_scales, top_k, first, local, block_size, scale, with_lse,
-            cu_q, cu_k, coarse_keys=None, coarse_blocks=None, layout=None, backend="auto", ids=None,
-            pages=_PACKED):
+            cu_q, cu_k, layout=None, backend="auto", ids=None, pages=_PACKED):
     kind = _kind(index_q)
     *lengths, keys, table, used = _lengths(layout, cu_q, cu_k, pages, index_k)
     p = _problem(*lengths, None, None, index_q, keys, block_size, None, scale)
@@ -620,7 +595,7 @@ def _select(index_q, index_k, q_scales, k_scales, top_k, first, local, block_siz
     lse = kind.empty(index_q, rows, "float32") if with_lse else None
     call = kind.operation(index_q, backend, "index_select")
     call(p, top_k, _integer("forced_local", local), _integer("forced_first", first), index_q, index_k, q_scales,
-         k_scales, ids, lse, table, used, coarse_keys, coarse_blocks)
+         k_scales, ids, lse, table, used)
     return ids, lse
 
 

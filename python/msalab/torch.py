@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Optional, TypeVar
 
 import torch
@@ -269,8 +269,39 @@ _sparse_grad = _Operator(
     _save_nothing, _no_second_gradient)
 
 
-def _compute_kl(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
-                window, softcap, block_size, cu_q, cu_k):
+_aside: Optional[torch.cuda.Stream] = None  # on which index_kl runs; None: on the current one
+
+
+@contextmanager
+def kl_aside(stream: Optional[torch.cuda.Stream]):
+    """Within, index_kl runs on this stream of the GPU beside what the caller queues behind it, which must not read its
+    results: they are there when the context ends. None: nothing changes."""
+    global _aside
+    before, _aside = _aside, stream
+    if stream is not None:  # a capture takes it along, also where no index_kl follows
+        stream.wait_stream(torch.cuda.current_stream())
+    try:
+        yield
+    finally:
+        _aside = before
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def _compute_kl(*arguments):
+    if _aside is None:
+        return _kl_here(*arguments)
+    _aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(_aside):
+        found = _kl_here(*arguments)
+    for tensor in arguments[:_kl.tensors]:
+        if tensor is not None:
+            tensor.record_stream(_aside)
+    return found
+
+
+def _kl_here(index_q, index_k, q, k, ids, sinks, main_lse, index_lse, scale, index_scale, teacher,
+             window, softcap, block_size, cu_q, cu_k):
     kl, d_index_q, d_index_k = operations.index_kl(
         q, k, index_q, index_k, ids, softmax_scale=scale, index_scale=index_scale,
         teacher=teacher, sinks=sinks, window=window, softcap=softcap, main_lse=main_lse,
@@ -324,8 +355,7 @@ _select = _Operator(
     "index_select",
     "(Tensor index_q, Tensor index_k, Tensor? q_scales, Tensor? k_scales, SymInt top_k, "
     "SymInt forced_first, SymInt forced_local, SymInt block_size, float? index_scale, "
-    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k, Tensor? coarse_keys=None, "
-    "Tensor? coarse_blocks=None) -> (Tensor, Tensor)",
+    "bool with_lse, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
     4, _compute_select, _fake_select, _save_constant, direct=operations._select)
 
 
@@ -477,7 +507,7 @@ def block_mass(q: Tensor, k: Tensor, *, softmax_scale: float | None = None, sink
 
 
 @_like(operations.index_select)
-def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = None, coarse: Any = None,
+def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = None,
                  forced_first: int = 0, forced_local: int = 1, block_size: int = 128,
                  index_scale: float | None = None, return_index_lse: bool = False, out: Tensor | None = None,
                  page_table: Tensor | None = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
@@ -488,12 +518,11 @@ def index_select(index_q: Tensor, index_k: Tensor, top_k: int, *, scales: Any = 
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._select, index_q, index_k, *operations._pair(scales), top_k,
                        forced_first, forced_local, block_size, index_scale,
-                       return_index_lse, cu_seqlens_q, cu_seqlens_k, *operations._coarse(coarse),
-                       None, "auto", out, pages)
+                       return_index_lse, cu_seqlens_q, cu_seqlens_k, None, "auto", out, pages)
         return found if return_index_lse else found[0]
     found = _select(index_q, index_k, *operations._pair(scales), top_k, forced_first,
                     forced_local, block_size, index_scale, return_index_lse, cu_seqlens_q,
-                    cu_seqlens_k, *operations._coarse(coarse))
+                    cu_seqlens_k)
     return found if return_index_lse else found[0]
 
 

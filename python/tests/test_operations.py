@@ -66,23 +66,6 @@ def ids(data):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_an_int8_copy_changes_no_id(data, ids, backend):
-    coarse = msalab.store_coarse(data["index_k"], block_size=BK, cu_seqlens_k=CU_K)
-    options = dict(block_size=BK, backend=backend, **PACKED)
-    found = msalab.index_select(data["index_q"], data["index_k"], K, coarse=coarse, **options)
-    np.testing.assert_array_equal(found, ids)
-    keys, blocks = coarse
-    assert keys.dtype == np.int8 and blocks.shape[1] == 3
-    values = keys[:BK] * blocks[0, 0]
-    assert np.linalg.norm(data["index_k"][:BK] - values, axis=1).max() <= blocks[0, 2] < 1
-    blocks[0, 2] /= 4
-    with pytest.raises(msalab.InputError, match="coarse keys are not those of index_k in block 0"):
-        msalab.index_select(data["index_q"], data["index_k"], K, coarse=coarse, **options)
-    with pytest.raises(msalab.InputError, match="coarse must be a pair, as store_coarse gives it"):
-        msalab.index_select(data["index_q"], data["index_k"], K, coarse=keys[0, 0], **options)
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_int8_operands_are_exact(data, backend):
     index_q, index_k, scales = msalab.store_int8(data["index_q"], data["index_k"], block_size=BK,
                                                  **PACKED)

@@ -345,21 +345,6 @@ def test_int8_operands_with_scales(data):
         *stored, *scales, K, 0, 1, BK, None, False, CU, None))
 
 
-def test_an_int8_copy_changes_no_id(data):
-    index_q, index_k = data["index_q"].detach(), data["index_k"].detach()
-    coarse = msalab.store_coarse(index_k, block_size=BK, cu_seqlens_k=CU)
-    options = dict(block_size=BK, cu_seqlens_q=CU)
-    expected = m.index_select(index_q, index_k, K, **options)
-    assert torch.equal(m.index_select(index_q, index_k, K, coarse=coarse, **options), expected)
-    with torch.profiler.profile():  # which sees the operator
-        assert torch.equal(m.index_select(index_q, index_k, K, coarse=coarse, **options), expected)
-    out = torch.empty_like(expected)
-    m.index_select(index_q, index_k, K, coarse=coarse, out=out, **options)
-    assert torch.equal(out, expected)
-    torch.library.opcheck(torch.ops.msalab.index_select.default, (
-        index_q, index_k, None, None, K, 0, 1, BK, None, False, CU, None, *coarse))
-
-
 def test_bad_input_is_named(data):
     q, k, v = (data[name] for name in "qkv")
     with pytest.raises(ValueError, match="q is not contiguous"):

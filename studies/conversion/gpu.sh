@@ -16,7 +16,8 @@
 #   WORK    folder of runs (default: results/conversion)
 #   STEPS, WARMUP, FIT, CONTEXT, BATCH, ROWS, PROCESSES, DEVICE, SEQUENCES, LENGTHS, EXERCISES: see below
 # In the form even, MSA arms begin with OUT/fitted-seed-S.safetensors, which the first of them makes where it is
-# missing; so a machine that begins with another's OUT goes on with what that one had.
+# missing, and a run that is trained and not yet measured is OUT/ARM-seed-S; so a machine that begins with another's OUT
+# goes on with what that one had.
 # --smoke: random weights of the model's shape: how fast is an arm, does it resume bit for bit? Then runs of a few
 # steps, their records and the judge's words. With DEVICE=cpu these alone, of a small model.
 # msalab must be importable, with the cuda backend for GPUs (PYTHONPATH=build/release/python).
@@ -134,6 +135,7 @@ run() { # ARM-SEED
     local name=$arm-seed-$seed run=$work/$arm-seed-$seed
     if [[ $form == even && $arm != dense ]]; then need_fitted "$seed" || return 0; fi
     read -ra own <<<"$(words_of "$arm" "$seed")"
+    if [[ ! -d $run && -d $out/$name ]]; then cp -r "$out/$name" "$run"; fi
     if [[ ! -f $run/summary.json ]]; then
         train "$run" --data "$work/tokens.safetensors" --seed "$seed" --seconds "$(left)" "${own[@]}" \
             >"$run.txt" 2>&1 || code=$?
@@ -144,9 +146,14 @@ run() { # ARM-SEED
         [[ ! -f $run/diverged.json ]] || tar -C "$run" -cJf "$out/$name.tar.xz" diverged.json curves.csv run.json
         return
     fi
+    if [[ ! -d $out/$name ]]; then
+        rm -rf "${out:?}/$name.partial"
+        mkdir "$out/$name.partial" && cp -r "$run"/{model,summary.json,run.json,curves.csv} "$out/$name.partial" &&
+            mv "$out/$name.partial" "$out/$name"
+    fi
     read -ra own <<<"$(evaluation_of "$arm" "$run")"
     evaluate "$run" "${own[@]}" >"$run.txt" 2>&1 || { echo "$name: not evaluated: $(tail -n 1 "$run.txt")" && return; }
-    python3 studies/conversion/records.py "$run" "$out/$name.tar.xz"
+    python3 studies/conversion/records.py "$run" "$out/$name.tar.xz" && rm -r "${out:?}/$name"
     echo "$name: $((SECONDS - began)) s, the evaluation $((SECONDS - trained)): $(grep -m 1 '^dense' "$run.txt")"
 }
 

@@ -4,7 +4,8 @@ studies/models/README.md.
 
 Each piece of each context and kind of text is a record, and a record that is there is not made again: the same command
 goes on where it was stopped. What a record was made from, captures and fits, lies in --work and is made when a missing
-record needs it. A piece that fails is said, and the others go on.
+record needs it. A piece that fails is said, and the others go on. With --workers, pieces run side by side, of all
+contexts and kinds alike.
 
 It ends by writing the tables of docs/models.md anew."""
 
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +27,7 @@ import h5py
 
 from msalab.arguments import CommandLine
 from msalab.ending import Refusal, ended
+from msalab.results import Report
 from msalab.trial import find_program
 
 from . import page, records, texts
@@ -56,17 +59,22 @@ def parser() -> CommandLine:
     top.add_argument("--records", type=Path, default=records.FOLDER, metavar="DIR", help="(studies/models/records)")
     top.add_argument("--page", type=Path, default=page.PAGE, metavar="FILE", help="(docs/models.md)")
     top.add_argument("--device", default="cpu", help="cpu (default), cuda")
+    top.add_argument("--backend", metavar="NAME", help="of the programs (cuda with --device cuda, else their own default)")
     top.add_argument("--learnt", type=int, default=2, metavar="N", help="sequences that are captured (2)")
     top.add_argument("--held-out", type=int, default=6, metavar="N", help="documents that the loss is measured on (6)")
     top.add_argument("--queries", type=int, default=256, metavar="N", help="of each layer that are analysed (256)")
     top.add_argument("--steps", type=int, default=0, metavar="N", help="of a fit (0, the closed form)")
     top.add_argument("--exercises", type=int, default=16, metavar="N", help="of each task (16)")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
+    top.add_argument("--workers", type=int, default=1, metavar="N", help="pieces that run at once (1)")
     top.add_argument("--seconds", type=float, metavar="N", help="no piece begins after so many")
     return top
 
 
-@dataclass
+WRITING = threading.Lock()  # of texts
+
+
+@dataclass(eq=False)
 class Survey:
     """The pieces of one context and kind of text."""
 
@@ -78,11 +86,12 @@ class Survey:
     def work(self) -> Path:
         return self.options.work / self.options.name / f"{self.context}-{self.kind}"
 
-    @cached_property
+    @property
     def texts(self) -> dict[str, list[Path]]:
         options = self.options
-        return texts.write(options.work / "texts", options.corpus, self.kind, self.context, options.learnt,
-                           options.held_out)
+        with WRITING:
+            return texts.write(options.work / "texts", options.corpus, self.kind, self.context, options.learnt,
+                               options.held_out)
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -94,10 +103,15 @@ class Survey:
 
     @cached_property
     def backend(self) -> list[str]:
-        return ["--backend", "cuda"] if self.options.device.startswith("cuda") else []
+        name = self.options.backend or ("cuda" if self.options.device.startswith("cuda") else None)
+        return ["--backend", name] if name else []
 
-    def record(self, piece: str) -> Path:
-        return records.path_of(self.options.records, self.options.name, self.context, self.kind, piece)
+    @property
+    def archive(self) -> Path:
+        return records.path_of(self.options.records, self.options.name, self.context)
+
+    def record(self, piece: str) -> Report | None:
+        return records.read(self.archive).get((self.kind, piece))
 
     # What pieces read
 
@@ -165,9 +179,10 @@ class Survey:
                              self.budgets[0], "--forced-first", 1)
 
     def retrieval(self, budget: int) -> Path:
-        solved = solved_tasks(records.read(self.record("asked"))) if self.record("asked").exists() else None
-        if solved is None:
+        asked = self.record("asked")
+        if asked is None:
             raise Refusal("retrieval needs the piece asked")
+        solved = solved_tasks(asked)
         if not solved:
             raise Skipped(f"the model solves no task to {LEAST_RIGHT:.0%}")
         return self.evaluate(f"retrieval-{budget}", "--sequences", 0, "--tasks", ",".join(solved), "--exercises",
@@ -206,11 +221,34 @@ def belongs(piece: str, context: int) -> bool:
     return name not in ("loss", "wide", "retrieval") or int(number) < context
 
 
+# What several pieces read, and the first of them makes.
+SHARED = {"keeps": ("capture",), "heads": ("capture",), "fit": ("capture", "{piece}"), "loss": ("capture", "fit-64"),
+          "wide": ("capture", "fit-wide"), "asked": ("asked",), "retrieval": ("capture", "fit-64", "asked"),
+          "advice": ("capture", "advice"), "advised": ("capture", "advice")}
+
+
+def shared(survey: Survey, piece: str) -> set[str]:
+    """What of it is not there yet."""
+    names = {name.format(piece=piece) for name in SHARED[records.piece_of(piece)]}
+    return {name for name in names if not _is_there(survey, name)}
+
+
+def _is_there(survey: Survey, name: str) -> bool:
+    capture = survey.work / "capture.h5"
+    if name == "capture":
+        return capture.exists()
+    if name == "asked":
+        return survey.record(name) is not None
+    if name == "fit-wide":
+        return capture.exists() and (survey.work / f"fit-{survey.head_dim()}/summary.json").exists()
+    return (survey.work / name / "summary.json").exists()
+
+
 class Skipped(Exception):
     """The piece has no answer for this model, by the rules."""
 
 
-def solved_tasks(answer) -> list[str]:
+def solved_tasks(answer: Report) -> list[str]:
     dense = answer["retrieval_total"].where(config="dense").records()
     return [row["task"] for row in dense if row["right_answers"] >= LEAST_RIGHT]
 
@@ -219,11 +257,17 @@ def _environment() -> dict:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # this package, also in a child
 
 
+_own = threading.local()  # of the piece that a thread runs: processor seconds of its programs
+
+
 def _run(called: str, *words, answer: Path | None = None) -> None:
     """answer: with it, what the program answers is no failure."""
-    done = subprocess.run([*map(str, words)], stdout=subprocess.DEVNULL, env=_environment())
-    if done.returncode and not (answer and answer.exists()):
-        raise Refusal(f"{called} ended with exit code {done.returncode}; its message is above")
+    child = subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, env=_environment())
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    _own.seconds = getattr(_own, "seconds", 0) + used.ru_utime + used.ru_stime
+    if child.returncode and not (answer and answer.exists()):
+        raise Refusal(f"{called} ended with exit code {child.returncode}; its message is above")
 
 
 def _program(name: str, *words, answer: Path | None = None) -> None:
@@ -260,14 +304,13 @@ def summary_of(piece: str, folder: Path) -> dict:
 
 def do(survey: Survey, piece: str) -> None:
     """Makes the record of a piece."""
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, _own.seconds = time.monotonic(), 0
     content = records.slim(summary_of(piece, PIECES[piece](survey)), piece)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     content["run"]["survey"] = {
         "context": survey.context, "kind": survey.kind, "device": survey.options.device,
         "seconds": round(time.monotonic() - began, 1), "load": [round(one, 1) for one in os.getloadavg()],
-        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)}
-    records.write(survey.record(piece), content)
+        "processor_seconds": round(_own.seconds, 1), "workers": survey.options.workers}
+    records.write(survey.archive, survey.kind, piece, content)
 
 
 def price(model: str, name: str, path: Path) -> None:
@@ -278,6 +321,64 @@ def price(model: str, name: str, path: Path) -> None:
         raise Refusal(f"msalab crossover ended with exit code {done.returncode}; its message is above")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(json.loads(done.stdout) | {"model": name}, separators=(",", ":")), encoding="utf-8")
+
+
+class Queue:
+    """Pieces in order, --workers at once; one waits while another makes what both read."""
+
+    def __init__(self, options, waiting: list[tuple[Survey, str]]):
+        self.options, self.waiting = options, waiting
+        self.running: list[tuple[Survey, str]] = []
+        self.changed = threading.Condition()
+        self.began = time.monotonic()
+
+    def run(self) -> int:
+        """How many failed."""
+        with ThreadPoolExecutor(self.options.workers) as pool:
+            workers = [pool.submit(lambda: sum(map(self._failed, self._turns()))) for _ in range(self.options.workers)]
+            try:
+                return sum(worker.result() for worker in workers)
+            finally:
+                with self.changed:
+                    self.waiting.clear()  # of an interrupt, or a fault of this script
+                    self.changed.notify_all()
+
+    def _free(self, survey: Survey, piece: str) -> bool:
+        return not any(one is survey and shared(survey, piece) & shared(survey, other) for one, other in self.running)
+
+    def _turns(self) -> Iterator[tuple[Survey, str]]:
+        """What a worker does, until nothing waits."""
+        while True:
+            with self.changed:
+                while (turn := next((one for one in self.waiting if self._free(*one)), None)) is None:
+                    if not self.waiting:
+                        return
+                    self.changed.wait()
+                self.waiting.remove(turn)
+                self.running.append(turn)
+            try:
+                yield turn
+            finally:
+                with self.changed:
+                    self.running.remove(turn)
+                    self.changed.notify_all()
+
+    def _failed(self, turn: tuple[Survey, str]) -> bool:
+        survey, piece = turn
+        said = f"{self.options.name} {survey.context} {survey.kind} {piece}"
+        if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:
+            print(f"{said}: not begun, {self.options.seconds:.0f} s are over", file=sys.stderr)
+            return False
+        try:
+            survey.work.mkdir(parents=True, exist_ok=True)
+            do(survey, piece)
+            print(f"{said}: {survey.archive}", file=sys.stderr, flush=True)
+        except Skipped as why:
+            print(f"{said}: left out, {why}", file=sys.stderr)
+        except Refusal as why:
+            print(f"{said}: {why}", file=sys.stderr)
+            return True
+        return False
 
 
 def _work(options) -> int:
@@ -297,25 +398,9 @@ def _work(options) -> int:
     priced = options.records / options.name / "crossover.json"
     if not priced.exists():
         price(options.model, options.name, priced)
-    began, failed = time.monotonic(), 0
-    for survey in surveys:
-        for piece in PIECES:
-            said = f"{options.name} {survey.context} {survey.kind} {piece}"
-            if ((options.pieces and piece not in options.pieces) or not belongs(piece, survey.context)
-                    or survey.record(piece).exists()):
-                continue
-            if options.seconds is not None and time.monotonic() - began > options.seconds:
-                print(f"{said}: not begun, {options.seconds:.0f} s are over", file=sys.stderr)
-                continue
-            try:
-                survey.work.mkdir(parents=True, exist_ok=True)
-                do(survey, piece)
-                print(f"{said}: {survey.record(piece)}", file=sys.stderr, flush=True)
-            except Skipped as why:
-                print(f"{said}: left out, {why}", file=sys.stderr)
-            except Refusal as why:
-                failed += 1
-                print(f"{said}: {why}", file=sys.stderr)
+    failed = Queue(options, [(survey, piece) for survey in surveys for piece in PIECES
+                             if (not options.pieces or piece in options.pieces) and belongs(piece, survey.context)
+                             and survey.record(piece) is None]).run()
     page.write(options.page, options.records)
     return 1 if failed else 0
 

@@ -44,14 +44,11 @@ class Records:
 def load(folder: Path) -> Records:
     of = Records()
     order = {name: number for number, name in enumerate(MODELS)}
-    paths = {}
-    for path in folder.glob("*/*.json.xz"):
-        context, kind, piece = path.name.removesuffix(".json.xz").split("-", 2)
-        paths[path.parent.name, int(context), kind, piece] = path
-    for key in sorted(paths, key=lambda one: (order.get(one[0], len(order)), one[0], one[1], texts.KINDS.index(one[2]),
-                                              [int(word) if word.isdigit() else word for word in [one[3].split("-")[0]]],
-                                              len(one[3]), one[3])):
-        of.found[key[:3]][key[3]] = records.read(paths[key])
+    found = {(path.parent.name, int(path.name.split(".")[0]), *name): record
+             for path in folder.glob("*/*.json.xz") for name, record in records.read(path).items()}
+    for key in sorted(found, key=lambda one: (order.get(one[0], len(order)), one[0], one[1], texts.KINDS.index(one[2]),
+                                              records.piece_of(one[3]), len(one[3]), one[3])):
+        of.found[key[:3]][key[3]] = found[key]
     for path in sorted(folder.glob("*/crossover.json")):
         of.crossover[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
     return of
@@ -205,13 +202,14 @@ def by_position(of: Records):
 
 
 def retrieval(of: Records):
-    rows = [("model", "context", "task", "exercises", "setting", "right answers")]
-    for piece in ("asked", "retrieval"):
-        for model, context, _, _, record in of.each(piece):
-            for row in record["retrieval_total"].records():
-                if piece == "retrieval" or row["config"] == "dense":
-                    rows.append((MODELS[model], called(context), row["task"], str(row["exercises"]), row["config"],
-                                 interval(row, "right_answers", ".2f")))
+    """The model's own attention once, then its settings."""
+    rows = [("model", "context", "task", "exercises", "setting", "right answers (95 %)")]
+    for (model, context, _), pieces in of.found.items():
+        for piece, record in pieces.items():
+            if records.piece_of(piece) in ("asked", "retrieval"):
+                rows += [(MODELS[model], called(context), row["task"], str(row["exercises"]), row["config"],
+                          interval(row, "right_answers", ".2f")) for row in record["retrieval_total"].records()
+                         if (row["config"] == "dense") == (piece == "asked")]
     return rows if len(rows) > 1 else NONE
 
 
@@ -284,68 +282,100 @@ def pays(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Of a budget: the least loss of each selector, percent of the bits, and the setting that has it."""
+
+    model: str
+    context: int
+    kind: str
+    budget: int
+    losses: dict[str, tuple[float, str]]
+    first_block: str
+
+    @property
+    def works(self) -> bool | None:
+        """None where no Index Branch was measured."""
+        return self.losses["index"][0] < 100 * NEAR if "index" in self.losses else None
+
+    @property
+    def what(self) -> str:
+        return f"{self.budget} of {called(self.context)}"
+
+    def of(self, selector: str) -> str:
+        return f"{self.losses[selector][0]:.2f} % ({self.losses[selector][1]})" if selector in self.losses else "-"
+
+
+def judged(of: Records) -> list[Answer]:
+    """Each model, context, text and budget whose loss was measured."""
+    losses = defaultdict(lambda: defaultdict(list))
+    for model, context, kind, piece, dense, row in _losses(of):
+        if piece in ("loss", "wide"):
+            losses[model, context, kind, int(row["token_budget"])][row["selector"]].append(
+                (100 * row["excess"] / dense, setting(row["selector"], int(row["forced_first"]))))
+    return [Answer(*key, {selector: min(found) for selector, found in own.items()},
+                   _of_first_block(of.found[key[:3]].get(f"loss-{key[3]}")))
+            for key, own in sorted(losses.items(), key=lambda one: (list(MODELS).index(one[0][0]), one[0][1:]))]
+
+
 def answers(of: Records) -> str:
-    """One sentence of each model for each context, text and budget whose loss was measured."""
-    lines = []
-    for model, name in MODELS.items():
-        said = []
-        for (own, context, kind), _ in of.found.items():
-            rows = [(row, dense) for m, c, k, piece, dense, row in _losses(of)
-                    if (m, c, k) == (own, context, kind) == (model, context, kind) and piece in ("loss", "wide")]
-            for budget in sorted({int(row["token_budget"]) for row, _ in rows}):
-                said.append(_of_budget([one for one in rows if one[0]["token_budget"] == budget], context, kind, budget)
-                            + _of_first_block(of.found[own, context, kind].get(f"loss-{budget}")))
-        when = of.crossover.get(model)
-        price = (f" By `msalab crossover` MSA is faster from {called(when['pays']['prefill'])} on in prefill and "
-                 f"{called(when['pays']['training'])} in training on an H100." if when else "")
-        lines.append(f"- **{name}.** " + (" ".join(said) or _of_mass(of, model)) + price)
-    return "\n".join(lines) + "\n"
+    """A sentence for each model, then a row for each budget that was measured."""
+    found = judged(of)
+    rows = [("model", "tokens", "text", "works", "better Index Branch", "oracle", "mean-key", "window",
+             "forcing the first block gains, bits (95 %)")]
+    rows += [(MODELS[one.model], one.what, one.kind, {True: "yes", False: "not yet", None: "open"}[one.works],
+              *(one.of(selector) for selector in ("index", "oracle", "mean-key", "window")), one.first_block)
+             for one in found]
+    said = "\n".join(f"- **{name}.** {_in_short([one for one in found if one.model == model], _price(of, model))}"
+                     for model, name in MODELS.items())
+    return said + "\n" + ("\n" + markdown(rows) if len(rows) > 1 else "")
 
 
-def _of_mass(of: Records, model: str) -> str:
-    """Where no loss was measured, what the first record of `keeps-64` says of its smallest budget."""
-    for own, context, kind, block, record in of.each("keeps"):
-        if (own, block) == (model, "64"):
-            rows = record["selectors"].records()
-            budget = min(row["token_budget"] for row in rows)
-            kept = {setting(row["selector"], row["forced_first"]): [] for row in rows}
-            for row in rows:
-                if row["token_budget"] == budget:
-                    kept[setting(row["selector"], row["forced_first"])].append(row["mass_kept"])
-            return (f"No loss has a record, so whether it would work is open. {int(budget)} of {called(context)} tokens of {kind} "
-                    "text keep of the attention mass, by " + ", ".join(
-                        f"{name} {mean(kept[name]):.3f}" for name in ("oracle", "mean-key", "mean-key, first", "window"))
-                    + ".")
-    return "No loss has a record."
+def _in_short(found: list[Answer], price: str) -> str:
+    """The least budget that works, with all larger ones, of each context and kind of text."""
+    said = []
+    for key in dict.fromkeys((one.context, one.kind) for one in found):
+        own = [one for one in found if (one.context, one.kind) == key and one.works is not None]
+        bad = [n for n, one in enumerate(own) if not one.works]
+        enough = own[bad[-1] + 1:] if bad else own
+        if own:
+            said.append(enough[0].what if enough else f"more than {own[-1].what}")
+    if not said:
+        return f"No loss of an Index Branch was measured, so whether it would work is open{price}."
+    return f"Untrained, it takes {' and '.join(said)} tokens to lose less than {NEAR:.0%} of the bits{price}."
+
+
+def _price(of: Records, model: str) -> str:
+    when = of.crossover.get(model)
+    return (f"; MSA is faster from {called(when['pays']['prefill'])} on in prefill and from "
+            f"{called(when['pays']['training'])} on in training" if when else "")
 
 
 def _of_first_block(record: Report | None) -> str:
-    """What to force, where an interval says it."""
-    rows = [row for row in (record["first_block"].records() if record else [])
-            if row["selector"] in ("index", "mean-key") and row["first_block_gain_low"] > 0]
-    return " Force the first block: " + ", ".join(
-        f"{row['selector']} gains {interval(row, 'first_block_gain', '.3f')} bits" for row in rows) + "." if rows else ""
+    """What gains by an interval above 0."""
+    return "; ".join(f"{row['selector']} {interval(row, 'first_block_gain', '.3f')}"
+                     for row in (record["first_block"].records() if record else [])
+                     if row["selector"] in ("index", "mean-key") and row["first_block_gain_low"] > 0) or "no"
 
 
-def _of_budget(rows, context: int, kind: str, budget: int) -> str:
-    best = {}
-    for row, dense in rows:
-        share = 100 * row["excess"] / dense
-        if row["selector"] not in best or share < best[row["selector"]][0]:
-            best[row["selector"]] = share, setting(row["selector"], int(row["forced_first"]))
-    said = f"With {budget} of {called(context)} tokens of {kind} text "
-    if "index" in best:
-        share, name = best["index"]
-        said += ("it would work" if share < 100 * NEAR else "it does not work yet, untrained") + (
-            f": the better Index Branch ({name}) loses {share:.2f} % of the bits, ")
-    else:
-        said += "the model loses "
-    return said + ", ".join(f"{name} {share:.2f} %" for key, (share, name) in best.items() if key != "index") + "."
+def took(of: Records):
+    """Seconds of the pieces; on a processor, those of the processor."""
+    rows = [("model", "context", "text", "where", "seconds of each piece")]
+    for (model, context, kind), pieces in of.found.items():
+        by_device = defaultdict(list)
+        for name, record in pieces.items():
+            run = record.run["survey"]
+            device = run["device"].split(":")[0]
+            seconds = run.get("seconds") if device == "cuda" else run["processor_seconds"]
+            by_device[device].append(f"`{name}` " + ("-" if seconds is None else f"{seconds:.0f}"))
+        rows += [(MODELS[model], called(context), kind, "GPU" if device == "cuda" else "CPU", ", ".join(said))
+                 for device, said in sorted(by_device.items())]
+    return rows if len(rows) > 1 else NONE
 
 
 TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "fit": fit, "loss": loss,
           "by-position": by_position, "retrieval": retrieval, "advice": advice, "points": measured_points,
-          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers}
+          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
 
 
 def with_tables(text: str, of: Records) -> str:

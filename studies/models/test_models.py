@@ -5,6 +5,7 @@ import json
 import lzma
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,8 @@ def evaluation(excess, dense=4.0, budget=512):
 
 
 def put(folder, model, piece, content, context=2048, kind="mixed"):
-    path = records.path_of(folder, model, context, kind, piece)
-    records.write(path, records.slim(content, piece))
+    path = records.path_of(folder, model, context)
+    records.write(path, kind, piece, records.slim(content, piece))
     return path
 
 
@@ -41,14 +42,36 @@ def test_a_record_is_a_smaller_report(tmp_path):
     content = made(rows_of())
     content["tables"]["configs"]["rows"][1]["excess"] = 1 / 3
     path = put(tmp_path, "smollm2", "loss-512", content)
-    read = records.read(path)
+    read = records.read(path)["mixed", "loss-512"]
     assert read.program == "msalab evaluate" and read["configs"]["excess"][1] == 0.33333
-    assert "retrieval" not in json.loads(lzma.decompress(path.read_bytes()))["tables"]  # of a loss
-    asked = records.read(put(tmp_path, "smollm2", "asked", content))
-    assert len(asked["retrieval"]) == len(content["tables"]["retrieval"]["rows"])
+    assert "retrieval" not in read.tables  # of a loss
+    assert put(tmp_path, "smollm2", "asked", content) == path == tmp_path / "smollm2/2048.json.xz"
+    both = records.read(path)
+    assert len(both["mixed", "asked"]["retrieval"]) == len(content["tables"]["retrieval"]["rows"])
+    assert len(both) == 2 and both["mixed", "loss-512"]["configs"]["excess"][1] == 0.33333
+    assert list(json.loads(lzma.decompress(path.read_bytes()))["mixed-asked"]["tables"]["retrieval"]["rows"])[0] == "task"
     fewer = records.slim(content | {"tables": {"heads": {"about": "", "key": ["layer"], "columns": ["layer"], "rows": []},
                                                "other": {}}, "columns": {"layer": {}}}, "heads")
     assert list(fewer["tables"]) == ["heads"] and not path.with_name(path.name + ".partial").exists()
+
+
+def test_what_a_selection_keeps_is_without_its_intervals(tmp_path):
+    row = {"layer": 1, "selector": "oracle", "rows_counted": 5} | estimate("mass_kept", 2 / 3)
+    column = {"type": "integer", "unit": "", "definition": ""}
+    content = made({}) | {"columns": {"layer": column, "selector": column | {"type": "text"}, "rows_counted": column,
+                                      "mass_kept": column | {"type": "estimate"}},
+                          "tables": {"selectors": {"about": "", "key": ["layer", "rows_counted"], "columns": list(row)[:4],
+                                                   "rows": [row, row | {"mass_kept": None}]}}}
+    table = records.read(put(tmp_path, "qwen", "keeps-64", content))["mixed", "keeps-64"]["selectors"]
+    assert list(table.records()[0].items()) == [("layer", 1), ("selector", "oracle"), ("mass_kept", 0.66667)]
+    assert math.isnan(table["mass_kept"][1]) and table.key == ("layer",)
+
+
+def test_records_of_many_writers_are_all_kept(tmp_path):
+    content = made(rows_of())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda budget: put(tmp_path, "qwen", f"loss-{budget}", content), range(8)))
+    assert len(records.read(records.path_of(tmp_path, "qwen", 2048))) == 8
 
 
 def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
@@ -57,11 +80,14 @@ def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
     put(tmp_path, "gemma3", "loss-512", evaluation({("index", 0): 0.08}))
     of = page.load(tmp_path)
     said = page.answers(of).splitlines()
-    assert ("it would work: the better Index Branch (index, first) loses 0.75 % of the bits, oracle 0.25 %, window 5.00 %"
-            in said[2])
-    assert said[2].count("Force the first block: index gains 0.500 (0.250 to 0.750) bits.") == 1
-    assert "it does not work yet, untrained: the better Index Branch (index) loses 2.00 %" in said[1]
-    assert "No loss has a record." in said[0]
+    assert said[0] == "- **SmolLM2-135M.** No loss of an Index Branch was measured, so whether it would work is open."
+    takes = "Untrained, it takes {} of 2K tokens to lose less than 1% of the bits."
+    assert said[1] == "- **Gemma 3 270M.** " + takes.format("more than 512")
+    assert said[2] == "- **Qwen2.5-Coder-0.5B.** " + takes.format("512")
+    assert said[-2] == ("| Gemma 3 270M | 512 of 2K | mixed | not yet | 2.00 % (index) | - | - | - | "
+                        "index 0.500 (0.250 to 0.750) |")
+    assert said[-1] == ("| Qwen2.5-Coder-0.5B | 512 of 2K | mixed | yes | 0.75 % (index, first) | 0.25 % (oracle) | - | "
+                        "5.00 % (window) | index 0.500 (0.250 to 0.750) |")
     rows = page.loss(of)
     assert ("Qwen2.5-Coder-0.5B", "2K", "mixed", "512", "index, first", "4.0000", "+0.0300 (+0.0150 to +0.0600)",
             "+0.75 %") in rows

@@ -3,6 +3,8 @@
 page, and again where it was stopped. Needs PyTorch, transformers, the compiled module and the programs."""
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def words(tmp_path, monkeypatch):
     return [str(tmp_path / "model"), "--name", "gemma3", "--corpus", str(tmp_path / "corpus"), "--work",
             str(tmp_path / "work"), "--records", str(tmp_path / "records"), "--page", str(tmp_path / "page.md"),
             "--context", "1K", "--kinds", "code", "--bytes", "--learnt", "1", "--queries", "64", "--exercises", "2",
-            "--pieces", *PIECES]
+            "--workers", "2", "--pieces", *PIECES]
 
 
 @needs_programs
@@ -47,18 +49,18 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     found = page.load(tmp_path / "records").found["gemma3", 1024, "code"]
     assert list(found) == ["advice", "fit-64", "fit-wide", "heads", "keeps-64"]
     assert set(found["keeps-64"]["selectors"]["layer"]) == {1, 3}  # the others have windows
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "records/gemma3").iterdir()}
+    before = {piece: record.run for piece, record in found.items()}
     monkeypatch.setattr(survey, "_msalab", real)
     assert survey.main(words) == 0
     said = capfd.readouterr().err
     assert "retrieval-512: left out, the model solves no task to 80%" in said and "heads" not in said
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     found = page.load(tmp_path / "records").found["gemma3", 1024, "code"]
+    assert all(found[piece].run == run for piece, run in before.items())  # with the load and the seconds of then
     assert {"loss-512", "asked", "advised"} <= set(found)
     assert set(found["loss-512"]["configs"]["selector"]) == {"", "oracle", "mean-key", "window", "index"}
     assert found["loss-512"].run["survey"]["kind"] == "code"
     assert len(found["heads"]["heads"]) == 2 * 8
-    assert "With 512 of 1K tokens of code text" in (tmp_path / "page.md").read_text()
+    assert "| Gemma 3 270M | 512 of 1K | code |" in (tmp_path / "page.md").read_text()
     (tmp_path / "work").rename(tmp_path / "moved")
     assert survey.main(words) == 0  # nothing is missing but what has no answer: no capture is made anew
     assert not (tmp_path / "work/gemma3/1024-code/capture.h5").exists()
@@ -72,5 +74,37 @@ def test_what_is_not_a_context_or_piece_is_refused(words, capsys):
     assert "--context is 4096, must be more than 512 and at most the model's 2048 positions" in capsys.readouterr().err
 
 
-def test_heads_have_their_record():
-    assert records.path_of(records.FOLDER, "gemma3", 2048, "code", "heads").name == "2048-code-heads.json.xz"
+def test_pieces_run_side_by_side_but_make_once_what_they_share(words, tmp_path, monkeypatch):
+    running, together, lock = [], [], threading.Lock()
+    makes = {"fit-64": "fit-64", "advice": "advice"}
+
+    def do(of, piece):
+        with lock:
+            together.extend((other, piece) for other in running)
+            running.append(piece)
+        time.sleep(0.2)
+        with lock:
+            running.remove(piece)
+            if "capture" in survey.SHARED[records.piece_of(piece)]:
+                (of.work / "capture.h5").touch()
+            if piece in makes:
+                (of.work / makes[piece]).mkdir()
+                (of.work / makes[piece] / "summary.json").touch()
+            if piece == "asked":
+                (tmp_path / "asked").touch()
+
+    monkeypatch.setattr(survey, "do", do)
+    monkeypatch.setattr(survey, "price", lambda *_: None)
+    monkeypatch.setattr(survey.Survey, "record", lambda of, piece: piece == "asked" and (tmp_path / "asked").exists() or None)
+    pieces = ["keeps-64", "heads", "fit-64", "loss-512", "asked", "retrieval-512", "advice", "advised"]
+    assert survey.main([*words[:-len(PIECES) - 2], "3", "--pieces", *pieces]) == 0
+    assert ("keeps-64", "asked") in together  # what shares nothing runs beside the capture's maker
+    assert not {("keeps-64", "heads"), ("keeps-64", "fit-64"), ("fit-64", "loss-512"), ("asked", "retrieval-512"),
+                ("advice", "advised")} & set(together)
+    assert ("heads", "fit-64") in together  # once the capture is there
+
+
+@pytest.mark.parametrize("more, expected", [([], []), (["--device", "cuda"], ["--backend", "cuda"]),
+                                            (["--device", "cuda", "--backend", "cpu"], ["--backend", "cpu"])])
+def test_programs_run_where_the_model_does_unless_said(words, more, expected):
+    assert survey.Survey(survey.parser().parse_args([*words, *more]), 1024, "code").backend == expected

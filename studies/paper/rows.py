@@ -189,7 +189,7 @@ DEFINITIONS = (
     Definition("alg:msa-train", "its training step", "core/train/attention_layer.cpp", "GradientOfTheKl"),
     Definition("eq:softmax-attention", "causal attention", "core/reference/dense_attention.cpp", "DenseAttention"),
     Definition("eq:two-stage, eq:prelim-group-shared-support", "one selection per query and group",
-               "core/reference/index_select.cpp", "IndexSelect"),
+               "core/cpu/index_select.cpp", "IndexSelect"),
     Definition("eq:prelim-key-blocks", "blocks of keys", "core/problem.h", "Problem"),
     Definition("eq:msa-index-proj", "projections of the Index Branch", "core/indexer/projection.h",
                "MiniMaxM3Projection"),

@@ -113,13 +113,11 @@ INSTANTIATE_TEST_SUITE_P(All, IndexLists,
                                                           "random")),
                          list_name);
 
-/// The selection of a subject, also with an int8 copy, and of its e4m3 and int8 kernels, is the
-/// reference's.
+/// The selection of a subject, and of its e4m3 and int8 kernels, is the reference's.
 void expect_reference_selection(const Subject& subject, Runner& runner, const Problem& p,
                                 const SelectionRule& rule, const Operands& o) {
     const Tensor<int32_t, 3> want = reference().index_select(p, rule, o);
     EXPECT_TRUE(identical(runner.index_select(p, rule, o), want));
-    EXPECT_TRUE(identical(runner.index_select_coarse(p, rule, o), want)) << "with an int8 copy";
     if (subject.backend != "cuda") return;
     Backend& backend = runner.backend();
     const Uploaded<3> index_q(backend, Element::e4m3, o.index_q);

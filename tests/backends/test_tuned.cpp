@@ -164,25 +164,6 @@ TEST_P(Tuned, IndexOfInt8IsTheReferencesBitForBit) {
     }
 }
 
-TEST_P(Tuned, IndexByAnInt8CopyHasTheIdsOfTheOperands) {
-    const Tensor<int32_t, 3> want = index_select(operands_);
-    const std::string kernel = backend_->answered_by();
-    const Uploaded<3> index_q(*backend_, element(), operands_.index_q);
-    const Uploaded<2> index_k(*backend_, element(), operands_.index_k);
-    const StoredCoarseKeys stored = store_coarse(problem(), operands_.index_k);
-    const Tensor<Int8, 2> keys = backend_->upload(stored.keys.view());
-    const Tensor<float, 2> blocks = backend_->upload(stored.blocks.view());
-    for (int run = 0; run < 2; ++run) {
-        Tensor<int32_t, 3> ids = backend_->make<int32_t, 3>(want.shape());
-        backend_->index_select(problem(), GetParam().rule, {index_q, index_k, {}, {keys, blocks}},
-                               ids);
-        const bool by_copy = backend_->answered_by() == "index_select_coarse_sm90";
-        EXPECT_TRUE(by_copy || backend_->answered_by().starts_with(kernel + "; without"));
-        EXPECT_EQ(by_copy, kernel == "index_select_sm90") << backend_->answered_by();
-        EXPECT_TRUE(identical(backend_->download(std::as_const(ids).view()), want));
-    }
-}
-
 TEST_P(Tuned, IndexSelectOfSmallIntegersIsExactInEveryType) {
     Operands o = make_operands(GetParam(), element());
     const auto round = [](float x) { return std::clamp(std::nearbyint(x), -2.0F, 2.0F); };

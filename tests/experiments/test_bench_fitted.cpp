@@ -16,7 +16,7 @@ std::pair<Problem, Tensor<int32_t, 3>> fitted_ids(int64_t tokens, uint64_t seed)
     bench::Case c{"short", "", square_problem(0, 2, 2, 64, 128, 128), 16, {}};
     c.problem.batch = PackedBatch({0, 128}, {0, tokens});
     bench::BenchOptions o;
-    o.index_forms = {{Element::f32}};
+    o.index_elements = {Element::f32};
     const std::unique_ptr<Backend> backend = make_backend("cpu");
     bench::Layer layer = bench::allocate_layer(*backend, c, o, {.index = true});
     bench::fill_index(*backend, c, layer, "fitted", seed);

@@ -19,7 +19,7 @@ namespace bench = experiments::bench;
 const bench::BenchOptions& float_options() {
     static const bench::BenchOptions made = [] {
         bench::BenchOptions o;
-        o.index_forms = {{Element::f32}};
+        o.index_elements = {Element::f32};
         return o;
     }();
     return made;

@@ -193,18 +193,6 @@ Tensor<int32_t, 3> Runner::index_select(const Problem& p, const SelectionRule& r
     return ids.take();
 }
 
-Tensor<int32_t, 3> Runner::index_select_coarse(const Problem& p, const SelectionRule& rule,
-                                               const Operands& o) {
-    const Uploaded<3> index_q(*backend_, element(), o.index_q);
-    const Uploaded<2> index_k(*backend_, element(), o.index_k);
-    const StoredCoarseKeys stored = store_coarse(p, o.index_k);
-    const Tensor<Int8, 2> keys = backend_->upload(stored.keys.view());
-    const Tensor<float, 2> blocks = backend_->upload(stored.blocks.view());
-    Guarded<int32_t, 3> ids(*backend_, {p.queries(), p.kv_heads, rule.top_k});
-    backend_->index_select(p, rule, {index_q, index_k, {}, {keys, blocks}}, ids);
-    return ids.take();
-}
-
 Selection Runner::index_select_lse(const Problem& p, const SelectionRule& rule, const Operands& o) {
     const Uploaded<3> index_q(*backend_, element(), o.index_q);
     const Uploaded<2> index_k(*backend_, element(), o.index_k);

@@ -74,8 +74,6 @@ public:
     Tensor<int32_t, 3> select_blocks(const Problem&, const SelectionRule&,
                                      View<const float, 3> scores);
     Tensor<int32_t, 3> index_select(const Problem&, const SelectionRule&, const Operands&);
-    /// With an int8 copy of index_k.
-    Tensor<int32_t, 3> index_select_coarse(const Problem&, const SelectionRule&, const Operands&);
     Selection index_select_lse(const Problem&, const SelectionRule&, const Operands&);
     Attention sparse_attention(const Problem&, const Operands&, View<const int32_t, 3> ids,
                                LoopOrder = LoopOrder::automatic);

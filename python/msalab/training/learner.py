@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
+from transformers import masking_utils
 
 from ..arguments import error_text
 from ..capture.decoder import decoder_layers, decoder_of
@@ -20,6 +22,7 @@ from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import check_device
 from ..ending import Refusal
 from ..nn import IndexBranch
+from ..torch import kl_aside
 from .data import NO_TARGET
 
 TOKENS_AT_ONCE = 2048  # whose logits are held
@@ -36,6 +39,7 @@ class Learner(nn.Module):
         self.model, self.attention = model, attention
         self.cross_entropy = cross_entropy
         self.rounded: Rounded | None = None
+        self.aside: torch.cuda.Stream | None = None  # of the KL, beside the layers behind it
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         first = next((one for one in self.model.modules() if isinstance(one, IndexBranch)), None)
@@ -43,21 +47,22 @@ class Learner(nn.Module):
             first.unshard()  # all of them, which are a unit; no graph is to wait for its hooks
         if self.rounded is not None:
             self.rounded.put()
-        with torch.set_grad_enabled(not self.attention.warming):
+        with torch.set_grad_enabled(not self.attention.warming), kl_aside(self.aside):
             nats = self._nats(tokens, positions, targets)
         if self.rounded is not None and not torch.is_grad_enabled():  # no gradients will come back
             self.rounded.restore()
         return nats, sum(self.attention.kl.values())
 
     def _nats(self, tokens, positions, targets):
-        hidden = decoder_of(self.model)(input_ids=tokens[None], position_ids=positions[None],
-                                          use_cache=False).last_hidden_state[0]
+        with patch.object(masking_utils, "find_packed_sequence_indices", lambda *_: None):  # it waits for the GPU
+            hidden = decoder_of(self.model)(input_ids=tokens[None], position_ids=positions[None],
+                                            use_cache=False).last_hidden_state[0]
         head = self.model.get_output_embeddings()
 
         def nats(some, told):
             return self.cross_entropy(head(some), told)
 
-        return sum(checkpoint(nats, *part, use_reentrant=False) for part in
+        return sum(checkpoint(nats, *part, use_reentrant=False, preserve_rng_state=False) for part in
                    zip(hidden.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)))
 
 
@@ -290,14 +295,14 @@ def set_rates(optimizer, step: int, options):
         group["lr"] = group["rate"] * share
 
 
-def clip(optimizer, most: float) -> dict[bool, float]:
+def clip(optimizer, most: float) -> dict[bool, Tensor]:
     """Norms of the gradients before each is clipped: of the backbone (False) and the Index Branches (True),
-    apart, so that the one's does not shorten the other's."""
+    apart, so that the one's does not shorten the other's. Nothing waits for them."""
     norms = {}
     for of_index in (False, True):
         with_gradient = [one for group in optimizer.param_groups if group["of_index"] == of_index
                          for one in group["params"] if one.grad is not None]
         if with_gradient:
             norm = nn.utils.clip_grad_norm_(with_gradient, most)
-            norms[of_index] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+            norms[of_index] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return norms

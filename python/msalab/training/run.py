@@ -35,11 +35,12 @@ from . import checkpoint, data, unread
 from .columns import AVERAGED, LAST_SHARE, SHAPES
 from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no_activations, make_optimizer, set_rates,
                       shard)
+from .replay import Passes, why_no_graph
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "index_norm", "index_rotary",
           "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
-          "context", "batch", "dtype", "compile", "bytes", "diverged", "probe_every", "log_every")
-MAY_CHANGE = ("device", "options log_every")  # of a run that goes on
+          "context", "batch", "dtype", "compile", "cuda_graph", "bytes", "diverged", "probe_every", "log_every")
+MAY_CHANGE = ("device", "options cuda_graph", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
 SMOOTH = 0.1  # share of the newest loss in the smoothed one
 
@@ -271,6 +272,9 @@ class Training:
             compile_parts(self.learner)
         shard(self.learner, self.group, self.dtype)
         self.optimizer = make_optimizer(self.learner, options)
+        why_not = why_no_graph(self.learner, self.group.device, options.compile)
+        require(not options.cuda_graph or why_not is None, f"--cuda-graph: {why_not}")
+        self.passes = Passes(self.learner, self.micros, options.kl_weight, options.cuda_graph, self.note)
 
     def save(self, step: int):
         checkpoint.save(self.out, self.group, self.learner, self.optimizer, {"step": step} | asdict(self.health))
@@ -367,14 +371,13 @@ class Training:
             if attention.kl:
                 kl += torch.stack([value.detach() for value in attention.kl.values()]).double() / self.micros
         norms = clip(self.optimizer, options.clip)
-        nats, wishes, *kls = group.summed([nats, wants_stop, *kl])
+        self.optimizer.step()  # behind a gradient that is not finite the run ends, and leaves what was saved
+        self.optimizer.zero_grad()
+        nats, wishes, *kls = group.summed([nats, wants_stop, *kl])  # the host waits here alone
         values = [("learning_rate", "", self.optimizer.param_groups[0]["lr"])]
-        values += [(("index_" if of_index else "") + "gradient_norm", "", norm)
+        values += [(("index_" if of_index else "") + "gradient_norm", "", float(norm))
                    for of_index, norm in norms.items()]
         values += [("kl_loss", layer, value / group.size) for layer, value in zip(attention.kl, kls)]
-        if all(math.isfinite(norm) for norm in norms.values()):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
         return nats / max(targets, 1), values, probes, wishes > 0
 
     def _backward(self, rows, targets: int, measure: bool):
@@ -382,19 +385,11 @@ class Training:
         the GPU: while that computes, the next micro-batch is made ready."""
         tokens, cu, told = self.rows.batch(rows)
         starts = torch.tensor(cu[:-1]).repeat_interleave(torch.tensor(cu).diff())
-        tokens, positions, told = map(self._moved, (
-            torch.from_numpy(tokens), torch.arange(len(tokens)) - starts, torch.from_numpy(told)))
-        attention = self.attention
-        attention.begin(cu, positions, measure)
-        nats, kl = self.learner(tokens, positions, told)
-        probes = [(name, layer, value) for name, layer, value in attention.measured or ()]
-        attention.measured = None
-        kl = kl / self.micros
-        if attention.warming:
-            kl.backward()
-        else:  # processes take the mean of their gradients
-            (nats * (self.group.size / max(targets, 1)) + self.options.kl_weight * kl).backward()
-        return nats.detach().double(), probes
+        share = self.group.size / max(targets, 1)  # processes take the mean of their gradients
+        nats = self.passes(cu, *map(self._moved, (
+            torch.from_numpy(tokens), torch.arange(len(tokens)) - starts, torch.from_numpy(told),
+            torch.tensor(share, dtype=torch.float32))), measure=measure)
+        return nats.double(), self.passes.measured if measure else []
 
     def _moved(self, tensor):
         """To the device, without waiting for it."""
