@@ -275,7 +275,7 @@ protected:
                        const BlockMassOutput& to) override {
         answer(p, WriteSet(to.mass), [&](const Call& call) {
             const Support tuned = takes_block_mass_tuned(
-                p, {.element = in.q.element(), .page_size = in.k.page_size()},
+                device_, p, {.element = in.q.element(), .page_size = in.k.page_size()},
                 static_cast<bool>(to.max_logit), are_aligned(in.q, in.k),
                 static_cast<bool>(in.sinks));
             (tuned.yes ? block_mass_tuned : block_mass_any)(CallNow(call, in.k), in, to);

@@ -43,4 +43,14 @@ cudaError_t by_operand_sizes(int dim, int block_size, Launch launch) {
         return by_sizes(dim, block_size, launch);
 }
 
+/// The same for kernels that also take heads of 256 channels, of 16 bits, in blocks of 64 or 128.
+template <typename T, typename Launch>
+cudaError_t by_head_sizes(int dim, int block_size, Launch launch) {
+    if constexpr (sizeof(T) > 1)
+        if (dim == 256)
+            return block_size == 64 ? launch.template operator()<256, 64>()
+                                    : launch.template operator()<256, 128>();
+    return by_operand_sizes<T>(dim, block_size, launch);
+}
+
 }  // namespace msa::cuda

@@ -8,6 +8,7 @@
 #include "gpu/device/attend_e4m3_sm90.cuh"
 #include "gpu/device/clusters_sm90.cuh"
 #include "gpu/device/decode_keys_sm90.cuh"
+#include "gpu/device/part_of_block.cuh"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 
 namespace msa::cuda::sm90 {
@@ -79,8 +80,9 @@ struct DecodePart {
     __device__ int place(int part, int own_head) const { return part * own_heads + own_head; }
 };
 
-/// The blocks of this thread block, the n-th in lane n of each warp: k is at most 32.
-template <int BlockSize>
+/// The blocks of this thread block, the n-th in lane n of each warp: k is at most 32. Cut: a block
+/// may be two of BlockSize keys, of which a cluster of two or more thread blocks has at most 64.
+template <int BlockSize, bool Cut>
 struct DecodeBlocks {
     int32_t id;        // -1: none
     TileRowsAt rows;   // in the first warp, which copies
@@ -89,7 +91,10 @@ struct DecodeBlocks {
     /// In the warm-up there is one block, which is not copied.
     __device__ DecodeBlocks(const SparseDecodeArgs& args, const DecodePart& part, bool live) {
         const int slot = part.rank + static_cast<int>(threadIdx.x) % kWarp * part.cluster;
-        id = slot < args.top_k ? __ldcg(args.ids + part.row * args.top_k + slot) : -1;
+        if constexpr (Cut)
+            id = part_of_block<BlockSize>(args, part.row, slot);
+        else
+            id = slot < args.top_k ? __ldcg(args.ids + part.row * args.top_k + slot) : -1;
         if (!live) id = -1;
         if (threadIdx.x < kWarp && id >= 0) rows = {args.key_map, part.first_key + id * BlockSize};
         const uint32_t none = __ballot_sync(kAllLanes, id < 0);
@@ -107,9 +112,9 @@ struct DecodeBlocks {
 };
 
 /// Starts the copy of a tile, if there is one.
-template <int BlockSize, typename Memory>
+template <typename Blocks, typename Memory>
 __device__ void fetch_tile(const SparseDecodeArgs& args, const DecodePart& part,
-                           const DecodeBlocks<BlockSize>& blocks, Memory& shared, int tile) {
+                           const Blocks& blocks, Memory& shared, int tile) {
     using S = typename Memory::S;
     if (threadIdx.x >= kWarp || tile >= blocks.tiles) return;
     const TileRowsAt rows = blocks.rows_of(tile / 2);
@@ -121,9 +126,9 @@ __device__ void fetch_tile(const SparseDecodeArgs& args, const DecodePart& part,
 }
 
 /// Copies the next tile to the place of one that all warps are about to have read.
-template <int BlockSize, typename Memory>
+template <typename Blocks, typename Memory>
 __device__ void replace_tile(const SparseDecodeArgs& args, const DecodePart& part,
-                             const DecodeBlocks<BlockSize>& blocks, Memory& shared, int tile) {
+                             const Blocks& blocks, Memory& shared, int tile) {
     if (tile + Memory::kTiles >= blocks.tiles) return;
     fence_shared();
     __syncthreads();

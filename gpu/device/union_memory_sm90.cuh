@@ -15,7 +15,8 @@ struct alignas(1024) UnionMemory {
     static constexpr int kBlocks = kStepBlocks<T, Dim, BlockSize>, kKeys = kBlocks * BlockSize;
     using S = OperandShape<T, Dim, kKeys>;
     static constexpr int kTasks = Dim == 64 ? 2 : 1;  // with 128, a second would cost a stage
-    static constexpr int kStages = Kind == Slots::none ? S::kStages * 3 / 2 : S::kStages;
+    static constexpr int kStages =
+        Kind == Slots::none && Dim < 256 ? S::kStages * 3 / 2 : S::kStages;
     char q[kTasks][S::kQueryBytes];
     char k[kStages][S::kKeyBytes];
     char v[kStages][S::kValueBytes];

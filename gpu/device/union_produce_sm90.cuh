@@ -2,6 +2,7 @@
 // The producer warp of a team of gpu/kernels/sparse_attention_union_sm90.cu.
 #pragma once
 
+#include "gpu/device/part_of_block.cuh"
 #include "gpu/device/union_memory_sm90.cuh"
 #include "gpu/device/union_tiles_sm90.cuh"
 
@@ -145,11 +146,12 @@ __device__ void produce_blocks(const SparseUnionArgs& args,
         const int item = tile_index * args.groups + group;
         const QueryTile tile = args.tiles[tile_index];
         const UnionPart part = queue.template part<Memory::kBlocks>(args, item);
-        const int count = part.count;
         const UnionBlock* const blocks =
             args.workspace.blocks + int64_t{item} * args.top_k * args.tile_queries + part.begin;
+        const int count = step_blocks<Dim, BlockSize>(args, tile, blocks, part.count);
         const auto block_from = [&](int first) {  // for this lane, of the step that begins there
             const int n = first + lane % Memory::kBlocks;
+            if constexpr (Dim == 256) return n < count ? half_block(args, blocks, n) : UnionBlock{};
             return n < count ? blocks[n] : UnionBlock{};
         };
         UnionBlock next = block_from(0);

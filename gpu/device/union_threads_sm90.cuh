@@ -19,20 +19,23 @@ template <typename T, int Dim, int BlockSize>
 constexpr int kTeams = sparse_union_teams(Dim, BlockSize, sizeof(T));
 
 /// Blocks of a union that a tile takes in one step: as many as fill a tile of keys. In e4m3 one,
-/// because each block has its own scales.
+/// because each block has its own scales. With 256 channels one too, of kSparseWideStepKeys keys:
+/// a block of 128 is two of them.
 template <typename T, int Dim, int BlockSize>
 constexpr int kStepBlocks =
-    kIsE4m3<T> ? 1 : (kTeams<T, Dim, BlockSize> > 1 ? kSparseShortStepKeys : kTileKeys) / BlockSize;
+    kIsE4m3<T> || Dim == 256
+        ? 1
+        : (kTeams<T, Dim, BlockSize> > 1 ? kSparseShortStepKeys : kTileKeys) / BlockSize;
 
 /// Whether the consumer warpgroups take turns, and the producer reads the next tile before it
-/// requests the last values of this one: with 128 channels in bf16 and f16. It made e4m3 2 %
-/// slower.
+/// requests the last values of this one: with 128 and 256 channels in bf16 and f16. It made e4m3
+/// 2 % slower.
 template <typename T, int Dim>
-constexpr bool kTakeTurns = Dim == 128 && !kIsE4m3<T>;
+constexpr bool kTakeTurns = Dim >= 128 && !kIsE4m3<T>;
 
 /// The threads of a thread block: the consumers of all teams, then a warpgroup whose first warps
 /// are the teams' producers. Producers that run ahead (Ahead) need more registers.
-template <int Teams, bool Ahead>
+template <int Teams, bool Ahead, bool Wide>
 struct UnionThreads {
     static constexpr int kConsumers = AttendRows::kConsumers;  // warpgroups of a team
     static constexpr int kTeamThreads = kConsumers * kWarpgroup, kTeamWarps = kConsumers * 4;
@@ -41,12 +44,13 @@ struct UnionThreads {
     static constexpr int kConsumer = Teams == 2 ? 112 : Ahead ? 232 : 240;
     static constexpr int kProducer = Teams == 2 ? 32 : Ahead ? 40 : 24;
     static_assert(Rows::kConsumers * kConsumer + kProducer <= Rows::kRegisters);
-    static constexpr int kSlotStages = Teams == 1 ? 4 : 3;  // with 4, there would be no room for
-                                                            // two tasks of each of two teams
+    // With 4, there would be no room for two tasks of each of two teams; with 2, none for two
+    // stages of 256 channels.
+    static constexpr int kSlotStages = Wide ? 1 : Teams == 1 ? 4 : 3;
     static constexpr int kSharedBytes = kMostSharedBytes / Teams;
 };
 template <typename T, int Dim, int BlockSize>
-using UnionThreadsOf = UnionThreads<kTeams<T, Dim, BlockSize>, kTakeTurns<T, Dim>>;
+using UnionThreadsOf = UnionThreads<kTeams<T, Dim, BlockSize>, kTakeTurns<T, Dim>, (Dim > 128)>;
 
 /// Makes two warpgroups alternate, so that the softmax of one overlaps with the products of the
 /// other. Both have the same number of turns, and the first warpgroup begins. A turn begins once

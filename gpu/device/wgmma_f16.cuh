@@ -12,6 +12,7 @@
 
 #include "gpu/device/wgmma.cuh"
 #include "gpu/device/wgmma_s8.cuh"
+#include "gpu/device/wgmma_wide.cuh"
 
 namespace msa::cuda::sm90 {
 

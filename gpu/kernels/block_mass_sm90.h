@@ -13,7 +13,8 @@
 
 namespace msa::cuda {
 
-constexpr int kMassTileRows = 256;  // (query, head) rows of a tile
+constexpr int kMassTileRows = 256;  // (query, head) rows of a tile, of up to 128 channels
+constexpr int mass_tile_rows(int64_t head_dim) { return head_dim > 128 ? 128 : kMassTileRows; }
 constexpr int kMassTileKeys = 128;
 
 struct BlockMassArgs {
@@ -21,8 +22,8 @@ struct BlockMassArgs {
     const void* all_keys;     // [Nk, Hkv, dh], the same as k
     int64_t keys;             // Nk
     CUtensorMap k;            // on Hopper: [Nk, Hkv * dh], boxes of 128 keys x 128 bytes
-    int head_dim;             // 64 or 128
-    const QueryTile* tiles;   // of at most kMassTileRows / G queries, the most work first
+    int head_dim;             // 64 or 128, on Hopper also 256
+    const QueryTile* tiles;   // of at most mass_tile_rows() / G queries, the most work first
     int tile_count;           // at most kMassMostTiles
     const KeyRange* visible;  // [Nq]
     int64_t first_query;      // row 0 of the workspace and the outputs

@@ -6,11 +6,15 @@
 //   decode       writes outputs, largest scores and sums of a thread block's part to global memory
 //   join_parts   a warp merges the parts of a head, and writes out and lse
 //
+// With 256 channels a block of 128 keys is taken as two of 64.
+//
 // Keys that the query does not see are never copied; zeros are in their places. Operands of e4m3
 // are multiplied as f16: gpu/device/decode_keys_e4m3.cuh.
 #include "gpu/device/attend_mma.cuh"
 #include "gpu/device/by_sizes.cuh"
 #include "gpu/device/decode_keys_e4m3.cuh"
+#include "gpu/device/part_of_block.cuh"
+#include "gpu/device/ring.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
@@ -55,9 +59,11 @@ struct Part {
     __device__ int first_block(const SparsePartsArgs& args) const {
         return args.of_query[query].first_block;
     }
-    /// The n-th block of this thread block; -1: none.
+    /// The n-th block of this thread block, of BlockSize keys; -1: none.
+    template <int Dim, int BlockSize>
     __device__ int block(const SparsePartsArgs& args, int n) const {
         const int slot = number + n * kDecodeParts;
+        if constexpr (Dim == 256) return part_of_block<BlockSize>(args, row, slot);
         return slot < args.top_k ? args.ids[row * args.top_k + slot] : -1;
     }
 };
@@ -137,6 +143,20 @@ struct Products<__nv_fp8_e4m3, Dim, BlockSize> {
     }
 };
 
+/// Starts copies of a block's keys or values; rows from `there` on become zeros.
+template <int Width, int BlockSize, int TileWidth>
+__device__ void copy_keys(uint16_t* to, const uint16_t* from, int64_t stride, int there) {
+    if constexpr (Width == 256) {  // each warp's own
+        constexpr int kKeys = BlockSize / kWarps;
+        const int first = warp_id() * kKeys;
+        warp_copy_rows<Width, kKeys>(to + first * Width,
+                                     there > first ? from + first * stride : from, stride,
+                                     there - first);
+    } else {
+        copy_rows<Width, BlockSize, kThreads, TileWidth>(to, from, stride, there);
+    }
+}
+
 template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(kThreads, 2)
     decode(const __grid_constant__ SparsePartsArgs args) {
@@ -154,12 +174,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     };
     int ahead[kStages];
     const auto fetch = [&](int n, int stage) {
-        const int id = part.block(args, n);
+        const int id = part.block<Dim, BlockSize>(args, n);
         ahead[stage] = id;
         const int64_t from = base + int64_t{id} * BlockSize * stride;
         const auto copy = [&](uint16_t* to, const void* of) {
             if (id >= 0)
-                copy_rows<kWidth, BlockSize, kThreads, Memory::kWidth>(
+                copy_keys<kWidth, BlockSize, Memory::kWidth>(
                     to, static_cast<const uint16_t*>(of) + from, stride, seen_of(id));
             commit_copies();
         };
@@ -299,7 +319,8 @@ cudaError_t launch(const SparsePartsArgs& args, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_decode_sm80(const SparsePartsArgs& args, cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int Size>() {
+        constexpr int BlockSize = Dim == 256 ? kSparseWideStepKeys : Size;
         return launch<T, Dim, BlockSize>(args, stream);
     });
 }

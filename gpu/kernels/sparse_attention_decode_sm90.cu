@@ -19,7 +19,8 @@
 //
 //   up to 16 clusters   8 thread blocks each, one to an SM, with all tiles of two blocks, and a
 //                       warm-up
-//   more                the largest of 4, 2 and 1 that makes at most 256 thread blocks; each has
+//   more                the largest of 4, 2 and 1 that makes at most 256 thread blocks, or else 1
+//                       (2 with 256 channels, for which a block of 128 keys is two of 64); each has
 //                       half of an SM, for a ring of three tiles of 32 KB: up to 192 KB are under
 //                       way to an SM
 //
@@ -50,16 +51,16 @@ using namespace sm90;
 
 constexpr int kThreads = kDecodeWarps * kWarp;
 
-/// Thread blocks of a cluster, and those that have room on an SM.
+/// Thread blocks of a cluster, at least `least`, and those that have room on an SM.
 struct DecodeForm {
     int cluster, to_sm;
 };
-DecodeForm form_of(int64_t clusters) {
+DecodeForm form_of(int64_t clusters, int least) {
     constexpr int64_t kAlone = kMostExchanging;  // so many any chip holds at once, one to an SM
     int cluster = kDecodeCluster;
     if (clusters * cluster <= kAlone) return {cluster, 1};
     do cluster /= 2;
-    while (cluster > 1 && clusters * cluster > 2 * kAlone);
+    while (cluster > least && clusters * cluster > 2 * kAlone);
     return {cluster, 2};
 }
 
@@ -100,7 +101,7 @@ __device__ void weigh(float (&score)[Sums], const int (&seen)[2],
 /// Attends to the blocks of this thread block. The warm-up takes whatever the tiles hold.
 template <typename T, int Dim, int BlockSize, int Tiles>
 __device__ void attend(const SparseDecodeArgs& args, const DecodePart& part,
-                       const DecodeBlocks<BlockSize>& blocks,
+                       const DecodeBlocks<BlockSize, Dim == 256>& blocks,
                        DecodeMemory<T, Dim, BlockSize, Tiles>& shared,
                        const uint32_t (&rows)[Dim / 4], const float (&row_scale)[2], bool live,
                        float (&out)[Dim / 2], RunningSoftmax<T>& softmax) {
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, ToSm)
         if (threadIdx.x == 0) shared.all_parts.expect(sizeof(shared.parts));
         arrive_in_cluster();
         if (live) wait_for_previous_kernel();
-        const DecodeBlocks<BlockSize> blocks(args, part, live);
+        const DecodeBlocks<BlockSize, Dim == 256> blocks(args, part, live);
 #pragma unroll 1
         for (int tile = 0; tile < kTiles; ++tile) fetch_tile(args, part, blocks, shared, tile);
         if (live) launch_dependents();
@@ -307,8 +308,9 @@ template <typename T>
 cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t stream,
                                       const RankExchange* exchange) {
     const int64_t clusters = sparse_decode_clusters(args.queries, args.groups, args.group_size());
-    const DecodeForm form = form_of(clusters);
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    const DecodeForm form = form_of(clusters, args.head_dim == 256 ? 2 : 1);
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int Size>() {
+        constexpr int BlockSize = Dim == 256 ? kSparseWideStepKeys : Size;
         const auto run = [&]<bool Exchanged, int ToSm>() {
             auto* const kernel = decode<T, Dim, BlockSize, Exchanged, ToSm>;
             using S = DecodeMemory<T, Dim, BlockSize, kDecodeTiles<T, Dim, BlockSize, ToSm>>;
@@ -319,7 +321,7 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                 kernel, form.cluster, static_cast<unsigned>(clusters * form.cluster), kThreads,
                 sizeof(S), stream, args, exchange != nullptr ? *exchange : RankExchange{});
         };
-        if constexpr (!kIsE4m3<T>)
+        if constexpr (!kIsE4m3<T> && Dim < 256)
             if (exchange != nullptr) return run.template operator()<true, 1>();
         if (form.to_sm == 1) return run.template operator()<false, 1>();
         return run.template operator()<false, 2>();

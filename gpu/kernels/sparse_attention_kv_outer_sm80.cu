@@ -4,7 +4,7 @@
 //
 // A thread block copies the keys and values of a block to shared memory. Its warps then work
 // independently: each loads 16 rows (query, head) that selected the block at a time from global
-// memory into registers, while it multiplies the previous ones.
+// memory into registers, while it multiplies the previous ones (not with 256 channels).
 //
 // A row has one softmax per block. Its output is normalised and goes to a slot with the log of the
 // denominator; sparse_attention_union_sm80.cu adds the slots of a row.
@@ -19,11 +19,16 @@
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * kWarp;
+/// Warps of a thread block. With 256 channels it is the only one of an SM.
+template <int Dim>
+constexpr int kWarps = Dim == 256 ? 8 : 4;
+template <int Dim>
+constexpr int kThreads = kWarps<Dim>* kWarp;
 
 template <typename T, int Dim, int BlockSize>
 struct Shared {
-    static constexpr int kKeys = BlockSize < 64 ? BlockSize : 64;  // multiplied at once
+    static constexpr int kMostKeys = Dim == 256 ? 32 : 64;
+    static constexpr int kKeys = BlockSize < kMostKeys ? BlockSize : kMostKeys;  // at once
     using Tiles = LaneTiles<T, Dim, BlockSize>;
     uint16_t k[Tiles::kKeyBytes / 2], v[Tiles::kValueBytes / 2];
 };
@@ -59,12 +64,13 @@ struct PassRows {
 };
 
 template <typename T, int Dim, int BlockSize>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads<Dim>, Dim == 256 ? 1 : 2)
     kv_outer(const __grid_constant__ SparseTilesArgs args) {
     extern __shared__ __align__(1024) char memory[];
     using Memory = Shared<T, Dim, BlockSize>;
     auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr int kKeys = Memory::kKeys, kWidth = kRowWidth<T, Dim>;
+    constexpr bool kAhead = Dim < 256;  // rows are loaded while others are multiplied
     const SparseWorkspace& work = args.workspace;
     const SparseRound round = work.rounds[args.round];
     const KeyBlockItem* const items = work.items + round.first_chunk * args.most_items();
@@ -77,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         const auto there = static_cast<int>(min(args.keys - key, int64_t{BlockSize}));
         const int64_t from = key * stride + item.group * kWidth;
         __syncthreads();  // all warps are done with the last block
-        copy_rows<kWidth, BlockSize, kThreads, kTileWidth<T, Dim>>(
+        copy_rows<kWidth, BlockSize, kThreads<Dim>, kTileWidth<T, Dim>>(
             shared.k, static_cast<const uint16_t*>(args.k) + from, stride, there);
         BlockScales scales{};
         if constexpr (kIsE4m3<T>) {
@@ -85,10 +91,10 @@ __global__ void __launch_bounds__(kThreads, 2)
             scales = block_scales_at(args.scales, number);
             const char* const block = args.values + number * Memory::Tiles::kValueBytes;
             for (int i = static_cast<int>(threadIdx.x); i < Memory::Tiles::kValueBytes / 16;
-                 i += kThreads)
+                 i += kThreads<Dim>)
                 copy_chunk(shared.v + i * kChunk, block + i * 16, true);
         } else {
-            copy_rows<Dim, BlockSize, kThreads>(
+            copy_rows<Dim, BlockSize, kThreads<Dim>>(
                 shared.v, static_cast<const uint16_t*>(args.v) + from, stride, there);
         }
         commit_copies();
@@ -96,9 +102,11 @@ __global__ void __launch_bounds__(kThreads, 2)
         PassRows<T, Dim> next(args, item, warp_id());
         wait_for_groups<0>();
         __syncthreads();
-        for (int pass = warp_id(); pass < passes; pass += kWarps) {
+        for (int pass = warp_id(); pass < passes; pass += kWarps<Dim>) {
+            if (!kAhead && pass != warp_id()) next = PassRows<T, Dim>(args, item, pass);
             const PassRows<T, Dim> rows = next;
-            if (pass + kWarps < passes) next = PassRows<T, Dim>(args, item, pass + kWarps);
+            if (kAhead && pass + kWarps<Dim> < passes)
+                next = PassRows<T, Dim>(args, item, pass + kWarps<Dim>);
             float out[1][Dim / 2] = {};
             RunningSoftmax<T> softmax;
 #pragma unroll
@@ -127,16 +135,17 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<T, Dim, BlockSize>);
-    static_assert(kBytes <= 99 << 10);
+    static_assert(kIsE4m3<T> || kBytes == sparse_kv_outer_bytes_sm80(Dim, BlockSize));
+    static_assert(kBytes <= (Dim == 256 ? 163 : 99) << 10);
     auto* const kernel = kv_outer<T, Dim, BlockSize>;
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     int blocks = 0;  // on an SM
     const cudaError_t asked =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads<Dim>, kBytes);
     if (asked != cudaSuccess) return asked;
-    kernel<<<static_cast<unsigned>(blocks * sms), kThreads, kBytes, stream>>>(args);
+    kernel<<<static_cast<unsigned>(blocks * sms), kThreads<Dim>, kBytes, stream>>>(args);
     return cudaGetLastError();
 }
 
@@ -144,7 +153,7 @@ cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         return launch<T, Dim, BlockSize>(args, sms, stream);
     });
 }

@@ -54,7 +54,7 @@ struct Shared {
     using S = OperandShape<T, Dim, BlockSize>;
     static constexpr int kBlockBytes = S::kKeyBytes + S::kValueBytes;
     static constexpr int kQueryBytes = kConsumers * S::kBoxes * kPassRows * kSwizzle;  // of a stage
-    static constexpr int kQueryStages = kBlockBytes <= 32768 ? 4 : 3;
+    static constexpr int kQueryStages = Dim == 256 ? 1 : kBlockBytes <= 32768 ? 4 : 3;
     /// Keys and values of as many blocks as there is room for beside barriers and uses: the next
     /// ones are there when a block of few uses is done.
     static constexpr int kBlockStages =
@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
     using Memory = Shared<T, Dim, BlockSize>;
     auto& shared = *reinterpret_cast<Memory*>(memory);
     constexpr bool kNarrow = kIsE4m3<T>;
+    constexpr bool kWide = Dim == 256;  // no registers for outputs beside scores
     if (threadIdx.x == 0) {
         for (auto& ring : shared.q_ring) ring.init(1);
         shared.k_ring.init(kConsumers);
@@ -320,10 +321,11 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
         for (int n = 1; n < count; ++n) {
             float sum[BlockSize / 2];
             start_out();
-            start(sum);
+            if (!kWide) start(sum);
             normalise();
-            wgmma_wait<1>();
+            wgmma_wait<kWide ? 0 : 1>();
             store();
+            if (kWide) start(sum);
             wgmma_wait<0>();
             take(sum);
             keep_weights<T>(p, sum);
@@ -343,7 +345,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                                         cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<T, Dim, BlockSize>;
         auto* const kernel = kv_outer<T, Dim, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);

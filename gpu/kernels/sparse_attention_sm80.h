@@ -3,6 +3,7 @@
 // lists, slots and the two methods are those of sparse_attention_sm90.h.
 #pragma once
 
+#include "gpu/half_types.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 
 namespace msa::cuda {
@@ -25,6 +26,11 @@ template <typename T>
 cudaError_t launch_sparse_kv_outer_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
 template <typename T>
 cudaError_t launch_sparse_union_sm80(const SparseTilesArgs&, int sms, cudaStream_t);
+
+/// Shared memory of a thread block of KV-outer, with operands of 16 bits.
+constexpr int sparse_kv_outer_bytes_sm80(int64_t head_dim, int64_t block_size) {
+    return static_cast<int>(2 * block_size * head_dim * kHalfBytes);
+}
 
 /// Thread blocks of split-K decode for 16 heads of a (query, group); each takes some of its blocks.
 /// A second kernel merges the parts.

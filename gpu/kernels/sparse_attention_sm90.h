@@ -44,6 +44,10 @@ constexpr int sparse_union_teams(int64_t head_dim, int64_t block_size, int64_t e
     return head_dim == 64 && element_bytes > 1 && block_size <= kSparseShortStepKeys ? 2 : 1;
 }
 
+/// Keys of what a union of heads of 256 channels takes of a block in one step. The registers of
+/// more would not suffice.
+constexpr int kSparseWideStepKeys = 64;
+
 /// Arguments of every kernel here.
 struct SparseCall {
     const int32_t* ids;                                    // [Nq, Hkv, top_k]

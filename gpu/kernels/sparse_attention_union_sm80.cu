@@ -9,29 +9,25 @@
 // selected. With 16 heads per group a warp's rows are one query's, so it multiplies only blocks
 // that this query selected.
 //
+// With 256 channels eight warps need all registers. So they copy themselves, step by step, 32 keys
+// per stage.
+//
 // Thread blocks are persistent. The copying warp takes tiles from a counter, because unions differ
 // in length, and runs ahead into the next tile.
 #include <algorithm>
 
-#include "gpu/device/attend_mma.cuh"
-#include "gpu/device/attend_rows.cuh"
 #include "gpu/device/by_sizes.cuh"
 #include "gpu/device/ring.cuh"
 #include "gpu/device/seen_keys.cuh"
+#include "gpu/device/union_rows_sm80.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_sm80.h"
 
 namespace msa::cuda {
 namespace {
 
-constexpr int kWarps = kSparseTileRows / 16, kThreads = (kWarps + 1) * kWarp;
+constexpr int kWarps = kUnionWarps, kThreads = (kWarps + 1) * kWarp;
 constexpr int kTasks = 2, kNoTask = -1;
-
-/// A (tile, group) pair.
-struct Task {
-    int tile, group, steps;           // steps: stages of the union, or kNoTask
-    int visible[kSparseTileQueries];  // of the queries
-};
 
 template <typename T, int Dim, int BlockSize>
 struct Shared {
@@ -45,7 +41,7 @@ struct Shared {
     // Of e4m3: of the stages' blocks, and of each thread's rows, for whom registers do not suffice.
     BlockScales scales[kIsE4m3<T> ? kStages : 1];
     RowScales<T> row_scales[kIsE4m3<T> ? kWarps * kWarp : 1];
-    Task tasks[kTasks];
+    UnionTask tasks[kTasks];
     ArrivalBarrier full[kStages], empty[kStages], task_full[kTasks], task_empty[kTasks];
 
     /// By one thread, before a barrier of the block.
@@ -53,57 +49,6 @@ struct Shared {
         for (int s = 0; s < kStages; ++s) full[s].init(kWarp + 1), empty[s].init(kWarps);
         for (int s = 0; s < kTasks; ++s) task_full[s].init(1), task_empty[s].init(kWarps);
     }
-};
-
-/// Adds the slots of one of this thread's rows, of a tile and group, to its softmax state (best,
-/// total), base 2.
-template <typename T, int Dim>
-__device__ void add_slots(const SparseTilesArgs& args, int tile_index, int group, int query,
-                          int row, int side, float (&out)[Dim / 2], float& best, float& total) {
-    constexpr int kChunks = Dim / 32;
-    const int count = __popc(args.workspace.in_slots[args.row(tile_index, query, group)]);
-    if (count == 0) return;
-    const int first = args.slot_row(tile_index, group, 0) + row;
-    const auto* const slots = static_cast<const uint4*>(args.workspace.partial_out);
-    uint4 chunk[kChunks];
-    float lse = 0;
-    const auto read = [&](int n) {
-        const int at = first + n * args.slot_rows();
-        lse = __ldcs(args.workspace.partial_lse + at);
-#pragma unroll
-        for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(slots + slot_chunk<Dim>(at, i));
-    };
-    read(0);
-    for (int n = 0; n < count; ++n) {
-        uint4 mine[kChunks];
-#pragma unroll
-        for (int i = 0; i < kChunks; ++i) mine[i] = chunk[i];
-        const float theirs = lse;
-        if (n + 1 < count) read(n + 1);
-        const float most = fmaxf(best, theirs);
-        const float factor = exp2_fast(best - most), weight = exp2_fast(theirs - most);
-        best = most;
-        total = fmaf(total, factor, weight);
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) out[4 * j + 2 * side + i] *= factor;
-#pragma unroll
-        for (int i = 0; i < kChunks; ++i) add_chunk<T>(out, side, i, mine[i], weight);
-    }
-}
-
-/// The tiles of a round. Group major, so that tiles that run together share keys.
-struct RoundTiles {
-    int first, count;
-
-    __device__ explicit RoundTiles(const SparseTilesArgs& args) {
-        const SparseRound& round = args.workspace.rounds[args.round];
-        first = round.first_chunk * args.chunk_tiles;
-        count = min(round.chunks * args.chunk_tiles, args.tile_count - first);
-    }
-    __device__ int tile(int index) const { return first + index % count; }
-    __device__ int group(int index) const { return index / count; }
 };
 
 /// Starts copies of a stage's values, from key `first` of a block on. `block`: the transposed
@@ -164,7 +109,7 @@ __device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& sha
         const int visible =
             any && lane < tile.queries ? seen_keys(args.visible, tile.query + lane) : 0;
         shared.task_empty[task_at.stage].wait(task_at.parity ^ 1);
-        Task& task = shared.tasks[task_at.stage];
+        UnionTask& task = shared.tasks[task_at.stage];
         task.visible[lane] = visible;
         if (lane == 0)
             task.tile = tile_index, task.group = group, task.steps = any ? count * kParts : kNoTask;
@@ -207,57 +152,6 @@ __device__ __forceinline__ void produce(const SparseTilesArgs& args, Memory& sha
     }
 }
 
-/// The two rows of a thread after the union: their slots, and the result. What it needs of the task
-/// is read anew, out of the way of the registers of the products.
-template <typename T, int Dim>
-__device__ void finish(const SparseTilesArgs& args, const Task& task, float (&out)[Dim / 2],
-                       const RunningSoftmax<T>& softmax) {
-    const int thread = opaque_thread(), lane = thread % kWarp, heads = args.group_size();
-    const int row = thread / kWarp * 16 + lane / 4, group = task.group;
-    const int64_t first_query = args.tiles[task.tile].query;
-    const int queries = args.tiles[task.tile].queries;
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-        const int r = row + 8 * side, query = r / heads;
-        float total = softmax.sum[side];
-        total += __shfl_xor_sync(kAllLanes, total, 1);
-        total += __shfl_xor_sync(kAllLanes, total, 2);
-        float best = best_of(softmax, side, args.scale * kLog2E);
-        const bool wanted = query < queries;  // not of an empty row
-        if (args.any_slots() && wanted)
-            add_slots<Stored<T>, Dim>(args, task.tile, group, query, r, side, out, best, total);
-        __syncwarp();
-        const bool any = total != 0;  // NaN alone leaves no best score, but a total
-        const float by = any ? 1 / total : 0;
-        const int64_t at = first_query + query;
-        if (wanted && has_nan(out, side, by)) args.marked[at * args.groups + group] = 1;
-        const int64_t out_row = at * args.query_heads + group * heads + r % heads;
-        store_row<Stored<T>>(out, side, by, wanted,
-                             static_cast<uint16_t*>(args.out) + out_row * Dim);
-        if (wanted && lane % 4 == 0)
-            args.lse[out_row] = any ? (best + log2f(total)) * kLn2 : -INFINITY;
-    }
-}
-
-/// The warp's rows of a tile; empty rows are zeros. Returns their scales, of empty rows any.
-template <typename T, int Width>
-__device__ RowScales<T> load_queries(const SparseTilesArgs& args, const Task& task,
-                                     WordRows<Width, 1>& q) {
-    const int thread = opaque_thread(), heads = args.group_size();
-    const QueryTile tile = args.tiles[task.tile];
-    const int first = thread / kWarp * 16 + thread % kWarp / 4;
-    const auto at = [&](int row) {
-        return (tile.query + row / heads) * args.query_heads + task.group * heads + row % heads;
-    };
-    const int rows = tile.queries * heads;
-    q.load([&](int, int side) {
-        const int row = first + 8 * side;
-        return row < rows ? static_cast<const uint16_t*>(args.q) + at(row) * Width : nullptr;
-    });
-    return {args.scale * kLog2E, args.scales, at(min(first, rows - 1)),
-            at(min(first + 8, rows - 1))};
-}
-
 template <typename T, int Dim, int BlockSize>
 __global__ void __launch_bounds__(kThreads, 1)
     union_attention(const __grid_constant__ SparseTilesArgs args) {
@@ -279,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     RingPlace<kTasks> task_at;
     for (;; task_at.advance()) {
         shared.task_full[task_at.stage].wait(task_at.parity);
-        const Task& task = shared.tasks[task_at.stage];
+        const UnionTask& task = shared.tasks[task_at.stage];
         if (task.steps == kNoTask) return;
         WordRows<kRowWidth<T, Dim>, 1> q;
         const RowScales<T> loaded = load_queries<T>(args, task, q);
@@ -310,26 +204,117 @@ __global__ void __launch_bounds__(kThreads, 1)
             if (opaque_thread() % kWarp == 0) shared.empty[at.stage].arrive();
         }
 
-        finish<T, Dim>(args, shared.tasks[task_at.stage], out[0], softmax);
+        finish_rows<T, Dim>(args, shared.tasks[task_at.stage], out[0], softmax);
         __syncwarp();  // all lanes have read the task
         if (lane_id() == 0) shared.task_empty[task_at.stage].arrive();
     }
 }
 
+constexpr int kWideThreads = kWarps * kWarp;
+
+template <typename T, int Dim>
+struct WideShared {
+    static constexpr int kKeys = 32, kStages = 3;
+    using Tiles = LaneTiles<T, Dim, kKeys>;
+    uint16_t k[kStages][Tiles::kKeyBytes / 2], v[kStages][Tiles::kValueBytes / 2];
+    UnionBlock blocks[kStages];  // `block`: the stage's first key
+    UnionTask task;
+    int next;
+};
+
+/// union_attention() without a warp that copies.
+template <typename T, int Dim, int BlockSize>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    union_attention_wide(const __grid_constant__ SparseTilesArgs args) {
+    extern __shared__ __align__(1024) char memory[];
+    using Memory = WideShared<T, Dim>;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
+    constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages, kParts = BlockSize / kKeys;
+    const SparseWorkspace& work = args.workspace;
+    const RoundTiles tiles(args);
+    const typename Memory::Tiles lane_tiles(shared.k[0], shared.v[0]);
+    const int64_t stride = int64_t{args.groups} * Dim;
+    for (int index = static_cast<int>(blockIdx.x); index < tiles.count * args.groups;) {
+        const int tile_index = tiles.tile(index), group = tiles.group(index);
+        const int item = tile_index * args.groups + group;
+        const QueryTile tile = args.tiles[tile_index];
+        const int steps = work.block_counts[item] * kParts;
+        const UnionBlock* const blocks =
+            work.blocks + int64_t{item} * args.tile_queries * args.top_k;
+        const auto fetch = [&](int n) {
+            if (n < steps) {
+                UnionBlock block = blocks[n / kParts];
+                block.block = block.block * BlockSize + n % kParts * kKeys;
+                const int stage = n % kStages, there = tile.most_visible - block.block;
+                const int64_t from =
+                    (tile.key + (there > 0 ? block.block : 0)) * stride + group * Dim;
+                copy_rows<Dim, kKeys, kWideThreads>(
+                    shared.k[stage], static_cast<const uint16_t*>(args.k) + from, stride, there);
+                copy_rows<Dim, kKeys, kWideThreads>(
+                    shared.v[stage], static_cast<const uint16_t*>(args.v) + from, stride, there);
+                if (threadIdx.x == 0) shared.blocks[stage] = block;
+            }
+            commit_copies();
+        };
+        __syncthreads();  // all warps are done with the last tile
+        for (int n = 0; n < kStages - 1; ++n) fetch(n);
+        if (warp_id() == 0)
+            shared.task.visible[lane_id()] =
+                lane_id() < tile.queries ? seen_keys(args.visible, tile.query + lane_id()) : 0;
+        if (threadIdx.x == 0) {
+            shared.task.tile = tile_index, shared.task.group = group;
+            shared.next =
+                static_cast<int>(gridDim.x) + atomicAdd(&work.rounds[args.round].taken, 1);
+        }
+        __syncthreads();
+        WordRows<Dim, 1> q;
+        const RowScales<T> scales = load_queries<T>(args, shared.task, q);
+        float out[1][Dim / 2] = {};
+        RunningSoftmax<T> softmax;
+        for (int n = 0; n < steps; ++n) {
+            wait_for_groups<kStages - 2>();
+            __syncthreads();
+            fetch(n + kStages - 1);
+            const UnionBlock block = shared.blocks[n % kStages];
+            int seen[2];
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int row = opaque_thread() / kWarp * 16 + opaque_thread() % kWarp / 4;
+                const int query = min((row + 8 * side) / args.group_size(), kSparseTileQueries - 1);
+                seen[side] =
+                    (block.queries >> query) & 1 ? shared.task.visible[query] - block.block : 0;
+            }
+            if (__any_sync(kAllLanes, seen[0] > 0 || seen[1] > 0))
+                attend<T, Dim, kKeys>(out, softmax, q, lane_tiles, n % kStages, 0, seen, scales, {},
+                                      false);
+        }
+        finish_rows<T, Dim>(args, shared.task, out[0], softmax);
+        index = shared.next;
+    }
+}
+
 template <typename T, int Dim, int BlockSize>
 cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    constexpr int kBytes = sizeof(Shared<T, Dim, BlockSize>);
+    constexpr bool kWide = Dim == 256;
+    constexpr int kBytes =
+        sizeof(std::conditional_t<kWide, WideShared<T, Dim>, Shared<T, Dim, BlockSize>>);
+    constexpr int kOfBlock = kWide ? kWideThreads : kThreads;
     static_assert(kBytes <= 99 << 10);
-    auto* const kernel = union_attention<T, Dim, BlockSize>;
+    const auto kernel = [] {
+        if constexpr (kWide)
+            return union_attention_wide<T, Dim, BlockSize>;
+        else
+            return union_attention<T, Dim, BlockSize>;
+    }();
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
     int blocks = 0;  // on an SM
     const cudaError_t asked =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kOfBlock, kBytes);
     if (asked != cudaSuccess) return asked;
     const int64_t items = int64_t{args.tile_count} * args.groups;
-    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, int64_t{blocks} * sms)), kThreads,
+    kernel<<<static_cast<unsigned>(std::min<int64_t>(items, int64_t{blocks} * sms)), kOfBlock,
              kBytes, stream>>>(args);
     return cudaGetLastError();
 }
@@ -338,7 +323,7 @@ cudaError_t launch(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_sparse_union_sm80(const SparseTilesArgs& args, int sms, cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         return launch<T, Dim, BlockSize>(args, sms, stream);
     });
 }

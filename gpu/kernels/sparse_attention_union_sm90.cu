@@ -3,7 +3,8 @@
 // rows, and writes the result.
 //
 //   steps      up to 128 keys: one block, two of 64 keys or four of 32. So products are as long,
-//              compared with barriers and shuffles, for all block sizes.
+//              compared with barriers and shuffles, for all block sizes. With 256 channels a step
+//              has 64 keys, a block or half of one.
 //   producer   one warp streams (TMA) the tile's queries, then keys and values of the union
 //   consumers  two warpgroups of 64 rows each (wgmma). Q K^T of the next step overlaps with P V of
 //              the last one, with the online softmax between them. Rows of queries that did not
@@ -14,8 +15,8 @@
 //              KV-outer.
 //   parts      where there are few tiles and no slots, a task is a part of a tile's union. It goes
 //              to a slot of its own, and join_parts writes the result.
-//   turns      with 128 channels in bf16 and f16 the warpgroups begin their products alternately:
-//              the softmax of one overlaps with the products of the other
+//   turns      with 128 and 256 channels in bf16 and f16 the warpgroups begin their products
+//              alternately: the softmax of one overlaps with the products of the other
 //   teams      thread blocks are persistent, one per SM. With 64 channels, in bf16 and f16, and
 //              blocks of up to 64 keys, a thread block has two teams of such warps. Each has its
 //              own tile, and steps have 64 keys. Producers take tiles from a counter, because
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
         best = fmaxf(best, of_part[n]);
     }
     const float shift = best == -INFINITY ? 0 : best;
-    constexpr int kAtOnce = 4;  // are read before they are added
+    constexpr int kAtOnce = Dim > 128 ? 2 : 4;  // are read before they are added
 #pragma unroll
     for (int begin = 0; begin < kMostUnionParts; begin += kAtOnce) {
         uint4 chunk[kAtOnce][Dim / 32];
@@ -289,11 +290,12 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
 
 template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaStream_t stream) {
-    return by_operand_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+        constexpr int kStepBlock = Dim == 256 ? kSparseWideStepKeys : BlockSize;
         const auto launch = [&]<Slots Kind>() {
-            using S = UnionMemory<T, Dim, BlockSize, Kind>;
+            using S = UnionMemory<T, Dim, kStepBlock, Kind>;
             static_assert(sizeof(S) <= S::Threads::kSharedBytes);
-            auto* const kernel = union_attention<T, Dim, BlockSize, Kind>;
+            auto* const kernel = union_attention<T, Dim, kStepBlock, Kind>;
             const cudaError_t error = allow_shared<S[S::kTeamsOf]>(kernel);
             if (error != cudaSuccess) return error;
             const int64_t items = int64_t{args.tile_count} * args.groups * args.parts;

@@ -146,6 +146,8 @@ private:
             shared_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
         if (!is_half(in.q.element())) require_support(not_element(in.q.element(), "bf16 or f16"));
+        if (!cuda::is_tuned_width(p.head_dim))
+            require_support(cuda::not_tuned("the head dim", p.head_dim));
         require_support(takes_sparse_attention_tuned(
             shared_.device, p,
             {.element = in.q.element(), .top_k = rule_.top_k, .out = out.element()},

@@ -24,17 +24,23 @@ int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_quer
 
 }  // namespace
 
-Support takes_block_mass_tuned(const Problem& p, const BlockMassRequest& request, bool max_logit,
-                               bool aligned, bool sinks) {
+Support takes_block_mass_tuned(const Device& device, const Problem& p,
+                               const BlockMassRequest& request, bool max_logit, bool aligned,
+                               bool sinks) {
     if (request.page_size > 0) return in_pages();
     if (max_logit) return Support::no("max_logit is asked for");
     if (sinks) return Support::no("there are sinks");
     if (p.window || p.softcap) return not_plain(p);
     if (!is_half(request.element)) return not_element(request.element, "bf16 or f16");
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    const bool wide = is_wide(p.head_dim);
+    if (wide && !device.is_hopper()) return not_hopper();
+    if (!is_tuned_width(p.head_dim) && !wide)
+        return not_tuned("the head dim", p.head_dim, device.is_hopper());
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
-    if (p.group_size() > kMassTileRows) return above("G", p.group_size(), kMassTileRows);
+    if (wide && !is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    const int64_t rows = mass_tile_rows(p.head_dim);
+    if (p.group_size() > rows) return above("G", p.group_size(), rows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     return {};
 }
@@ -42,7 +48,7 @@ Support takes_block_mass_tuned(const Problem& p, const BlockMassRequest& request
 void block_mass_tuned(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
     if (to.mass.size() == 0) return;
     const Problem& p = call.problem;
-    const int64_t tile_queries = kMassTileRows / p.group_size();
+    const int64_t tile_queries = mass_tile_rows(p.head_dim) / p.group_size();
     const std::vector<QueryTile>& tiles =
         call.layout->tiles(tile_queries, TileOrder::by_query).host;
     const int64_t step = tiles_of_piece(call.device, p, tile_queries), all = std::ssize(tiles);

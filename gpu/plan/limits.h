@@ -26,6 +26,7 @@ inline Support compiled_before_e4m3(const Device& device) {
 }
 
 inline bool is_tuned_width(int64_t width) { return width == 64 || width == 128; }
+inline bool is_wide(int64_t head_dim) { return head_dim == 256; }  // which few kernels take
 inline bool is_tuned_block(int64_t size) { return size == 32 || is_tuned_width(size); }
 
 /// The answer of a kernel that needs Hopper's instructions.
@@ -39,8 +40,9 @@ inline Support little_shared(int bytes, int needed) {
 inline Support not_aligned() {
     return Support::no("operands and outputs must begin at multiples of 16 bytes");
 }
-inline Support not_tuned(const char* size, int64_t value) {
-    return Support::no(concat(size, " is ", value, ", must be 64 or 128"));
+inline Support not_tuned(const char* size, int64_t value, bool or_wide = false) {
+    return Support::no(
+        concat(size, " is ", value, or_wide ? ", must be 64, 128 or 256" : ", must be 64 or 128"));
 }
 inline Support not_tuned_block(int64_t size) {
     return Support::no(concat("the block size is ", size, ", must be 32, 64 or 128"));

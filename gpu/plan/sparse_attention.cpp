@@ -23,15 +23,20 @@ bool is_decode(const Problem& p, LoopOrder order, int sms) {
     return order == LoopOrder::automatic && clusters <= most;
 }
 
-/// Blocks that this many of a tile's queries share are walked as a union. `few`: there are few
-/// unions.
+/// Whether a thread block holds the keys and values of a block.
+bool has_kv_outer(const Problem& p, const Device& device) {
+    return device.is_hopper() || !is_wide(p.head_dim) ||
+           sparse_kv_outer_bytes_sm80(p.head_dim, p.block_size) <= device.shared_bytes;
+}
+
+/// Blocks that this many of a tile's queries share are walked as a union. `alone`: all are.
 int least_sharing(const Problem& p, int64_t top_k, Element element, LoopOrder order,
-                  int tile_queries, bool few) {
+                  int tile_queries, bool alone) {
     const int never = tile_queries + 1;
     if (order == LoopOrder::tile_union) return 1;
     if (order == LoopOrder::kv_outer) return never;
     // Where a tile holds all queries of a sequence, no other tile reads its blocks.
-    if (few || p.batch.longest_queries() <= tile_queries) return 1;
+    if (alone || p.batch.longest_queries() <= tile_queries) return 1;
     return narrow(sparse_least_sharing(p.group_size(), p.head_dim, element_bytes(element),
                                        p.blocks(), top_k));
 }
@@ -91,15 +96,18 @@ struct AttentionMemory {
     }
 };
 
-/// What both kinds of kernels are given of keys and values.
+/// What both kinds of kernels are given of keys and values, for tiles of `keys`.
 struct KeyMaps {
     KeyMap rows;
     CUtensorMap k, v;
-    KeyMaps(const Call& call, const AttentionInput& in)
-        : rows(in.k, call.problem.block_size, key_starts(call.layout, in.k)),
-          k(tensor_map(in.k, rows.box_rows(call.problem.block_size))),
-          v(tensor_map(in.v, rows.box_rows(call.problem.block_size))) {}
+    KeyMaps(const Call& call, const AttentionInput& in, int64_t keys)
+        : rows(in.k, keys, key_starts(call.layout, in.k)),
+          k(tensor_map(in.k, rows.box_rows(keys))),
+          v(tensor_map(in.v, rows.box_rows(keys))) {}
 };
+int64_t step_keys(const Problem& p) {
+    return is_wide(p.head_dim) ? int64_t{kSparseWideStepKeys} : p.block_size;
+}
 
 /// What is of e4m3 operands alone.
 void add_scales(const Call& call, const AttentionInput& in, SparseCall& sizes) {
@@ -130,7 +138,7 @@ Tensor<char, 1> transposed_values(const Call& call, const AttentionInput& in,
 
 void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
                 const AttentionOutput& to, const RankExchange* exchange) {
-    const KeyMaps maps(call, in);
+    const KeyMaps maps(call, in, step_keys(call.problem));
     SparseDecodeArgs args{};
     static_cast<SparseCall&>(args) = sizes;
     args.key_map = maps.rows;
@@ -199,6 +207,9 @@ void run_scheduled(const SparseSchedule& schedule, SparseKvOuterArgs& kv_outer,
           "sparse_attention_sm90, schedule");
     static_cast<SparseSchedule&>(kv_outer) = schedule;
     static_cast<SparseSchedule&>(tiles) = schedule;
+    // Its blocks of 128 are then two boxes.
+    if (is_wide(schedule.head_dim))
+        kv_outer.key_map.halved = schedule.block_size > kSparseWideStepKeys;
     for (int round = 0; round < schedule.most_rounds(); ++round) {
         kv_outer.round = tiles.round = round;
         if (schedule.any_slots())
@@ -215,7 +226,7 @@ template <typename EachPart>
 void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOutput& to,
                    SparseSchedule& schedule, const EachPart& each_part) {
     const Problem& p = call.problem;
-    const KeyMaps maps(call, in);
+    const KeyMaps maps(call, in, step_keys(p));
     schedule.key_map = maps.rows;
     const auto q_map = [&](int64_t queries) {
         return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
@@ -302,9 +313,15 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
     const Element out = e4m3 ? Element::bf16 : request.element;
     if (request.out != out) return not_element(request.out, to_string(out));
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    const bool wide = is_wide(p.head_dim);
+    if (e4m3 ? !is_tuned_width(p.head_dim) : !is_tuned_width(p.head_dim) && !wide)
+        return not_tuned("the head dim", p.head_dim, !e4m3);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
-    if (e4m3 && !is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
+    if ((e4m3 || wide) && !is_tuned_width(p.block_size))
+        return not_tuned("the block size", p.block_size);
+    if (request.order == LoopOrder::kv_outer && !has_kv_outer(p, device))
+        return little_shared(device.shared_bytes,
+                             sparse_kv_outer_bytes_sm80(p.head_dim, p.block_size));
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
@@ -324,20 +341,6 @@ SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t of_chu
       rows(chunks * s.chunk_rows()),
       slot_rows(s.chunk_slots() * s.slot_rows()) {}
 
-int64_t SparseWorkspaceSize::list_bytes() const {
-    const auto bytes = [](int64_t count, size_t each) {
-        return count * static_cast<int64_t>(each);
-    };
-    return bytes(blocks, sizeof(UnionBlock)) +
-           bytes(2 * tile_groups + counts + ends, sizeof(int32_t)) + bytes(uses, sizeof(BlockUse)) +
-           bytes(items, sizeof(KeyBlockItem)) + bytes(chunks, sizeof(SparseRound)) +
-           bytes(chunks, sizeof(SparseChunkPlace)) + bytes(rows, sizeof(uint32_t));
-}
-
-int64_t SparseWorkspaceSize::slot_bytes(int64_t head_dim) const {
-    return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
-}
-
 SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order,
                        const Device& device)
     : decode(is_decode(p, order, device.sms)) {
@@ -348,7 +351,8 @@ SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrd
     const int64_t unions = tiles * p.kv_heads;
     const bool few = device.is_hopper() && unions <= kFewUnions * device.sms &&
                      sparse_union_teams(p.head_dim, p.block_size, element_bytes(element)) == 1;
-    const bool alone = few && schedule.tile_queries <= kFewTileQueries;
+    const bool alone =
+        (few && schedule.tile_queries <= kFewTileQueries) || !has_kv_outer(p, device);
     schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries, alone);
     schedule.parts =
         few && !schedule.any_slots() ? union_parts(unions, top_k * p.block_size, device.sms) : 1;

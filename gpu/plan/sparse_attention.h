@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/backend.h"
+#include "gpu/half_types.h"
 #include "gpu/kernels/sparse_attention_sm90.h"
 #include "gpu/runtime.h"
 
@@ -41,8 +42,19 @@ struct SparseWorkspaceSize {
 
     /// For `of_chunks` chunks that are scheduled at once.
     SparseWorkspaceSize(const SparseSchedule&, int64_t of_chunks);
-    int64_t list_bytes() const;
-    int64_t slot_bytes(int64_t head_dim) const;
+    int64_t list_bytes() const {
+        const auto bytes = [](int64_t count, size_t each) {
+            return count * static_cast<int64_t>(each);
+        };
+        return bytes(blocks, sizeof(UnionBlock)) +
+               bytes(2 * tile_groups + counts + ends, sizeof(int32_t)) +
+               bytes(uses, sizeof(BlockUse)) + bytes(items, sizeof(KeyBlockItem)) +
+               bytes(chunks, sizeof(SparseRound)) + bytes(chunks, sizeof(SparseChunkPlace)) +
+               bytes(rows, sizeof(uint32_t));
+    }
+    int64_t slot_bytes(int64_t head_dim) const {
+        return slot_rows * (head_dim * kHalfBytes + int64_t{sizeof(float)});
+    }
 };
 
 struct SparsePlan {

@@ -49,8 +49,8 @@ void sparse_attention_grad_tuned(const Call&, const AttentionInput&, View<const 
                                  const AttentionSaved&, const AttentionGradient&);
 
 /// `max_logit`: whether it is requested. `sinks`: whether there are any.
-Support takes_block_mass_tuned(const Problem&, const BlockMassRequest&, bool max_logit,
-                               bool aligned, bool sinks = false);
+Support takes_block_mass_tuned(const Device&, const Problem&, const BlockMassRequest&,
+                               bool max_logit, bool aligned, bool sinks = false);
 void block_mass_tuned(const Call&, const BlockMassInput&, const BlockMassOutput&);
 
 /// On tensor cores (mma.sync) of any device that the backend supports.

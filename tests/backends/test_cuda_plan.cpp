@@ -116,7 +116,8 @@ TEST(CudaPlan, PredicatesSayWhy) {
     EXPECT_EQ(why_not(as_is, layer(4096, 65, 1), hopper), "G is 65, must be at most 64");
     Problem narrow = p;
     narrow.head_dim = 96;
-    EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64 or 128");
+    EXPECT_EQ(why_not(as_is, narrow, hopper), "the head dim is 96, must be 64, 128 or 256");
+    EXPECT_EQ(why_not(e4m3, narrow, hopper), "the head dim is 96, must be 64 or 128");
     Problem small = p;
     small.block_size = 16;
     EXPECT_EQ(why_not(as_is, small, hopper), "the block size is 16, must be 32, 64 or 128");
@@ -126,16 +127,16 @@ TEST(CudaPlan, PredicatesSayWhy) {
         cuda::takes_index_select_sm90(hopper, p, {.element = Element::bf16, .top_k = 16}, false)
             .why_not,
         "operands and outputs must begin at multiples of 16 bytes");
-    EXPECT_EQ(cuda::takes_block_mass_tuned(p, {Element::bf16}, true, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(hopper, p, {Element::bf16}, true, true).why_not,
               "max_logit is asked for");
-    EXPECT_EQ(cuda::takes_block_mass_tuned(p, {Element::bf16}, false, true, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(hopper, p, {Element::bf16}, false, true, true).why_not,
               "there are sinks");
     Problem own = p;
     own.softcap = 50.0;
     EXPECT_EQ(why_not(as_is, own, hopper), "the soft cap is 50, must be absent");
     own.window = 512;
     EXPECT_EQ(why_not(as_is, own, hopper), "the window is 512, must be absent");
-    EXPECT_EQ(cuda::takes_block_mass_tuned(own, {Element::bf16}, false, true).why_not,
+    EXPECT_EQ(cuda::takes_block_mass_tuned(hopper, own, {Element::bf16}, false, true).why_not,
               "the window is 512, must be absent");
     EXPECT_EQ(cuda::takes_select_blocks_tuned({.top_k = 40}).why_not,
               "k is 40, must be at most 32");
@@ -183,7 +184,7 @@ TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {
         return std::pair(
             cuda::takes_index_select_sm90(hopper, p, {.element = element, .top_k = 16}, true)
                 .why_not,
-            cuda::takes_block_mass_tuned(p, {element}, false, true).why_not);
+            cuda::takes_block_mass_tuned(hopper, p, {element}, false, true).why_not);
     };
     for (const Element element : {Element::bf16, Element::f16})
         EXPECT_EQ(why_not(element), (std::pair<std::string, std::string>()));

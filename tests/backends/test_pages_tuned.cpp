@@ -39,6 +39,9 @@ const PagedShape kShapes[] = {
     {"small_blocks", {64, 16, 128, 64, 32}, {777, 40}, 500, 64},
     {"two_teams", {32, 2, 64, 128, 64}, {1000, 65}, 700, 192, Pool::by_page},
     {"few_heads", {12, 4, 64, 64, 128}, {999, 1, 200}, 400, 64},
+    {"h256_decode", {32, 2, 256, 128, 128}, kLengths, 1, 64},
+    {"h256_chunk", {64, 4, 256, 64, 128}, {1500, 0, 129, 700}, 300, 64, Pool::by_row},
+    {"h256_chunk_128", {32, 8, 256, 64, 64}, {1500, 0, 129, 700}, 300, 128, Pool::by_page},
 };
 
 class TunedPages : public testing::TestWithParam<std::tuple<PagedShape, Element>> {

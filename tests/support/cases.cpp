@@ -1,44 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "tests/support/cases.h"
 
-#include <optional>
 #include <utility>
+
+#include "tests/support/case_rows.h"
 
 namespace msa::test {
 namespace {
 
-struct Row {
-    const char* name;
-    Tags tags;
-    Sizes sizes;
-    std::vector<int64_t> cu_seqlens_q, cu_seqlens_k;
-    SelectionRule rule;
-    struct More {
-        Values values = Values::normal;
-        bool sinks = false;
-        std::vector<int64_t> positions = {};
-        std::optional<QueryRange> part = {};  // of these queries
-        std::optional<int64_t> window = {};
-        std::optional<double> softcap = {}, softmax_scale = {}, index_scale = {};
-    } more = {};
-};
-
-constexpr Sizes kSmall{8, 2, 32, 16, 16}, kPaper{32, 2, 128, 128, 128}, kNarrow{64, 8, 64, 64, 64},
-    kPilot{64, 16, 64, 64, 32};  // its heads, groups enough
-const std::vector<int64_t> kRagged{0, 39, 74, 74, 75, 170}, kQueries{0, 100, 101, 138, 438},
-    kKeys{0, 228, 358, 395, 895};
-constexpr Tags kGroupCounts = kTruth | kTuned | kGradient | kKl,
-               kWideGroups = kTuned | kGradient | kKl | kE4m3;
-constexpr SelectionRule k(int64_t top_k) { return {.top_k = top_k}; }
-/// A sequence of `length`, and `count` of one token: each is a tile of its own, so that there are
-/// more than two tiles and groups for each of 132 SMs. Of fewer, automatic takes unions alone.
-std::vector<int64_t> beside_tokens(int64_t length, int64_t count) {
-    std::vector<int64_t> starts{0};
-    for (int64_t n = 0; n <= count; ++n) starts.push_back(length + n);
-    return starts;
-}
-
-const std::vector<Row> kRows{
+const std::vector<CaseRow> kRows{
     // Every edge that the contract names, small enough for the reference in a sanitizer build.
     {"regular", kTruth, kSmall, {0, 160}, {0, 160}, k(4)},
     {"tail_block", kTruth, kSmall, {0, 203}, {0, 203}, k(4)},
@@ -342,8 +312,8 @@ const std::vector<Row> kRows{
     {"wide_blocks_of_64", kUnions, {16, 1, 128, 128, 64}, {0, 12}, {0, 571}, k(9)},
 };
 
-Case case_of(const Row& row) {
-    const Row::More& more = row.more;
+Case case_of(const CaseRow& row) {
+    const CaseRow::More& more = row.more;
     Case c = make_case(row.name, row.sizes, row.cu_seqlens_q, row.cu_seqlens_k, row.rule);
     Problem& p = c.problem;
     if (!more.positions.empty())
@@ -371,8 +341,9 @@ Case make_case(std::string name, const Sizes& s, std::vector<int64_t> cu_seqlens
 
 std::vector<Case> cases(Tags any) {
     std::vector<Case> some;
-    for (const Row& row : kRows)
-        if ((row.tags & any) != 0) some.push_back(case_of(row));
+    for (const std::vector<CaseRow>& rows : {kRows, cases_of_256()})
+        for (const CaseRow& row : rows)
+            if ((row.tags & any) != 0) some.push_back(case_of(row));
     return some;
 }
 
