@@ -102,8 +102,13 @@ void find_patterns(const std::vector<LayerCosts>& costs, Findings& findings) {
         add(findings, costs, role, name, pattern);
     };
     add_pattern(Role::own, "own ids", LayerPattern(findings.layers.size(), true));
-    for (int64_t step : findings.asked.every)
-        add_pattern(Role::asked, concat("every ", step), every(findings.layers, step));
+    for (int64_t step : findings.asked.every) {
+        const LayerPattern pattern = every(findings.layers, step);
+        if (computing(pattern) == std::ssize(pattern))
+            findings.sharing_nothing.push_back(step);
+        else
+            add_pattern(Role::asked, concat("every ", step), pattern);
+    }
     if (const std::vector<std::string>& groups = findings.asked.groups; !groups.empty())
         add_pattern(Role::asked, concat("groups ", join(groups, ",")),
                     grouped(findings.layers, groups));

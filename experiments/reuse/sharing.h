@@ -65,10 +65,11 @@ struct Findings {
     double floor_mass = 0, floor_error = 0,
            oracle_mass = 0;  // means: of random blocks, of the oracle
     int64_t queries = 0, blocks = 0, sequences = 0, longest_sequence = 0;
-    std::vector<measure::Sink> sinks;     // with own ids
-    std::vector<WindowedLayer> windowed;  // part of every cost of all layers
-    Cost dense;                           // of all layers
-    std::vector<Shared> patterns;         // own ids first; by role
+    std::vector<measure::Sink> sinks;      // with own ids
+    std::vector<WindowedLayer> windowed;   // part of every cost of all layers
+    Cost dense;                            // of all layers
+    std::vector<Shared> patterns;          // own ids first; by role
+    std::vector<int64_t> sharing_nothing;  // of asked.every: each layer computes its own ids
 
     /// The first pattern of a role, if any.
     const Shared* find(Role) const;

@@ -211,6 +211,11 @@ report::Report make_report(const io::ResultsReader& results) {
     if (!findings.missing.empty())
         report.note("missing_layers",
                     "Not measured: layers " + findings.missing + ". Distances count them.");
+    if (!findings.sharing_nothing.empty())
+        report.note("sharing_nothing",
+                    concat("No row: --every ", join(findings.sharing_nothing, ","),
+                           ", which counts layers of the model, and leaves each of these its own "
+                           "ids; --groups A-B names layers that share."));
     if (findings.is_bound)
         report.note("is_bound", asked.selector +
                                     " needs the attention that it is to spare: what it would cost "

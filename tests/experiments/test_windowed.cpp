@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // msa-advise and msa-reuse on captures some layers of which have a sliding window: these keep it,
 // count at their own cost on both sides, are named, and are out of the choice.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "analysis/stage_cost.h"
@@ -162,6 +163,20 @@ TEST_F(Windowed, ReuseSharesTheIdsOfTheOthers) {
     const json &patterns = rows_of_table(with, "patterns"),
                &others = rows_of_table(without, "patterns");
     ASSERT_EQ(patterns.size(), others.size());
+    const auto names = [](const json& rows) {
+        std::vector<std::string> all;
+        for (const json& row : rows) all.push_back(row["pattern"]);
+        return all;
+    };
+    // Layers 1 and 3 are two apart: every second layer of the model would be a row like that of own
+    // ids.
+    const std::vector<std::string> named = names(patterns);
+    EXPECT_EQ(std::ranges::count(named, "every 2"), 0);
+    EXPECT_EQ(std::ranges::count(named, "every 4"), 1);
+    EXPECT_EQ(
+        with["notes"]["sharing_nothing"],
+        "No row: --every 2, which counts layers of the model, and leaves each of these its own "
+        "ids; --groups A-B names layers that share.");
     for (size_t n = 0; n < patterns.size(); ++n)
         EXPECT_NEAR(patterns[n]["seconds"].get<double>(),
                     others[n]["seconds"].get<double>() + seconds, 1e-12);
