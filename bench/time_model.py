@@ -18,10 +18,11 @@ Arms: msa-K (the Index Branch selects K blocks, and learns by its KL loss in tra
 keys and values: what the model takes without an attention.
 
 RECORD is written after every measurement; a time that it has is not measured again. Each is the median of several runs
-between two synchronisations, after three that warm up, the first of which compiles and, with --cuda-graph, the third captures. What fails has its error there.
---seconds: none begins later. --profile DIR: instead, one run of each arm under PyTorch's profiler; the 25 kernels that
-take most, and the 25 calls that take most of the host's time, are printed, and written to DIR. The host takes longer
-then, since operators pass PyTorch's dispatcher and are recorded. --smoke: tiny models."""
+between two synchronisations, after three that warm up: the first compiles, and with --cuda-graph the third captures.
+What fails has its error there. --seconds: none begins later. --profile DIR: instead, one run of each arm under
+PyTorch's profiler; the 25 kernels that take most, and the 25 calls that take most of the host's time, are printed, and
+written to DIR. The host takes longer then, since operators pass PyTorch's dispatcher and are recorded. --smoke: tiny
+models."""
 
 import argparse
 import gc
@@ -63,7 +64,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 3
          "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
-WARM_UP, DECODED = 3, 16  # runs, the third of which captures a step of training; tokens of the measurement of decoding
+WARM_UP, DECODED = 3, 16  # runs, the third of which captures passes of training; tokens of the measurement of decoding
 SHOWN = 25  # kernels of a profile, and calls of the host
 SHAPES_OF_RECORD = [Shape("measured", "models, each with an attention", 4, {
     "case": CASE, "layer_count": Column("integer", "", "layers of the model"),

@@ -103,7 +103,8 @@ Pattern pattern_of(const Case& c, const std::string& selection, uint64_t seed) {
     pattern.needles = 0;
     pattern.seed = seed;
     if (selection == "fitted") {
-        pattern.sink = 4;  // with more, int8 leaves twice as many candidates as of fitted rows
+        // With more, bounds by int8 keys leave twice as many blocks open as of fitted rows.
+        pattern.sink = 4;
         pattern.by_distance = true;
         pattern.longest_wave = static_cast<double>(2 * c.problem.batch.longest_keys());
         pattern.index_noise = 5.5;

@@ -2,7 +2,6 @@
 // index_select on tensor cores: tiles of queries, and how many parts the keys are split into, so
 // that few queries fill the chip.
 #include <algorithm>
-#include <vector>
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/index_select_sm80.h"

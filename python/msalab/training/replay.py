@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The passes of a micro-batch, forth and back. Where micro-batches with documents of the same lengths follow each
-other, a CUDA graph takes them: the host starts it, and no longer each of its kernels, for which it needs longer."""
+"""The passes of a micro-batch, forward and backward. Where micro-batches with documents of the same lengths follow each
+other, a CUDA graph runs them: the host then starts one graph, in place of each of its kernels."""
 
 from __future__ import annotations
 
