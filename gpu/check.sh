@@ -189,7 +189,8 @@ if ((sanitizers)); then
         done
     done
     for case in square prefix decode many_groups few_wide parts_packed small_blocks_packed \
-        small_decode f16_square f16_decode; do # what the tuned kernels answer
+        small_decode f16_square f16_decode h256_packed h256_slots h256_parts \
+        h256_decode; do # what the tuned kernels answer
         every+="All/Tuned.*/$case:"
         small+="All/Tuned.*/$case:"
     done

@@ -342,7 +342,7 @@ def _in_short(found: list[Answer], price: str) -> str:
             said.append(enough[0].what if enough else f"more than {own[-1].what}")
     if not said:
         return f"No loss of an Index Branch was measured, so whether it would work is open{price}."
-    return f"Untrained, it takes {' and '.join(said)} tokens to lose less than {NEAR:.0%} of the bits{price}."
+    return f"Untrained, it takes {' and '.join(said)} tokens to lose less than {100 * NEAR:.0f} % of the bits{price}."
 
 
 def _price(of: Records, model: str) -> str:

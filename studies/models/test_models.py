@@ -81,7 +81,7 @@ def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
     of = page.load(tmp_path)
     said = page.answers(of).splitlines()
     assert said[0] == "- **SmolLM2-135M.** No loss of an Index Branch was measured, so whether it would work is open."
-    takes = "Untrained, it takes {} of 2K tokens to lose less than 1% of the bits."
+    takes = "Untrained, it takes {} of 2K tokens to lose less than 1 % of the bits."
     assert said[1] == "- **Gemma 3 270M.** " + takes.format("more than 512")
     assert said[2] == "- **Qwen2.5-Coder-0.5B.** " + takes.format("512")
     assert said[-2] == ("| Gemma 3 270M | 512 of 2K | mixed | not yet | 2.00 % (index) | - | - | - | "
