@@ -85,7 +85,7 @@ def host_times():
         rows = [
             ("msa_index_select", lambda: m.msa_index_select(index_q, index_k, top_k, **at),
              lambda: backend.index_select(problem, top_k, 1, 0, index_q, index_k, None, None, ids,
-                                          None, None, None, None, None)),
+                                          None, None, None)),
             ("msa_sparse_attention", lambda: m.msa_sparse_attention(q, k, v, ids, **at),
              lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse,
                                               None, None)),
