@@ -52,9 +52,11 @@ def records(folder: Path, arm: str, config: str) -> dict[str, Record]:
 
 
 def kind_of(record: Record, names: list, with_answers: bool) -> str:
-    """What records must share to be compared, these options among it."""
+    """What records must share to be compared, these options among it. Of the model the weights: each version of
+    transformers writes the other files in its own form, and what they make of text is among the tokens."""
     run = record.answer.run
-    return json.dumps([run["model"], run["inputs"]["tokens"], {name: run["options"][name] for name in names},
+    weights = {name: its for name, its in run["model"].items() if name.endswith(".safetensors")}
+    return json.dumps([weights, run["inputs"]["tokens"], {name: run["options"][name] for name in names},
                        record.tokens.tolist(), with_answers and [*record.right]])
 
 

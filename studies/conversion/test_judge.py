@@ -24,7 +24,7 @@ from msalab.report import content  # noqa: E402
 from msalab.training.columns import SHAPES  # noqa: E402
 
 
-def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0):
+def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0, weights="w"):
     """Of an arm whose tokens cost the share `more` more than with dense attention, by document from half of it to
     one and a half, and behind each bin of as many tokens, `first` more in the first bin (default: the same). right:
     of each length. scale: what they cost with dense attention, as a share of the arm dense."""
@@ -39,7 +39,8 @@ def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, fir
         "tokens": [[TOKENS, TOKENS]] * DOCUMENTS, "nats": [row.tolist() for row in rows], "layer_error": [],
         "retrieval": {f"needle@{length}": {"exercise": list(range(EXERCISES)), "right": [one] * len(rows)}
                       for length, one in answers.items()}}
-    run = content({"program": "msalab train", "model": "m", "inputs": {"tokens": "t"},
+    run = content({"program": "msalab train", "model": {"model.safetensors": weights, "config.json": f"{seed}"},
+                   "inputs": {"tokens": "t"},
                    "options": {"context": 64, "batch": 2, "steps": steps, "warmup": warmup}}, "a run", SHAPES,
                   {"trained": [{"last_step": steps, "trained_tokens": steps * 128}]}, {})
     pack(folder / f"{arm}-seed-{seed}.tar.xz",
@@ -163,6 +164,13 @@ def test_each_length_and_the_first_positions_decide_where_updates_are_equal(tmp_
     half = 100 * (first + more) / 2  # both bins cost about as much
     np.testing.assert_allclose(found, [half, 100 * first, half - 100 * first], atol=0.02)
     assert f"right answers at 8192 tokens {0 - lost[2]:+.1f} of 100" in out
+
+
+def test_models_of_other_weights_are_not_compared(tmp_path):
+    make_record(tmp_path, "dense", 1, "dense", 0, 90)
+    make_record(tmp_path, "msa-512", 1, "index@512", 0, 90, weights="others")
+    code, _, errors = judged(tmp_path)
+    assert code == 1 and "different models, tokens, steps or texts" in errors
 
 
 def test_arms_with_other_updates_are_not_even(tmp_path):

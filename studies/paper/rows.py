@@ -96,10 +96,10 @@ RESULTS = (
         "SmolLM2-135M, 1024 of 8192 tokens kept, 105M tokens; it begins from a closed form, not at random", CURVES,
         "conversion_dynamics training_layer20"),
     Row("introduction; MSA-CPT, conversion", "conversion of a trained model is near-lossless",
-        "bits per token, equal updates, one seed: 2048 tokens kept {even msa-2048 excess}, 1024 kept {even msa-1024 "
+        "bits per token, equal updates: 2048 tokens kept {even msa-2048 excess}, 1024 kept {even msa-1024 "
         "excess}, 512 kept {even msa-512 excess}; three seeds with 80 fewer updates: 1024 kept {msa-1024 excess}, 512 "
         "kept {msa-512 excess}", UNDECIDED,
-        "SmolLM2-135M at 8192 tokens: 512 is not (three seeds); 1024 and 2048 wait for a second even seed", JUDGE,
+        "SmolLM2-135M at 8192 tokens, two seeds: 2048 is in bits, its answers undecided; 1024 is not; 512 has one", JUDGE,
         "conversion_curves"),
     Row("tab:pretrain-representative", "MSA is on par with full attention on 34 benchmarks at 109B parameters",
         "no model of this size; in its place held-out text and planted facts", OUT_OF_REACH,
