@@ -536,3 +536,19 @@ def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp
     latent.save_pretrained(tiny / "latent")
     assert train(tiny, tmp_path / "b", model="latent") == 2
     assert "latent attention (MLA)" in capsys.readouterr().err
+
+
+def test_a_plain_kernel_of_dense_attention_is_noted(monkeypatch):
+    from types import SimpleNamespace
+
+    from msalab.training import attention
+
+    module = SimpleNamespace(num_key_value_groups=2, head_dim=16)
+    said = []
+    attention.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
+    assert not said
+    monkeypatch.setattr(attention, "backend_of", lambda _: SimpleNamespace(
+        answered_by="dense_attention_any; cuDNN: built without its headers"))
+    attention.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
+    assert said == ["note: dense attention runs by the plain kernel, many times slower than another would (cuDNN: built "
+                    "without its headers)"]

@@ -22,7 +22,7 @@ from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
 from ..nn import IndexBranch, frequencies_of, rotation, select_and_attend
-from ..operations import InputError
+from ..operations import InputError, backend_of
 from ..transformers import attention_modules
 
 NAME = "msalab_train"
@@ -136,6 +136,17 @@ class Layer:
     kl: torch.Tensor | None = None
 
 
+def note_if_plain(modules: dict, dtype: torch.dtype, device: torch.device, note):
+    """Says where dense attention has no fast kernel on this device, which a first call of it shows."""
+    module = next(iter(modules.values()))
+    q = torch.zeros(1, module.num_key_value_groups, module.head_dim, dtype=dtype, device=device)
+    m.dense_attention(q, q[:, :1], q[:, :1])
+    kernel, _, why = backend_of(q).answered_by.partition("; ")
+    if kernel == PLAIN:
+        note(f"note: dense attention runs by the plain kernel, many times slower than another would ({why})")
+
+
+PLAIN = "dense_attention_any"
 AT_ONCE = 1024  # queries at most, whose logits are in memory where PyTorch has no kernel that keeps none
 
 

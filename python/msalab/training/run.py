@@ -268,6 +268,8 @@ class Training:
         if options.checkpointing:
             keep_no_activations(model, self.attention)
         self.learner = Learner(model.to(self.group.device), self.attention)
+        if self.group.device.type == "cuda" and (options.warmup or options.attention == "dense" or options.dense_layers):
+            attentions.note_if_plain(modules, self.dtype, self.group.device, self.note)
         if options.compile:
             compile_parts(self.learner)
         shard(self.learner, self.group, self.dtype)
