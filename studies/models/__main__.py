@@ -67,11 +67,13 @@ def parser() -> CommandLine:
     top.add_argument("--exercises", type=int, default=16, metavar="N", help="of each task (16)")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     top.add_argument("--workers", type=int, default=1, metavar="N", help="pieces that run at once (1)")
+    top.add_argument("--fitters", type=int, default=1, metavar="N", help="processes that share the layers of a fit (1)")
     top.add_argument("--seconds", type=float, metavar="N", help="no piece begins after so many")
     return top
 
 
 WRITING = threading.Lock()  # of texts
+LOOK = 1.0  # seconds between two looks at what a waiting piece needs
 
 
 @dataclass(eq=False)
@@ -131,9 +133,10 @@ class Survey:
         """The folder of a fit to the captured layers."""
         out = self.work / f"fit-{dim}"
         if not (out / "summary.json").exists():
+            # Without --overwrite, which would have one process remove what another has begun
             _program("msa-fit-indexer", self.capture(), "--out", out, "--index-dim", dim, "--steps", self.options.steps,
                      "--block-size", BLOCKS[0], "--top-k", self.budgets[0] // BLOCKS[0], "--eval-queries",
-                     self.options.queries, *self.backend, "--overwrite")
+                     self.options.queries, *self.backend, times=self.options.fitters)
             (out / "indexer.h5").unlink(missing_ok=True)  # large, and read by nobody
         return out
 
@@ -260,18 +263,21 @@ def _environment() -> dict:
 _own = threading.local()  # of the piece that a thread runs: processor seconds of its programs
 
 
-def _run(called: str, *words, answer: Path | None = None) -> None:
-    """answer: with it, what the program answers is no failure."""
-    child = subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, env=_environment())
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    _own.seconds = getattr(_own, "seconds", 0) + used.ru_utime + used.ru_stime
-    if child.returncode and not (answer and answer.exists()):
-        raise Refusal(f"{called} ended with exit code {child.returncode}; its message is above")
+def _run(called: str, *words, answer: Path | None = None, times: int = 1) -> None:
+    """answer: with it, what the program answers is no failure. times: so many processes share the work."""
+    children = [subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, env=_environment())
+                for _ in range(times)]
+    for child in children:
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        _own.seconds = getattr(_own, "seconds", 0) + used.ru_utime + used.ru_stime
+    code = max((child.returncode for child in children), key=abs)
+    if code and not (answer and answer.exists()):
+        raise Refusal(f"{called} ended with exit code {code}; its message is above")
 
 
-def _program(name: str, *words, answer: Path | None = None) -> None:
-    _run(name, find_program(name), *words, answer=answer)
+def _program(name: str, *words, answer: Path | None = None, times: int = 1) -> None:
+    _run(name, find_program(name), *words, answer=answer, times=times)
 
 
 def _msalab(*words) -> None:
@@ -353,7 +359,7 @@ class Queue:
                 while (turn := next((one for one in self.waiting if self._free(*one)), None)) is None:
                     if not self.waiting:
                         return
-                    self.changed.wait()
+                    self.changed.wait(LOOK)  # what others wait for may be there before its piece ends
                 self.waiting.remove(turn)
                 self.running.append(turn)
             try:

@@ -174,15 +174,20 @@ def _losses(of: Records):
                     yield model, context, kind, piece, dense, row
 
 
+def _setting_of(piece: str, row: dict) -> str:
+    if piece == "advised":
+        return "advice"
+    name = setting(row["selector"], int(row["forced_first"]))
+    return f"{name}, the head's width" if piece == "wide" else name
+
+
 def loss(of: Records):
     rows = [("model", "context", "text", "budget", "setting", "dense, bits per token", "excess, bits (95 %)",
              "of the bits")]
     for model, context, kind, piece, dense, row in _losses(of):
-        name = {"wide": f"{setting('index', row['forced_first'])}, the head's width",
-                "advised": "advice"}.get(piece) or setting(row["selector"], row["forced_first"])
         budget = "-" if row["token_budget"] != row["token_budget"] else str(int(row["token_budget"]))
-        rows.append((MODELS[model], called(context), kind, budget, name, f"{dense:.4f}", interval(row, "excess", "+.4f"),
-                     f"{100 * row['excess'] / dense:+.2f} %"))
+        rows.append((MODELS[model], called(context), kind, budget, _setting_of(piece, row), f"{dense:.4f}",
+                     interval(row, "excess", "+.4f"), f"{100 * row['excess'] / dense:+.2f} %"))
     return rows if len(rows) > 1 else NONE
 
 
@@ -312,7 +317,7 @@ def judged(of: Records) -> list[Answer]:
     for model, context, kind, piece, dense, row in _losses(of):
         if piece in ("loss", "wide"):
             losses[model, context, kind, int(row["token_budget"])][row["selector"]].append(
-                (100 * row["excess"] / dense, setting(row["selector"], int(row["forced_first"]))))
+                (100 * row["excess"] / dense, _setting_of(piece, row)))
     return [Answer(*key, {selector: min(found) for selector, found in own.items()},
                    _of_first_block(of.found[key[:3]].get(f"loss-{key[3]}")))
             for key, own in sorted(losses.items(), key=lambda one: (list(MODELS).index(one[0][0]), one[0][1:]))]
@@ -342,7 +347,11 @@ def _in_short(found: list[Answer], price: str) -> str:
             said.append(enough[0].what if enough else f"more than {own[-1].what}")
     if not said:
         return f"No loss of an Index Branch was measured, so whether it would work is open{price}."
-    return f"Untrained, it takes {' and '.join(said)} tokens to lose less than {100 * NEAR:.0f} % of the bits{price}."
+    return f"Untrained, it takes {_listed(said)} tokens to lose less than {100 * NEAR:.0f} % of the bits{price}."
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _price(of: Records, model: str) -> str:

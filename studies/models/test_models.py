@@ -95,6 +95,15 @@ def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
     assert page.retrieval(of) == page.NONE == page.mass(of)
 
 
+def test_an_answer_names_each_context_and_the_wider_index_branch(tmp_path):
+    for context, excess in ((2048, 0.03), (8192, 0.05), (16384, 0.02)):
+        put(tmp_path, "gemma3", "loss-512", evaluation({("index", 0): excess}), context)
+    put(tmp_path, "gemma3", "wide-512", evaluation({("index", 1): 0.01}), 8192)
+    said = page.answers(page.load(tmp_path)).splitlines()
+    assert "it takes 512 of 2K, 512 of 8K and 512 of 16K tokens to lose" in said[1]
+    assert "| 512 of 8K | mixed | yes | 0.25 % (index, first, the head's width) |" in "\n".join(said)
+
+
 def some_points(exponent, noise, seed=1, models=("a", "b", "c")):
     rng = np.random.default_rng(seed)
     return [rule.Point(model, str(one), 0.5 * value ** power * math.exp(noise * rng.standard_normal()), value, value, 0.0)

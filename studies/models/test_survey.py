@@ -33,7 +33,7 @@ def words(tmp_path, monkeypatch):
     return [str(tmp_path / "model"), "--name", "gemma3", "--corpus", str(tmp_path / "corpus"), "--work",
             str(tmp_path / "work"), "--records", str(tmp_path / "records"), "--page", str(tmp_path / "page.md"),
             "--context", "1K", "--kinds", "code", "--bytes", "--learnt", "1", "--queries", "64", "--exercises", "2",
-            "--workers", "2", "--pieces", *PIECES]
+            "--workers", "2", "--fitters", "2", "--pieces", *PIECES]
 
 
 @needs_programs
@@ -104,6 +104,24 @@ def test_pieces_run_side_by_side_but_make_once_what_they_share(words, tmp_path, 
         assert pair not in together
     readers = {"heads", "fit-64", "advice"}
     assert any(pair <= readers for pair in together)  # once the capture is there
+
+
+def test_a_piece_begins_when_what_it_reads_is_there_not_when_its_maker_ends(words, monkeypatch):
+    began = threading.Event()
+
+    def do(of, piece):
+        if piece == "loss-1024":
+            began.set()
+            return
+        for path in (of.work / "capture.h5", of.work / "fit-64/summary.json"):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        assert began.wait(20)
+
+    monkeypatch.setattr(survey, "do", do)
+    monkeypatch.setattr(survey, "price", lambda *_: None)
+    monkeypatch.setattr(survey, "LOOK", 0.05)
+    assert survey.main([*words[:-len(PIECES)], "loss-512", "loss-1024", "--context", "2K"]) == 0 and began.is_set()
 
 
 @pytest.mark.parametrize("more, expected", [([], []), (["--device", "cuda"], ["--backend", "cuda"]),
