@@ -538,6 +538,20 @@ def test_each_head_its_own_group_is_noted_and_latent_attention_refused(tiny, tmp
     assert "latent attention (MLA)" in capsys.readouterr().err
 
 
+def test_the_kl_may_be_over_all_keys_behind_the_warmup():
+    """In the first layer, whose input is that of the warm-up, it is the warm-up's; over the selected blocks it is not."""
+    tokens = torch.from_numpy(np.random.default_rng(3).integers(0, 256, CONTEXT))
+    found = []
+    for warming, full in ((True, False), (False, True), (False, False)):
+        model = make_model()
+        attention = attached(model, "msa", 1)
+        attention.warming, attention.kl_full_support = warming, full
+        attention.begin([0, CONTEXT], torch.arange(CONTEXT), False)
+        model(tokens[None], use_cache=False)
+        found.append(float(attention.layers[0].kl.detach()))
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and abs(found[2] - found[0]) > 0.01 * found[0]
+
+
 def test_a_plain_kernel_of_dense_attention_is_noted(monkeypatch):
     from types import SimpleNamespace
 

@@ -58,13 +58,21 @@ read -ra gpus <<<"${GPUS:-0}"
 [[ $device != cpu ]] || dtype=float32
 export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 
+budget_of() { # ARM
+    local budget=${1#*-}
+    echo "${budget%-full}"
+}
+
 # What tells an arm from the others; blocks of 64 tokens.
 words_of() { # ARM SEED
     local begin=("${start[@]}")
     [[ $form != even ]] || begin=(--indexer "$(fitted_of "$2")")
     case $1 in
         dense) echo --attention dense --steps "$steps" ;;
-        msa-*) echo --top-k $((${1#msa-} / 64)) --steps "$steps" --warmup-steps "$warmup" "${begin[@]}" ;;
+        msa-*)
+            [[ $1 != *-full ]] || begin+=(--kl-support full)
+            echo --top-k $(($(budget_of "$1") / 64)) --steps "$steps" --warmup-steps "$warmup" "${begin[@]}"
+            ;;
         window-*) echo --attention window --top-k $((${1#window-} / 64)) --steps "$steps" ;;
         fitted) echo --top-k 8 --steps "$fit" --warmup-steps "$fit" "${start[@]}" ;;
     esac
@@ -78,7 +86,7 @@ fitted_of() { echo "$out/fitted-seed-$1.safetensors"; }
 evaluation_of() {
     case $1 in
         dense) echo --selectors oracle --budgets $budgets --forced-first 0 ;;
-        msa-*) echo --selectors index --budgets "${1##*-}" --indexer "$2/model" --forced-first 0 ;;
+        msa-*) echo --selectors index --budgets "$(budget_of "$1")" --indexer "$2/model" --forced-first 0 ;;
         window-*) echo --selectors window --budgets "${1##*-}" --forced-first 1 ;;
         fitted)
             if [[ $form == even ]]; then # what it answers, the form large has

@@ -33,7 +33,8 @@ class Rule:
 
 FIRST = Rule(0.02, False, None, (512, 1024), ("context", "batch", "steps"))
 EVEN = Rule(0.03, True, 0.001, (512, 1024, 2048), ("context", "batch", "steps", "warmup"))
-OWN = {"msa": "index@{}", "window": "window@{},first=1"}  # what an arm's own attention is called
+# Arms, and what their own attention is called.
+OWN = {"msa-{}": "index@{}", "msa-{}-full": "index@{}", "window-{}": "window@{},first=1"}
 UNTRAINED = ("index@{}", "mean-key@{}", "mean-key@{},first=1", "quest@{}", "quest@{},first=1", "window@{},first=1")
 YES, NO, OPEN = "near-lossless", "not near-lossless", "undecided"
 
@@ -179,6 +180,14 @@ def beside_own(folder: Path, arm: str, config: str) -> list[str]:
     return ["  beside its own dense attention:", *(f"  {line}" for line in describe(pairs)[:1 + bool(pairs[0][0].right)])]
 
 
+def beside(folder: Path, arm: str, other: str, config: str) -> list[str]:
+    """An arm beside another one of the same seeds, which has the same attention."""
+    found, base = records(folder, arm, config), records(folder, other, config)
+    pairs = [(found[seed], base[seed]) for seed in sorted(found.keys() & base.keys())]
+    return [f"  beside {other}, seeds: {len(pairs)}:", *(f"  {line}" for line in describe(pairs))] if (
+        pairs and arm != other) else []
+
+
 def main():
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--even"]):
         sys.exit(__doc__)
@@ -200,12 +209,12 @@ def main():
     print(f"after {trained['trained_tokens'] / 1e6:.1f} million tokens:", *with_each(folder, "dense"), sep="\n")
     for kind, own in OWN.items():
         for budget in rule.budgets:
-            arm = f"{kind}-{budget}"
+            arm = kind.format(budget)
             pairs = pairs_of(arm, own.format(budget), True)
             if pairs:
                 print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs, rule, budget)}", *describe(pairs),
                       *describe_first(pairs, budget), *beside_own(folder, arm, own.format(budget)),
-                      *with_each(folder, arm), sep="\n")
+                      *with_each(folder, arm), *beside(folder, arm, f"msa-{budget}", own.format(budget)), sep="\n")
     for budget in rule.budgets:
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)

@@ -166,6 +166,17 @@ def test_each_length_and_the_first_positions_decide_where_updates_are_equal(tmp_
     assert f"right answers at 8192 tokens {0 - lost[2]:+.1f} of 100" in out
 
 
+def test_an_arm_with_the_kl_over_all_keys_stands_beside_the_one_without(tmp_path):
+    for seed in (1, 2):
+        make_record(tmp_path, "dense", seed, "dense", 0, 90)
+        make_record(tmp_path, "msa-2048", seed, "index@2048", 0.01, 60)
+        make_record(tmp_path, "msa-2048-full", seed, "index@2048", 0, 75)
+    code, out, _ = judged(tmp_path, "--even")
+    own = out.partition("msa-2048-full, seeds: 2:")[2]
+    assert code == 0 and "right answers -15" in own
+    assert "excess -0.9" in own.partition("beside msa-2048, seeds: 2:")[2]
+
+
 def test_models_of_other_weights_are_not_compared(tmp_path):
     make_record(tmp_path, "dense", 1, "dense", 0, 90)
     make_record(tmp_path, "msa-512", 1, "index@512", 0, 90, weights="others")

@@ -184,7 +184,7 @@ def conversion_numbers(tree: Tree) -> dict[str, str]:
         base = judge.records(folder, "dense", "dense")
         for arm in arms:
             kind, _, budget = arm.partition("-")
-            own = judge.records(folder, arm, judge.OWN[kind].format(budget))
+            own = judge.records(folder, arm, judge.OWN[kind + "-{}"].format(budget))
             one, dense = zip(*((own[seed], base[seed]) for seed in sorted(own.keys() & base.keys())))
             named = arm if form == "large" else f"{form} {arm}"
             found[f"{named} excess"] = _interval(judge.excess(one, dense))

@@ -49,6 +49,9 @@ def parser() -> CommandLine:
                         help="steps in which only Index Branches learn (default: a tenth; 0 without Index Branches)")
     recipe.add_argument("--kl-weight", type=float, default=1.0, metavar="W",
                         help="of the sum of all layers' KL beside the loss (default: 1)")
+    recipe.add_argument("--kl-support", choices=("selected", "full"), default="selected", help="keys that the KL is over "
+                        "behind the warm-up: of the selected blocks (default), or all, from which blocks that were "
+                        "missed learn, too, at the price of dense attention")
     recipe.add_argument("--detach", action=argparse.BooleanOptionalAction, default=True,
                         help="keep the gradient of the KL out of the model (default)")
     recipe.add_argument("--lr", type=float, default=5e-5, help="highest rate of the model (default: 5e-5)")

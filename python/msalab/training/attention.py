@@ -43,6 +43,7 @@ class Attention:
     rule: selectors.Rule
     dense: frozenset
     detach: bool
+    kl_full_support: bool = False
     warming: bool = False
     keeps: bool = True
     layers: list[Layer] = field(default_factory=list)
@@ -85,7 +86,8 @@ class Attention:
             index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns)
             index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype)
             heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
-                                               sparse=not self.warming, **given)
+                                               sparse=not self.warming,
+                                               kl_full_support=self.kl_full_support, **given)
         if layer.kl is None:  # a layer runs again where its activations were not kept
             layer.kl = kl
         if self.measured is not None:

@@ -38,7 +38,7 @@ from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no
 from .replay import Passes, why_no_graph
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "index_norm", "index_rotary",
-          "dense_layers", "steps", "warmup", "detach", "kl_weight", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
+          "dense_layers", "steps", "warmup", "detach", "kl_weight", "kl_support", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
           "context", "batch", "dtype", "compile", "cuda_graph", "bytes", "diverged", "probe_every", "log_every")
 MAY_CHANGE = ("device", "options cuda_graph", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
@@ -262,7 +262,7 @@ class Training:
                 self.record = record_of(options, self.group.device, model, self.rows)
                 check_folder(self.out, self.record, options)
         self.attention = attentions.Attention(options.attention, self.rule, frozenset(options.dense_layers),
-                                              options.detach)
+                                              options.detach, options.kl_support == "full")
         attentions.attach(modules, windows, model, self.attention, self.branches)
         attentions.check_documents(model, self.attention)
         if options.checkpointing:
