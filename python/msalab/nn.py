@@ -71,10 +71,11 @@ class IndexBranch(nn.Module):
     def forward(self, x: Tensor, positions: Tensor):
         return self.turned(x, rotation(positions, self.frequencies, torch.promote_types(x.dtype, torch.float32)))
 
-    def turned(self, x: Tensor, turns: tuple[Tensor, Tensor]):
+    def turned(self, x: Tensor, turns: tuple[Tensor, Tensor], made: Tensor | None = None):
         """Of x at the positions of which `turns` is the rotation() by the frequencies: one product, and what follows
-        in the type of `turns`, as it is served (indexer.IndexBranch)."""
-        made = nn.functional.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight]))
+        in the type of `turns`, as it is served (indexer.IndexBranch). made: the product, where it was made already."""
+        if made is None:
+            made = nn.functional.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight]))
         heads = made.unflatten(1, (-1, self.index_dim)).to(turns[0].dtype)
         if isinstance(self.q_norm, RMSNorm):
             weights = torch.cat([self.q_norm.weight.expand(heads.shape[1] - 1, -1), self.k_norm.weight[None]])
@@ -92,9 +93,10 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
     main = {"sinks": sinks, "softmax_scale": softmax_scale, **packed}
     ids = index_lse = None
     if sparse:
-        ids, index_lse = m.index_select(
-            index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=True,
+        found = m.index_select(
+            index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=not q.is_cuda,
             forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
+        ids, index_lse = (found, None) if q.is_cuda else found  # on a GPU index_kl sorts the ids once, for its lse, too
         heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
                                              return_softmax_lse=True, **main)
     else:
