@@ -144,7 +144,8 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     kind = "dense" if arm == "msalab-dense" else kind
     modules, windows, _ = attentions.trainable(model, options_of(kind))
     branches = {number: attentions.branch_of(form) for number, form in forms_of(model).items()} if kind == "msa" else {}
-    attention = attentions.Attention(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
+    attention = attentions.Attention(kind if kind in attentions.KINDS else "dense",
+                                     Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
     if kind in attentions.KINDS:
         attentions.attach(modules, windows, model, attention, branches)
     else:
