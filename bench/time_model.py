@@ -154,7 +154,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
         learners.keep_no_activations(model, attention)
     learner = learners.Learner(model.to(group.device), attention)
     if compiled:
-        learners.compile_parts(learner)
+        learners.compile_parts(learner, case.cuda_graph)
     learners.shard(learner, group, torch.float32 if group.device.type == "cpu" else torch.bfloat16)
     optimizer = learners.make_optimizer(learner, OPTIONS) if case.learns else None
     learner.train()

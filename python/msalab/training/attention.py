@@ -25,7 +25,7 @@ from ..joined import plain
 from ..nn import IndexBranch, frequencies_of, rotation, select_and_attend
 from ..operations import InputError
 from ..transformers import attention_modules
-from .product import joined_product
+from .product import Part, joined_product
 
 NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
@@ -83,11 +83,10 @@ class Attention:
             ids = self._chosen(q.detach(), k.detach(), given)
             self._measure(layer, q, k, ids, given)
             return m.sparse_attention(q, k, v, ids, block_size=self.rule.block_size, **given, **lengths)
-        x, layer.x, made, layer.made = layer.x, None, layer.made, None
+        (x, made), layer.x, layer.made = (layer.x, layer.made), None, None
         with torch.enable_grad():  # in the warm-up, of this alone
             # Without its hooks, which are FSDP2's: the learner has gathered its weights.
-            index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns,
-                                                     None if made is None else made[-1])
+            index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns, made)
             index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype)
             heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
                                                sparse=not self.warming, **given)
@@ -128,9 +127,9 @@ class Attention:
 class Layer:
     """One that attends so. selects: by an Index Branch or a selector; window: tokens that it sees, None where all are
     seen; joins: its projections can be one product; rope: frequencies of its Index Branch; turns: nn.rotation of the
-    micro-batch by them; x: its input, and made: its queries, keys, values and what its Index Branch makes of x, where
-    they are one product, until it attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which
-    do not read its number."""
+    micro-batch by them; x: its input, and made: what the projections of its Index Branch make of x, where they joined,
+    until it attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which do not read its
+    number."""
 
     number: int
     attention: Attention
@@ -140,7 +139,7 @@ class Layer:
     rope: tuple | None = None
     turns: tuple | None = None
     x: torch.Tensor | None = None
-    made: tuple | None = None
+    made: torch.Tensor | None = None
     kl: torch.Tensor | None = None
 
 
@@ -206,28 +205,16 @@ def _keep_input(module, args, kwargs):
     layer, x = getattr(module, _ATTRIBUTE), kwargs.get("hidden_states", args[0] if args else None)
     layer.x = x[0]
     attention = layer.attention
-    if layer.joins and attention.joins and attention.keeps and not attention.warming:
+    if layer.joins and attention.keeps and not attention.warming:
         layer.made = joined_product(module, x[0], attention.detach)
 
 
-class _Part:
-    """In place of a projection's forward: takes its part of the product that the module's input was given to."""
-
-    def __init__(self, of: torch.nn.Linear, layer: Layer, at: int):
-        self.of, self.layer, self.at = of, layer, at
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.layer.made is not None:
-            return self.layer.made[self.at][None]
-        return torch.nn.functional.linear(x, self.of.weight, self.of.bias)
-
-
 def _join(module, layer: Layer):
-    """Where the projections of the module are PyTorch's own without a bias, and it asks for each of them once."""
+    """Where the projections of the module are PyTorch's own without a bias."""
     linears = plain(module)
     layer.joins = bool(linears) and linears[0].bias is None
-    for at, one in enumerate(linears if layer.joins else ()):
-        one.forward = _Part(one, layer, at)
+    for one in linears if layer.joins else ():
+        one.__class__ = Part
 
 
 def _register():

@@ -2,19 +2,33 @@
 """One product for the queries, keys and values of a layer and for its Index Branch, while it is trained."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..joined import NAMES
 
 
-def joined_product(module, x: Tensor, detach: bool) -> tuple[Tensor, ...]:
-    """Queries, keys and values of x [N, d] by the module's projections, and what its Index Branch's make of x. detach:
-    the latter have no gradient of x."""
-    weights = [getattr(module, name).weight for name in NAMES]
-    index = [module.indexer.q_proj.weight, module.indexer.k_proj.weight]
-    sizes = [*map(len, weights), sum(map(len, index))]
-    made = _Product.apply(x, torch.cat([*weights, *index]), sum(sizes[:3]) if detach else sum(sizes))
-    return made.split(sizes, -1)
+class Part(nn.Linear):
+    """A projection that takes its part of joined_product(), once, where that was made of its input. In place of nn.Linear
+    as a class, since layers share the graphs of torch.compile, for which a function of each would be another one."""
+
+    made: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made, self.made = self.made, None
+        return super().forward(x) if made is None else made
+
+
+def joined_product(module, x: Tensor, detach: bool) -> Tensor:
+    """What the projections of the module's Index Branch make of x [N, d]. Its own projections, which are Parts, have
+    their parts of the same product. detach: the former have no gradient of x."""
+    parts = [getattr(module, name) for name in NAMES]
+    weights = [one.weight for one in (*parts, module.indexer.q_proj, module.indexer.k_proj)]
+    rows = [len(one) for one in weights]
+    made = _Product.apply(x, torch.cat(weights), sum(rows[:3]) if detach else sum(rows))
+    *own, index = made.split([*rows[:3], sum(rows[3:])], -1)
+    for one, part in zip(parts, own):
+        one.made = part[None]
+    return index
 
 
 class _Product(torch.autograd.Function):
@@ -24,10 +38,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x, weight, passing):
         ctx.passing = passing
         ctx.save_for_backward(x, weight)
-        return torch.nn.functional.linear(x, weight)
+        return nn.functional.linear(x, weight)
 
     @staticmethod
     def backward(ctx, d_made):
         x, weight = ctx.saved_tensors
-        d_x = d_made[:, :ctx.passing] @ weight[:ctx.passing]
-        return d_x, d_made.t() @ x, None
+        return d_made[:, :ctx.passing] @ weight[:ctx.passing], d_made.t() @ x, None

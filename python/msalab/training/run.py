@@ -269,7 +269,7 @@ class Training:
             keep_no_activations(model, self.attention)
         self.learner = Learner(model.to(self.group.device), self.attention)
         if options.compile:
-            compile_parts(self.learner)
+            compile_parts(self.learner, options.cuda_graph)
         shard(self.learner, self.group, self.dtype)
         self.optimizer = make_optimizer(self.learner, options)
         why_not = why_no_graph(self.learner, self.group.device, options.compile)
