@@ -12,14 +12,16 @@ from msalab.training import attention as attentions
 from msalab.training import learner
 from msalab.training.product import Part
 
-OPTIONS = Namespace(attention="msa", dense_layers=[], indexer=None, index_dim=16, index_rotary=None, index_norm="rms", seed=0)
+OPTIONS = Namespace(attention="msa", dense_layers=[], indexer=None, index_dim=16, index_rotary=None, index_norm="rms",
+                    seed=0)
 ENDS = [0, 40, CONTEXT]
 
 
 def made(joins, detach=True, warming=False, **sizes):
     model = make_model(**sizes)
     modules, windows, selecting = attentions.trainable(model, OPTIONS)
-    branches = {number: attentions.branch_of(form) for number, form in attentions.forms_of(model, selecting, OPTIONS).items()}
+    forms = attentions.forms_of(model, selecting, OPTIONS)
+    branches = {number: attentions.branch_of(form) for number, form in forms.items()}
     attention = attentions.Attention("msa", Rule(BLOCK, TOP_K), frozenset(), detach, warming, joins=joins)
     attentions.attach(modules, windows, model, attention, branches)
     return learner.Learner(model, attention)
@@ -34,7 +36,8 @@ def passed(one):
     one.attention.begin(ENDS, positions, False)
     nats, kl = one(tokens, positions, tokens.roll(-1))
     (kl if one.attention.warming else nats / CONTEXT + kl).backward()
-    return float(nats.detach()), float(kl.detach()), {name: of.grad for name, of in one.named_parameters() if of.grad is not None}
+    gradients = {name: of.grad for name, of in one.named_parameters() if of.grad is not None}
+    return float(nats.detach()), float(kl.detach()), gradients
 
 
 def assert_alike(one, other):
@@ -60,7 +63,7 @@ def test_layers_share_their_graphs(monkeypatch):
     torch._dynamo.reset()
     counters.clear()
     compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))  # compiles no kernels
+    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))  # no kernels
     sizes = {"num_hidden_layers": 5}
     one = made(True, **sizes)
     learner.compile_parts(one)

@@ -86,7 +86,8 @@ class Attention:
         (x, made), layer.x, layer.made = (layer.x, layer.made), None, None
         with torch.enable_grad():  # in the warm-up, of this alone
             # Without its hooks, which are FSDP2's: the learner has gathered its weights.
-            index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns, made)
+            x = x.detach() if self.detach or self.warming else x
+            index_q, index_k = module.indexer.turned(x, layer.turns, made)
             index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype)
             heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
                                                sparse=not self.warming, **given)

@@ -221,8 +221,8 @@ def branches_of(layer) -> list[IndexBranch]:
     return [module for module in layer.modules() if isinstance(module, IndexBranch)]
 
 
-# While the KL runs aside, nothing may be written where its operands lie. PyTorch's allocator knows that, the compiler's own
-# reuse of memory within a graph does not.
+# While the KL runs aside, nothing may be written where its operands lie. PyTorch's allocator knows that, the compiler's
+# own reuse of memory within a graph does not.
 NO_REUSE = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
 

@@ -8,8 +8,8 @@ from ..joined import NAMES
 
 
 class Part(nn.Linear):
-    """A projection that takes its part of joined_product(), once, where that was made of its input. In place of nn.Linear
-    as a class, since layers share the graphs of torch.compile, for which a function of each would be another one."""
+    """A projection that takes its part of joined_product(), once, where that was made of its input. A class in place of
+    nn.Linear, since layers share the graphs of torch.compile, for which a function of each would be another one."""
 
     made: Tensor | None = None
 
