@@ -219,8 +219,9 @@ def filled(model, cache, context: int, batch: int):
 
 
 def captured(step, token):
-    """step(token) in a CUDA graph."""
+    """step(token) in a CUDA graph. The stream of the graph waits for what fills the cache and the token on the current one."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             step(token)

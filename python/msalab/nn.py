@@ -71,11 +71,10 @@ class IndexBranch(nn.Module):
     def forward(self, x: Tensor, positions: Tensor):
         return self.turned(x, rotation(positions, self.frequencies, torch.promote_types(x.dtype, torch.float32)))
 
-    def turned(self, x: Tensor, turns: tuple[Tensor, Tensor], made: Tensor | None = None):
+    def turned(self, x: Tensor, turns: tuple[Tensor, Tensor]):
         """Of x at the positions of which `turns` is the rotation() by the frequencies: one product, and what follows
-        in the type of `turns`, as it is served (indexer.IndexBranch). made: the product, where it was made already."""
-        if made is None:
-            made = nn.functional.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight]))
+        in the type of `turns`, as it is served (indexer.IndexBranch)."""
+        made = nn.functional.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight]))
         heads = made.unflatten(1, (-1, self.index_dim)).to(turns[0].dtype)
         if isinstance(self.q_norm, RMSNorm):
             weights = torch.cat([self.q_norm.weight.expand(heads.shape[1] - 1, -1), self.k_norm.weight[None]])

@@ -21,11 +21,9 @@ from ..capture.decoder import decoder_layers, decoder_of
 from ..capture.gguf import place_of
 from ..capture.layer import CaptureError, require
 from ..capture.transformers_model import TransformersModel
-from ..joined import plain
 from ..nn import IndexBranch, frequencies_of, rotation, select_and_attend
 from ..operations import InputError
 from ..transformers import attention_modules
-from .product import Part, joined_product
 
 NAME = "msalab_train"
 KINDS = ("msa", "dense", *selectors.SCORES)
@@ -38,9 +36,8 @@ _ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 class Attention:
     """The attention of all layers. kind: one of KINDS. dense: the layers that attend to everything. warming: only the
     Index Branches learn, beside full attention. keeps: activations within a layer are kept; otherwise they are
-    computed again. joins: queries, keys, values and what the Index Branch makes of a layer's input are one product. The
-    other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the CPU, and, where
-    `measured` is a list, its measures (name, layer, value)."""
+    computed again. The other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the
+    CPU, and, where `measured` is a list, its measures (name, layer, value)."""
 
     kind: str
     rule: selectors.Rule
@@ -48,7 +45,6 @@ class Attention:
     detach: bool
     warming: bool = False
     keeps: bool = True
-    joins: bool = False
     layers: list[Layer] = field(default_factory=list)
     cu: list = field(default_factory=list)
     ends: torch.Tensor | None = None
@@ -59,7 +55,7 @@ class Attention:
         self.cu, self.ends, turns = cu, torch.tensor(cu), {}
         self.measured = [] if measure else None
         for layer in self.layers:
-            layer.kl = layer.turns = layer.made = None
+            layer.kl = layer.turns = None
             if layer.rope is not None and positions is not None:
                 if layer.rope not in turns:  # once for all layers of these frequencies
                     turns[layer.rope] = rotation(positions, frequencies_of(layer.rope, positions.device), torch.float32)
@@ -83,11 +79,10 @@ class Attention:
             ids = self._chosen(q.detach(), k.detach(), given)
             self._measure(layer, q, k, ids, given)
             return m.sparse_attention(q, k, v, ids, block_size=self.rule.block_size, **given, **lengths)
-        (x, made), layer.x, layer.made = (layer.x, layer.made), None, None
+        x, layer.x = layer.x, None
         with torch.enable_grad():  # in the warm-up, of this alone
             # Without its hooks, which are FSDP2's: the learner has gathered its weights.
-            x = x.detach() if self.detach or self.warming else x
-            index_q, index_k = module.indexer.turned(x, layer.turns, made)
+            index_q, index_k = module.indexer.turned(x.detach() if self.detach or self.warming else x, layer.turns)
             index_q, index_k = index_q.to(q.dtype), index_k[:, 0].to(q.dtype)
             heads, ids, kl = select_and_attend(q, k, v, index_q, index_k, self.rule, cu,
                                                sparse=not self.warming, **given)
@@ -127,20 +122,17 @@ class Attention:
 @dataclass
 class Layer:
     """One that attends so. selects: by an Index Branch or a selector; window: tokens that it sees, None where all are
-    seen; joins: its projections can be one product; rope: frequencies of its Index Branch; turns: nn.rotation of the
-    micro-batch by them; x: its input, and made: what the projections of its Index Branch make of x, where they joined,
-    until it attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which do not read its
-    number."""
+    seen; rope: frequencies of its Index Branch; turns: nn.rotation of the micro-batch by them; x: its input, until it
+    attends; kl: of the micro-batch. All layers share the graphs of torch.compile, which
+    do not read its number."""
 
     number: int
     attention: Attention
     selects: bool
     window: int | None = None
-    joins: bool = False
     rope: tuple | None = None
     turns: tuple | None = None
     x: torch.Tensor | None = None
-    made: torch.Tensor | None = None
     kl: torch.Tensor | None = None
 
 
@@ -203,19 +195,7 @@ def _attend(module, query, key, value, attention_mask=None, scaling=None, softca
 
 
 def _keep_input(module, args, kwargs):
-    layer, x = getattr(module, _ATTRIBUTE), kwargs.get("hidden_states", args[0] if args else None)
-    layer.x = x[0]
-    attention = layer.attention
-    if layer.joins and attention.keeps and not attention.warming:
-        layer.made = joined_product(module, x[0], attention.detach)
-
-
-def _join(module, layer: Layer):
-    """Where the projections of the module are PyTorch's own without a bias."""
-    linears = plain(module)
-    layer.joins = bool(linears) and linears[0].bias is None
-    for one in linears if layer.joins else ():
-        one.__class__ = Part
+    getattr(module, _ATTRIBUTE).x = kwargs.get("hidden_states", args[0] if args else None)[0]
 
 
 def _register():
@@ -253,8 +233,6 @@ def attach(modules, windows, model, attention: Attention, branches: dict[int, In
             module.indexer = branches[number]
             layer.rope = tuple(branches[number].frequencies.tolist())
             module.register_forward_pre_hook(_keep_input, with_kwargs=True)
-            if attention.joins:
-                _join(module, layer)
     for part in _carriers(model, modules):
         part.forward = _by_document(part.forward, attention)
     model.set_attn_implementation(NAME)
