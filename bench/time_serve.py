@@ -219,7 +219,7 @@ def filled(model, cache, context: int, batch: int):
 
 
 def captured(step, token):
-    """step(token) in a CUDA graph. The stream of the graph waits for what fills the cache and the token on the current one."""
+    """step(token) in a CUDA graph. Its stream waits for what fills the cache and the token on the current one."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
