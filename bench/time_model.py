@@ -144,7 +144,8 @@ def train_step(case: Case, arm: str, compiled: bool, group):
     kind = "dense" if arm == "msalab-dense" else kind
     modules, windows, _ = attentions.trainable(model, options_of(kind))
     branches = {number: attentions.branch_of(form) for number, form in forms_of(model).items()} if kind == "msa" else {}
-    attention = attentions.Attention(kind, Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
+    attention = attentions.Attention(kind if kind in attentions.KINDS else "dense",
+                                     Rule(case.block_size, int(top_k) if kind == "msa" else 1), frozenset(), True)
     if kind in attentions.KINDS:
         attentions.attach(modules, windows, model, attention, branches)
     else:
@@ -153,7 +154,7 @@ def train_step(case: Case, arm: str, compiled: bool, group):
         learners.keep_no_activations(model, attention)
     learner = learners.Learner(model.to(group.device), attention)
     if compiled:
-        learners.compile_parts(learner)
+        learners.compile_parts(learner, case.cuda_graph)
     learners.shard(learner, group, torch.float32 if group.device.type == "cpu" else torch.bfloat16)
     optimizer = learners.make_optimizer(learner, OPTIONS) if case.learns else None
     learner.train()

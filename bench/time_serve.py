@@ -84,13 +84,14 @@ ROWS = """
 8b-4/decode/32K/1: msa-replayed flash-graph msa-compiled flash
 small-30/prefill/8K/1: msa-compiled msa flash-compiled flash cudnn
 small-30/decode/8K/1: msa-replayed flash-graph static-replayed msa flash msa-compiled static-compiled
-8b-4/decode/32K/8: msa-replayed flash-graph msa
+8b-4/decode/32K/8: msa-graph flash-graph msa msa-replayed
 8b-4/generate/8K/1: dynamic msa static msa-static
 8b-4/decode/8K/1: msa-autotune
 8b-4/decode/128K/1: msa-int8-replayed
 8b-4/decode/1M/1: msa-int8-replayed
 8b-4/prefill/128K/1: msa-int8-compiled
-qwen-24/decode/32K/1: msa-compiled static-compiled flash flash-graph
+qwen-24/decode/32K/1: msa-graph flash-graph flash msa msa-replayed static-replayed msa-compiled static-compiled
+qwen-24/prefill/32K/1: msa cudnn flash
 """
 
 
@@ -218,8 +219,9 @@ def filled(model, cache, context: int, batch: int):
 
 
 def captured(step, token):
-    """step(token) in a CUDA graph."""
+    """step(token) in a CUDA graph. Its stream waits for what fills the cache and the token on the current one."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             step(token)

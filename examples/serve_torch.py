@@ -214,6 +214,7 @@ class Decode:
             return next_tokens(model, tokens[None], positions[None], step(
                 table.view(places, pages).int(), used.int(), ends))
         self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # which may still make what is read here
         with torch.cuda.stream(stream):
             for _ in range(3):
                 run()  # compiles and loads kernels

@@ -54,7 +54,7 @@ class Rates:
 # dense attention of 64 channels is on record in training alone, which does not tell its share from the gradient's. No
 # record is of decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
 _H200 = Rates(products=840e12, half=1085, read=3.3e12, copy=4.18e12, dense=518e12, dense_grad=654e12, narrow=0.85,
-              narrow_sparse=0.282, index=584e12, sparse=235e12, sparse_grad=249e12, passes=11.47, dense_step=85e-6,
+              narrow_sparse=0.282, index=584e12, sparse=235e12, sparse_grad=249e12, passes=11.47, dense_step=100e-6,
               msa_step=45e-6, msa_train=0.105e-3)
 RATES = {"h100": replace(_H200, read=2.35e12, copy=2.99e12), "h200": _H200}
 

@@ -92,9 +92,10 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
     main = {"sinks": sinks, "softmax_scale": softmax_scale, **packed}
     ids = index_lse = None
     if sparse:
-        ids, index_lse = m.index_select(
-            index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=True,
+        found = m.index_select(
+            index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=not q.is_cuda,
             forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
+        ids, index_lse = (found, None) if q.is_cuda else found  # on a GPU index_kl sorts the ids once, for its lse, too
         heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
                                              return_softmax_lse=True, **main)
     else:

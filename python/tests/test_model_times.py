@@ -3,7 +3,9 @@
 
 import importlib.util
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,10 +96,32 @@ def test_a_profile_has_kernels_beside_the_calls_of_the_host(times):
 def test_serving_has_its_times(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    path, rows = tmp_path / "record.json", "(decode|prefill)/512/1/(msa|msa-static|flash)$"
+    path, rows = tmp_path / "record.json", "(decode|prefill)/512/(1|8)/(msa|msa-static|flash)$"
     serve = importlib.import_module("time_serve")
     serve.main([str(path), "--smoke", "--rows", rows])
     rows = results.open(path)["measured"].records()
-    assert len(rows) == 5
+    assert len(rows) == 6 and "tiny-2/decode/512/8/msa" in [row["row"] for row in rows]
     for row in rows:
         assert row["ms"] > 0 and 0 < row["floor_ms"] < row["ms"], row
+
+
+def test_steps_of_a_graph_wait_for_the_cache_and_the_token(monkeypatch):
+    """As on a GPU, whose streams run at once: a large cache took longer to fill than the first step to read its token."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    serve = importlib.import_module("time_serve")
+    waited, called, on = [], [], ["current"]
+
+    @contextmanager
+    def running_on(stream):
+        on.append("graph's")
+        yield
+        on.pop()
+
+    for name, fake in {
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "current_stream": lambda: on[-1],
+            "Stream": lambda: SimpleNamespace(wait_stream=waited.append), "stream": running_on,
+            "graph": lambda graph, stream: running_on(stream)}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    replay = serve.captured(lambda token: called.append((on[-1], list(waited))) or token + 1, 5)
+    assert replay(None) == 6 and called == [("graph's", ["current"])] * 4

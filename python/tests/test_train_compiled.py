@@ -2,11 +2,16 @@
 """msalab train --compile: the numbers of the eager run, and one compilation for all layers."""
 
 import json
+from argparse import Namespace
 
 import pytest
-from test_train import (IN_ANOTHER_ORDER, kept, make_model, start, tiny, torch, train,  # noqa: F401
-                        values_of, weights_of)
+from test_train import (BLOCK, CONTEXT, IN_ANOTHER_ORDER, TOP_K, kept, make_model, start, tiny, torch,  # noqa: F401
+                        train, values_of, weights_of)
 from torch._dynamo.utils import counters
+
+from msalab.selectors import Rule
+from msalab.training import attention as attentions
+from msalab.training import learner
 
 HOW = ["--lr", 1e-3, "--index-lr", 1e-3, "--log-every", 1]
 
@@ -91,3 +96,32 @@ def test_all_layers_share_the_compiled_graphs(tiny, tmp_path, monkeypatch, words
             assert not counters["graph_break"]
     two, many = found.values()
     assert two == many > 0
+
+
+def test_beside_a_kl_aside_no_memory_is_used_again():
+    """The Index Branch is as wide as the model here: what lies behind it would be written over its queries."""
+    from torch._inductor.utils import run_and_get_code
+
+    def reuses(aside):
+        torch._dynamo.reset()
+        options, model = Namespace(attention="msa", dense_layers=[], indexer=None, index_dim=16, index_rotary=None,
+                                   index_norm="rms", seed=0), make_model()
+        modules, windows, selecting = attentions.trainable(model, options)
+        branches = {number: attentions.branch_of(form)
+                    for number, form in attentions.forms_of(model, selecting, options).items()}
+        attention = attentions.Attention("msa", Rule(BLOCK, TOP_K), frozenset(), True)
+        attentions.attach(modules, windows, model, attention, branches)
+        one, tokens, positions = learner.Learner(model, attention), torch.arange(CONTEXT), torch.arange(CONTEXT)
+        learner.compile_parts(one, aside)
+
+        def passed():
+            attention.begin([0, CONTEXT], positions, False)
+            nats, kl = one(tokens, positions, tokens.roll(-1))
+            (nats / CONTEXT + kl).backward()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, codes = run_and_get_code(passed)
+        of_layers = [code for code in codes if "index_kl" in code]
+        assert of_layers
+        return any("# reuse" in code for code in of_layers)
+
+    assert reuses(False) and not reuses(True)

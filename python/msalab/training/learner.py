@@ -221,12 +221,18 @@ def branches_of(layer) -> list[IndexBranch]:
     return [module for module in layer.modules() if isinstance(module, IndexBranch)]
 
 
-def compile_parts(learner: Learner):
+# While the KL runs aside, nothing may be written where its operands lie. PyTorch's allocator knows that, the compiler's
+# own reuse of memory within a graph does not.
+NO_REUSE = {"allow_buffer_reuse": False, "inplace_buffers": False}
+
+
+def compile_parts(learner: Learner, aside: bool = False):
     """By torch.compile: a layer with its attention and Index Branch, or without them where no activations are kept,
     and the loss behind the language head. All layers share one compilation. Forward passes alone, so that the hooks
-    of FSDP2, and what keeps no activations, stay outside."""
+    of FSDP2, and what keeps no activations, stay outside. aside: the KL may run aside (kl_aside)."""
+    how = {"options": NO_REUSE} if aside else {}
     for layer in decoder_layers(learner.model):
-        layer.forward = torch.compile(layer.forward)
+        layer.forward = torch.compile(layer.forward, **how)
     learner.cross_entropy = torch.compile(cross_entropy)
 
 

@@ -271,7 +271,7 @@ class Training:
         if self.group.device.type == "cuda" and (options.warmup or options.attention == "dense" or options.dense_layers):
             attentions.note_if_plain(modules, self.dtype, self.group.device, self.note)
         if options.compile:
-            compile_parts(self.learner)
+            compile_parts(self.learner, options.cuda_graph)
         shard(self.learner, self.group, self.dtype)
         self.optimizer = make_optimizer(self.learner, options)
         why_not = why_no_graph(self.learner, self.group.device, options.compile)
