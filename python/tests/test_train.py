@@ -553,16 +553,12 @@ def test_the_kl_may_be_over_all_keys_behind_the_warmup():
 
 
 def test_a_plain_kernel_of_dense_attention_is_noted(monkeypatch):
-    from types import SimpleNamespace
-
-    from msalab.training import attention
-
-    module = SimpleNamespace(num_key_value_groups=2, head_dim=16)
+    module = Namespace(num_key_value_groups=2, head_dim=16)
     said = []
-    attention.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
+    attentions.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
     assert not said
-    monkeypatch.setattr(attention, "backend_of", lambda _: SimpleNamespace(
+    monkeypatch.setattr(attentions, "backend_of", lambda _: Namespace(
         answered_by="dense_attention_any; cuDNN: built without its headers"))
-    attention.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
+    attentions.note_if_plain({0: module}, torch.float32, torch.device("cpu"), said.append)
     assert said == ["note: dense attention runs by the plain kernel, many times slower than another would (cuDNN: built "
                     "without its headers)"]

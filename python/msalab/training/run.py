@@ -38,8 +38,9 @@ from .learner import (Group, Learner, check_logits, clip, compile_parts, keep_no
 from .replay import Passes, why_no_graph
 
 DECIDE = ("attention", "block_size", "top_k", "forced_first", "forced_local", "index_dim", "index_norm", "index_rotary",
-          "dense_layers", "steps", "warmup", "detach", "kl_weight", "kl_support", "lr", "index_lr", "lr_warmup", "weight_decay", "clip",
-          "context", "batch", "dtype", "compile", "cuda_graph", "bytes", "diverged", "probe_every", "log_every")
+          "dense_layers", "steps", "warmup", "detach", "kl_weight", "kl_support", "lr", "index_lr", "lr_warmup",
+          "weight_decay", "clip", "context", "batch", "dtype", "compile", "cuda_graph", "bytes", "diverged",
+          "probe_every", "log_every")
 MAY_CHANGE = ("device", "options cuda_graph", "options log_every")  # of a run that goes on
 FINISHED, STOPPED, DIVERGED = 0, 130, 3  # exit codes
 SMOOTH = 0.1  # share of the newest loss in the smoothed one
