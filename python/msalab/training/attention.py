@@ -141,8 +141,9 @@ class Layer:
 def note_if_plain(modules: dict, dtype: torch.dtype, device: torch.device, note):
     """Says where dense attention has no fast kernel on this device, which a first call of it shows."""
     module = next(iter(modules.values()))
-    q = torch.zeros(1, module.num_key_value_groups, module.head_dim, dtype=dtype, device=device)
-    m.dense_attention(q, q[:, :1], q[:, :1])
+    q, k = (torch.zeros(512, heads, module.head_dim, dtype=dtype, device=device)
+            for heads in (module.num_key_value_groups, 1))
+    m.dense_attention(q, k, k, return_softmax_lse=True)
     kernel, _, why = backend_of(q).answered_by.partition("; ")
     if kernel == PLAIN:
         note(f"note: dense attention runs by the plain kernel, many times slower than another would ({why})")
