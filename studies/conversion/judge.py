@@ -54,7 +54,8 @@ def records(folder: Path, arm: str, config: str) -> dict[str, Record]:
 
 def kind_of(record: Record, names: list, with_answers: bool) -> str:
     """What records must share to be compared, these options among it. Of the model the weights: each version of
-    transformers writes the other files in its own form, and what they make of text is among the tokens."""
+    transformers writes the other files in its own form. The tokens to train on have a sum, those of each measured
+    document are counted."""
     run = record.answer.run
     weights = {name: its for name, its in run["model"].items() if name.endswith(".safetensors")}
     return json.dumps([weights, run["inputs"]["tokens"], {name: run["options"][name] for name in names},
@@ -184,8 +185,7 @@ def beside(folder: Path, arm: str, other: str, config: str) -> list[str]:
     """An arm beside another one of the same seeds, which has the same attention."""
     found, base = records(folder, arm, config), records(folder, other, config)
     pairs = [(found[seed], base[seed]) for seed in sorted(found.keys() & base.keys())]
-    return [f"  beside {other}, seeds: {len(pairs)}:", *(f"  {line}" for line in describe(pairs))] if (
-        pairs and arm != other) else []
+    return [f"  beside {other}, seeds: {len(pairs)}:", *(f"  {line}" for line in describe(pairs))] if pairs else []
 
 
 def main():
@@ -214,7 +214,9 @@ def main():
             if pairs:
                 print(f"{arm}, seeds: {len(pairs)}: {verdict(pairs, rule, budget)}", *describe(pairs),
                       *describe_first(pairs, budget), *beside_own(folder, arm, own.format(budget)),
-                      *with_each(folder, arm), *beside(folder, arm, f"msa-{budget}", own.format(budget)), sep="\n")
+                      *with_each(folder, arm), sep="\n")
+                if kind == "msa-{}-full":
+                    print(*beside(folder, arm, f"msa-{budget}", own.format(budget)), sep="\n")
     for budget in rule.budgets:
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)

@@ -34,9 +34,9 @@ _ATTRIBUTE = "_msalab_train"  # of an attention module: its Layer
 
 @dataclass
 class Attention:
-    """The attention of all layers. kind: one of KINDS. dense: the layers that attend to everything. warming: only the
-    Index Branches learn, beside full attention. keeps: activations within a layer are kept; otherwise they are
-    computed again. The other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the
+    """The attention of all layers. kind: one of KINDS. dense: the layers that attend to everything. kl_full_support:
+    the KL is over all visible keys behind the warm-up, too. warming: only the Index Branches learn, beside full
+    attention. keeps: activations within a layer are kept; otherwise they are computed again. The other fields belong to the current micro-batch: cu_seqlens, as a list and as a tensor on the
     CPU, and, where `measured` is a list, its measures (name, layer, value)."""
 
     kind: str
