@@ -13,6 +13,7 @@ cache, or decode, the next token behind a cache that holds the context (random k
   flash-graph         decode: a CUDA graph of the eager step over keys of one length: what dense attention could take at
                       best; right for one token alone, so nobody can have it
   msa, msa-compiled   prefill: eager, torch.compile(fullgraph=True)
+  *-replayed          prefill: as -compiled, captured in a CUDA graph
   msa                 decode: msalab.transformers.Cache that grows, eager
   msa-static          decode: of fixed capacity, eager
   msa-graph           decode: of fixed capacity, a CUDA graph of the eager step
@@ -58,6 +59,10 @@ from msalab.training import attention as attentions
 
 QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
         "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+A3B = {"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
+       "num_experts_per_tok": 8, "norm_topk_prob": True, "num_hidden_layers": 48, "num_attention_heads": 32,
+       "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False,
+       "experts_implementation": "grouped_mm"}  # without the host
 MEASURED = [Shape("measured", "models, each with an attention and a cache", 1, {
     "row": Column("text", "", "shape and layers, work, context, batch, attention"),
     "ms": number("ms", "median of runs_ms; of generate, of a token"),
@@ -67,9 +72,9 @@ MEASURED = [Shape("measured", "models, each with an attention and a cache", 1, {
     "share": number("1", "floor_ms relative to ms or flow_ms, whichever is less"),
     "runs_ms": texts("ms", "time of each run", "it failed, or was generate"), "peak_bytes": PEAK_BYTES,
     "commit": COMMIT, "took_s": number("s", "not recorded, 0"), "error": ERROR})]
-SHAPES = {"small": SMALL, "qwen": QWEN, "8b": LARGE, "tiny": TINY}
+SHAPES = {"small": SMALL, "qwen": QWEN, "8b": LARGE, "a3b": A3B, "tiny": TINY}
 BANDWIDTH, FLOPS = 3.03e12, 786e12
-TOP_K, BLOCK, INDEX = 16, {"small": 64, "qwen": 64, "8b": 128, "tiny": 64}, 64
+TOP_K, BLOCK, INDEX = 16, {"small": 64, "qwen": 64, "8b": 128, "a3b": 128, "tiny": 64}, 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 STEPS, SPARE = 24, 192
@@ -81,10 +86,17 @@ ROWS = """
 8b-4/prefill/128K/1: msa-compiled cudnn cudnn-compiled msa
 8b-4/decode/1M/1: msa-replayed flash-graph flash msa-compiled
 8b-32/decode/128K/1: msa-replayed flash-graph flash msa-compiled
-8b-4/decode/32K/1: msa-replayed flash-graph msa-compiled flash
-small-30/prefill/8K/1: msa-compiled msa flash-compiled flash cudnn
+8b-4/decode/32K/1: msa-replayed flash-graph msa flash msa-compiled
+small-30/prefill/8K/1: msa-replayed cudnn-replayed msa-compiled cudnn-compiled msa flash cudnn
 small-30/decode/8K/1: msa-replayed flash-graph static-replayed msa flash msa-compiled static-compiled
-8b-4/decode/32K/8: msa-graph flash-graph msa msa-replayed
+8b-4/decode/8K/8: msa-graph flash-graph
+8b-4/decode/32K/8: msa-graph flash-graph msa flash msa-replayed
+8b-4/decode/128K/8: msa-graph flash-graph
+small-30/decode/8K/8: msa-graph flash-graph
+qwen-24/decode/32K/8: msa-graph flash-graph
+a3b-4/decode/8K/1: msa-graph flash-graph
+a3b-4/decode/32K/1: msa-graph flash-graph
+a3b-4/decode/128K/1: msa-graph flash-graph
 8b-4/generate/8K/1: dynamic msa static msa-static
 8b-4/decode/8K/1: msa-autotune
 8b-4/decode/128K/1: msa-int8-replayed
@@ -110,7 +122,8 @@ def rows_of(smoke: bool) -> list[str]:
 def floor_of(model, work: str, context: int, batch: int, sparse: bool, block: int) -> float:
     """Milliseconds."""
     c = model.config
-    parameters = sum(p.numel() for p in model.model.layers.parameters())
+    at_once = 1 if work == "prefill" else batch
+    parameters = sum(p.numel() * share_read(name, c, at_once) for name, p in model.model.layers.named_parameters())
     head, width = c.vocab_size * c.hidden_size, c.num_key_value_heads * c.head_dim
     layers, heads = c.num_hidden_layers, c.num_attention_heads * c.head_dim
     seen = min(context, TOP_K * block)
@@ -124,13 +137,19 @@ def floor_of(model, work: str, context: int, batch: int, sparse: bool, block: in
     return 1e3 * (2 * (parameters + head) + batch * layers * keys) / BANDWIDTH
 
 
+def share_read(name: str, config, tokens: int) -> float:
+    """Of a parameter, for so many tokens that choose different experts."""
+    return min(1, tokens * config.num_experts_per_tok / config.num_experts) if ".experts." in name else 1
+
+
 def config_of(name: str) -> dict:
-    """The configuration of a shape with a number of layers: 8b-4 is shape 8b with 4 layers."""
+    """The configuration of a shape with a number of layers: 8b-4 is shape 8b with 4 layers, and their share of the
+    vocabulary."""
     shape, layers = name.split("-")
-    sizes = SHAPES[shape] | {"num_hidden_layers": int(layers)}
-    if shape == "8b" and int(layers) < 32:
-        sizes["vocab_size"] = sizes["vocab_size"] * int(layers) // 32 // 128 * 128
-    return sizes
+    sizes, layers = dict(SHAPES[shape]), int(layers)
+    if not sizes["tie_word_embeddings"]:
+        sizes["vocab_size"] = sizes["vocab_size"] * layers // sizes["num_hidden_layers"] // 128 * 128
+    return {"model_type": "llama"} | sizes | {"num_hidden_layers": layers}
 
 
 def shape_of(name: str) -> dict:
@@ -144,7 +163,7 @@ def make_model(name: str, context: int):
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(DEVICE):
-            return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
                 **config_of(name), max_position_embeddings=context + SPARE, rope_theta=1e5, eos_token_id=None)).eval()
     finally:
         torch.set_default_dtype(torch.float32)
@@ -273,9 +292,15 @@ def decode_call(model, context: int, batch: int, arm: str):
 def prefill_call(model, context: int, batch: int, arm: str):
     ids = torch.randint(model.config.vocab_size, (batch, context), device=DEVICE)
     call = model
-    if arm.endswith("compiled"):
+    if arm.endswith(("compiled", "replayed")):
         call = torch.compile(model, fullgraph=arm.startswith("msa"), dynamic=False)
-    return lambda: call(ids, use_cache=False, logits_to_keep=1).logits.argmax(-1)
+
+    def step(tokens):
+        return call(tokens, use_cache=False, logits_to_keep=1).logits.argmax(-1)
+    if arm.endswith("replayed"):
+        replay = captured(step, ids)
+        return lambda: replay(ids)
+    return lambda: step(ids)
 
 
 def generate_call(model, context: int, batch: int, arm: str):

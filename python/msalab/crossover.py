@@ -231,13 +231,13 @@ class Measured:
 
 @functools.cache
 def shape_model(shape: str) -> Model:
-    """Of a Llama with these entries of its configuration, as JSON. Its layers are alike."""
+    """Of a model with these entries of its configuration, as JSON: a Llama unless they say. Its layers are alike."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = json.loads(shape)
+    sizes = {"model_type": "llama"} | json.loads(shape)
     with torch.device("meta"):
-        one = model_of(LlamaForCausalLM(LlamaConfig(**sizes | {"num_hidden_layers": 1})))
+        one = model_of(AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes | {"num_hidden_layers": 1})))
     count = sizes["num_hidden_layers"]
     return replace(one, layers=one.layers * count, parameters=one.parameters * count)
 
