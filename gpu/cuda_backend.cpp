@@ -259,9 +259,10 @@ protected:
             throw UnsupportedError(
                 concat("backend cuda does not support sparse_attention_grad in the order ",
                        to_string(order), " here: ", tuned.why_not));
-        answer(p, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
+        const Problem taken = tuned.yes ? grad_problem(p) : p;
+        answer(taken, WriteSet(to.d_q, to.d_k, to.d_v, to.d_sinks), [&](const Call& call) {
             if (tuned.yes) {
-                sparse_attention_grad_tuned(call, in, ids, saved, to);
+                sparse_attention_grad_tuned(call, p, in, ids, saved, to);
             } else {
                 auto delta = call.scratch<float, 2>({p.queries(), p.query_heads});
                 output_gradient_products(call, saved, delta.data());

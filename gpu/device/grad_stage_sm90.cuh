@@ -20,8 +20,12 @@ struct GradShape {
     static constexpr int kBoxes = Dim / 64;
     static constexpr int kKeyBox = BlockSize * kSwizzle;  // bytes
     static constexpr int kKeyBytes = kBoxes * kKeyBox;
-    static constexpr int kMain = BlockSize / kWide;  // warpgroups that hold dK and dV
-    static constexpr int kStages = 4, kSoftStages = 2;
+    static constexpr int kParts = BlockSize / kWide;
+    // Warpgroups that hold dK and dV; with 256 channels, dV or dK of the same keys.
+    static constexpr bool kTwoSides = Dim > 128;
+    static constexpr int kMain = kTwoSides ? 2 : kParts;
+    static constexpr int kOwnBoxes = kBoxes > kMain ? kBoxes / kMain : 1;  // of dQ, of each of them
+    static constexpr int kStages = kTwoSides ? 2 : 4, kSoftStages = 2;
     static constexpr int kThreads = (kMain + 1) * kWarpgroup;
     static constexpr bool kSmall = Dim == 64 && BlockSize == 64;
     static constexpr int kBlocksPerProcessor = kSmall ? 2 : 1;
@@ -38,7 +42,9 @@ struct Shared {
     char d_out[S::kStages][S::kBoxes][kRowsBox];
     char k[S::kKeyBytes];
     char v[S::kKeyBytes];
-    char d_scores[S::kSoftStages][S::kMain][kRowsBox];  // [rows][64 keys]
+    char d_scores[S::kSoftStages][S::kParts][kRowsBox];  // [rows][64 keys]
+    // P' of a step that one side has for the other, as its threads hold it.
+    float4 weights[S::kTwoSides ? kRows / 8 : 1][S::kTwoSides ? kWarpgroup : 1];
     float lse[S::kStages][kRows], delta[S::kStages][kRows];
     uint8_t seen[S::kStages][kRows];         // keys of the block that a row sees
     int slot[S::kStages][kGradStepQueries];  // of the queries, in 16 bytes; negative: none
@@ -48,6 +54,22 @@ struct Shared {
     Barrier full[S::kStages], empty[S::kStages];                    // q, d_out and what they need
     Barrier soft_full[S::kSoftStages], soft_empty[S::kSoftStages];  // d_scores
     Barrier keys_full, keys_empty;
+    Barrier weights_full, weights_empty;
+
+    /// Called by one thread, before a barrier of the thread block.
+    __device__ void init() {
+        for (Barrier& b : item_full) b.init(1);
+        for (Barrier& b : item_empty) b.init(4 * S::kMain + 1);
+        for (Barrier& b : full) b.init(2 + kWarp);
+        for (Barrier& b : empty) b.init(4 * S::kMain);
+        for (Barrier& b : soft_full) b.init(4 * S::kParts);
+        for (Barrier& b : soft_empty) b.init(4 * S::kMain);
+        keys_full.init(1);
+        keys_empty.init(4 * S::kMain);
+        weights_full.init(4);
+        weights_empty.init(4);
+        fence_barriers();
+    }
 };
 
 __device__ inline void add_two(float* to, float x, float y) {

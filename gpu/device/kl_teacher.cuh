@@ -12,7 +12,8 @@ template <int kDim, int kIndexDim, int kGroup>
 struct KlShape {
     static constexpr int kQueries = kGroup == 16 ? 16 : kGroup == 8 ? 32 : 64;
     static constexpr int kMainWarps = kQueries * kGroup / kWarpColumns;  // the others wait
-    static constexpr int kColumnTiles = kWarpColumns / 8;
+    static constexpr int kTurns = kDim > 128 ? 2 : 1;  // in which a warp takes its columns
+    static constexpr int kColumnTiles = kWarpColumns / kTurns / 8;
     using Meta = TileMeta<kQueries>;
     static_assert(kMainWarps <= kWorkers && kQueries % kStepQueries == 0);
 };
@@ -52,7 +53,8 @@ struct KlShared {
     }
 };
 
-/// The warp's 32 columns (query, head) of a tile, in registers: column 8 j + lane / 4 of tile j.
+/// The columns (query, head) of a tile that the warp takes in a turn, in registers: column 8 j +
+/// lane / 4 of tile j.
 template <typename T, int kDim, int kIndexDim, int kGroup>
 struct MainColumns {
     using Shape = KlShape<kDim, kIndexDim, kGroup>;
@@ -60,8 +62,13 @@ struct MainColumns {
     uint4 words[Shape::kColumnTiles][kSteps];
     float lse[Shape::kColumnTiles][2];  // base 2, of columns 8 j + 2 (lane % 4) + i
 
-    __device__ void fetch(const KlBlocks& a, int group, const typename Shape::Meta& meta) {
-        const int first = warp_id() * kWarpColumns, lane = lane_id();
+    __device__ static int first_column(int turn) {
+        return (warp_id() * Shape::kTurns + turn) * (kWarpColumns / Shape::kTurns);
+    }
+
+    __device__ void fetch(const KlBlocks& a, int group, const typename Shape::Meta& meta,
+                          int turn = 0) {
+        const int first = first_column(turn), lane = lane_id();
 #pragma unroll
         for (int j = 0; j < Shape::kColumnTiles; ++j) {
             const int column = first + 8 * j + lane / 4;
@@ -87,7 +94,8 @@ struct MainColumns {
 
     /// Means over the heads of the queries' probabilities of 16 keys, into `teacher`.
     __device__ void teach(const MmaTile<kDim>& keys, int first_key, float scale,
-                          const typename Shape::Meta& meta, int stride, float* teacher) const {
+                          const typename Shape::Meta& meta, int stride, float* teacher,
+                          int turn = 0) const {
         const int lane = lane_id(), own = lane % 4, key = first_key + lane / 4;
         float p[Shape::kColumnTiles][4] = {};
 #pragma unroll
@@ -97,7 +105,7 @@ struct MainColumns {
             for (int j = 0; j < Shape::kColumnTiles; ++j)
                 multiply_words<T>(p[j], low, high, words[j][step]);
         }
-        const int first_query = warp_id() * kWarpColumns / kGroup;
+        const int first_query = first_column(turn) / kGroup;
         const auto store = [&](int query, int side, float sum) {
             const int at = first_query + query, k = key + 8 * side;
             teacher[at * stride + k] = k < meta.seen[at] ? sum * (1.0F / kGroup) : 0.0F;
@@ -115,7 +123,10 @@ struct MainColumns {
                 if constexpr (kGroup >= 8) sum += __shfl_xor_sync(kAllLanes, sum, 2);
                 sums[j][side] = sum;
             }
-        if constexpr (kGroup == 16) {  // a lane stores one of two queries' two sides
+        if constexpr (kGroup == 16 && Shape::kTurns == 2) {
+            if (own < 2)
+                store(0, own, own == 0 ? sums[0][0] + sums[1][0] : sums[0][1] + sums[1][1]);
+        } else if constexpr (kGroup == 16) {  // a lane stores one of two queries' two sides
             const float both[4] = {sums[0][0] + sums[1][0], sums[0][1] + sums[1][1],
                                    sums[2][0] + sums[3][0], sums[2][1] + sums[3][1]};
             store(own / 2, own % 2,

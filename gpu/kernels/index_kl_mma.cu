@@ -35,17 +35,20 @@ __global__ void __launch_bounds__(kBlockThreads, 1) kl_blocks(const __grid_const
     const float scale = a.scale * kLog2E;
     MainColumns<T, kDim, kIndexDim, kGroup> columns;
     KeySums<kIndexDim> sums = {};
-    if (teaches) columns.fetch(a, item.group, shared.meta[0]);
+    constexpr bool kAhead = Shape::kTurns == 1;
+    if (teaches && kAhead) columns.fetch(a, item.group, shared.meta[0]);
     for (int t = 0; t < tiles; ++t) {
         const typename Shape::Meta& meta = shared.meta[t % kMetaBuffers];
         const MmaTile<kIndexDim> rows = rows_of_tile<kQueries>(shared.rows, t);
         const int most_seen = meta.most_seen;
-        if (teaches)
+        for (int turn = 0; teaches && turn < Shape::kTurns; ++turn) {
+            if (!kAhead) columns.fetch(a, item.group, meta, turn);
             for (int key = 0; key < most_seen; key += kStepKeys)
-                columns.teach(shared.keys, key, scale, meta, Shared::kTeacherStride,
-                              shared.teacher);
+                columns.teach(shared.keys, key, scale, meta, Shared::kTeacherStride, shared.teacher,
+                              turn);
+        }
         work_barrier();
-        if (teaches && t + 1 < tiles)  // on their way while the index is compared
+        if (teaches && kAhead && t + 1 < tiles)  // on their way while the index is compared
             columns.fetch(a, item.group, shared.meta[(t + 1) % kMetaBuffers]);
         for (int first = share.part * kStepQueries; first < kQueries;
              first += share.parts * kStepQueries)
@@ -78,6 +81,9 @@ auto by_kl_sizes(int head_dim, int index_dim, int group_size, Body body) {
         }
     };
     if (head_dim == 64) return by_group.template operator()<64, 64>();
+    if (head_dim == 256)
+        return index_dim == 64 ? by_group.template operator()<256, 64>()
+                               : by_group.template operator()<256, 128>();
     return index_dim == 64 ? by_group.template operator()<128, 64>()
                            : by_group.template operator()<128, 128>();
 }

@@ -25,6 +25,12 @@ unsigned blocks_for(int64_t work) {
     return static_cast<unsigned>((work + kThreads - 1) / kThreads);
 }
 
+/// One of three kernels.
+template <typename Kernel>
+Kernel* of_width(int head_dim, Kernel* of_64, Kernel* of_128, Kernel* of_256) {
+    return head_dim == 64 ? of_64 : head_dim == 128 ? of_128 : of_256;
+}
+
 constexpr int kRangeBlocks = 512;  // of a tensor
 constexpr int kPartBlocks = 6;     // thread blocks of an SM that add parts
 
@@ -189,7 +195,8 @@ cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream)
     if constexpr (kIsHalf<T>) {
         error = cudaMemsetAsync(work.largest, 0, 3 * sizeof(uint32_t), stream);
         if (error != cudaSuccess) return error;
-        auto* const kernel = args.head_dim == 128 ? find_largest<T, 128> : find_largest<T, 64>;
+        auto* const kernel = of_width(args.head_dim, find_largest<T, 64>, find_largest<T, 128>,
+                                      find_largest<T, 256>);
         kernel<<<dim3(kRangeBlocks, 3), kThreads, 0, stream>>>(args);
         choose_unit<<<1, 1, 0, stream>>>(work.largest, work.unit);
     }
@@ -198,7 +205,7 @@ cudaError_t launch_grad_prepare(const SparseGradArgs& args, cudaStream_t stream)
             static_cast<const uint4*>(args.out), static_cast<const uint4*>(args.d_out), args.lse,
             rows, work.unit, work.lse, work.delta);
     };
-    launch(args.head_dim == 128 ? prepare<T, 128> : prepare<T, 64>);
+    launch(of_width(args.head_dim, prepare<T, 64>, prepare<T, 128>, prepare<T, 256>));
     const size_t bytes = sizeof(float) * static_cast<size_t>(args.keys) *
                          static_cast<size_t>(args.groups) * static_cast<size_t>(args.head_dim);
     error = cudaMemsetAsync(work.d_k, 0, bytes, stream);
@@ -210,14 +217,15 @@ template <typename T>
 cudaError_t launch_grad_slots(const SparseGradArgs& args, cudaStream_t stream) {
     const int64_t chunks =
         int64_t{args.tile_count} * kGradTileQueries * args.query_heads * args.head_dim / 8;
-    auto* const kernel = args.head_dim == 128 ? add_all_slots<T, 128> : add_all_slots<T, 64>;
+    auto* const kernel =
+        of_width(args.head_dim, add_all_slots<T, 64>, add_all_slots<T, 128>, add_all_slots<T, 256>);
     kernel<<<blocks_for(chunks), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 
 template <typename T>
 cudaError_t launch_grad_parts(const SparseGradArgs& args, int sms, cudaStream_t stream) {
-    auto* const kernel = args.head_dim == 128 ? add_parts<128> : add_parts<64>;
+    auto* const kernel = of_width(args.head_dim, add_parts<64>, add_parts<128>, add_parts<256>);
     kernel<<<static_cast<unsigned>(kPartBlocks * sms), kThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }

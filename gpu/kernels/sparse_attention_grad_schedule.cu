@@ -200,7 +200,33 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+/// A thread per row.
+__global__ void __launch_bounds__(kThreads)
+    list_halves(const int32_t* ids, const KeyRange* visible, int64_t rows, int groups, int top_k,
+                int half, int32_t* to) {
+    const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (row >= rows) return;
+    const int seen = seen_keys(visible, row / groups);
+    int count = 0;
+    const auto add = [&](int id) { to[row * 2 * top_k + count++] = id; };
+    for (int n = 0; n < top_k; ++n) {
+        const int first = 2 * ids[row * top_k + n];
+        if (first < 0) continue;
+        add(first);
+        if ((first + 1) * half < seen) add(first + 1);
+    }
+    while (count < 2 * top_k) add(-1);
+}
+
 }  // namespace
+
+cudaError_t launch_halves(const int32_t* ids, const KeyRange* visible, int64_t rows, int groups,
+                          int top_k, int half, int32_t* to, cudaStream_t stream) {
+    const auto blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
+    if (blocks > 0)
+        list_halves<<<blocks, kThreads, 0, stream>>>(ids, visible, rows, groups, top_k, half, to);
+    return cudaGetLastError();
+}
 
 cudaError_t launch_grad_schedule(const SparseGradArgs& args, int first_chunk, cudaStream_t stream) {
     const int left = args.chunks() - first_chunk;

@@ -11,114 +11,12 @@
 #include <cstddef>
 
 #include "gpu/device/grad_slots_sm90.cuh"
-#include "gpu/device/stream_mma.cuh"
+#include "gpu/device/grad_steps_sm80.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_grad_sm80.h"
 
 namespace msa::cuda {
 namespace {
-
-/// Keys: sparse_grad_tile_keys() of the block size. Rows of a step, of which Stages are there.
-template <int Dim, int Keys, int Rows, int Stages>
-struct Shared {
-    static constexpr int kDim = Dim, kKeys = Keys, kRows = Rows, kStages = Stages;
-    static constexpr int kUsesAhead = Stages + 2;  // steps
-    static constexpr int kWarps = Keys / 16, kThreads = kWarps * kWarp;
-    static constexpr int kRowTiles = Rows / 16;
-    static constexpr int kChannels = Dim * kRowTiles / kWarps;  // of dQ of a warp
-    uint16_t q[kStages][kRows * Dim], d_out[kStages][kRows * Dim];
-    uint16_t k[Keys * Dim], v[Keys * Dim];
-    uint16_t d_scores[Keys * kRows];  // dS', in T
-    float lse[kStages][kRows], delta[kStages][kRows];
-    GradUse uses[kUsesAhead + 1][kRows];  // of each row of a step; rows of none have any
-    int least_seen[kStages][kRows / kWarp];
-    int taken;
-
-    /// Of dS': 16 bytes of a key, rows from 8 chunk on. Permuted as MmaTile.
-    __device__ uint32_t soft(int key, int chunk) {
-        const int swizzle = Rows == 32 ? key >> 1 & 3 : (key & 1) << 2 | (key >> 1 & 3);
-        return address_in_shared(d_scores) + key * Rows * 2 + ((chunk ^ swizzle) << 4);
-    }
-    __device__ const GradUse& use(int step, int row) const {
-        return uses[step % (kUsesAhead + 1)][row];
-    }
-};
-
-__device__ inline void copy_float(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address_in_shared(to)), "l"(from)
-                 : "memory");
-}
-__device__ inline void store_word(uint32_t address, uint32_t word) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
-/// Brings the steps of an item.
-template <typename SharedHere>
-struct Steps {
-    static constexpr int Dim = SharedHere::kDim, kKeys = SharedHere::kKeys,
-                         kRows = SharedHere::kRows, kStages = SharedHere::kStages,
-                         kUsesAhead = SharedHere::kUsesAhead;
-    const SparseGradArgs& args;
-    SharedHere& shared;
-    const GradUse* uses;
-    int group, count;
-
-    /// Does a row of a step have a use?
-    __device__ bool has(int step, int row) const {
-        const int use = args.query_of_row(row);
-        return use < args.step_queries && step * args.step_queries + use < count;
-    }
-    /// Starts the copies of a step's uses.
-    __device__ void fetch_uses(int step) const {
-        const int row = static_cast<int>(threadIdx.x);
-        if (row >= kRows || !has(step, row)) return;
-        const int use = step * args.step_queries + args.query_of_row(row);
-        copy_chunk(&shared.uses[step % (kUsesAhead + 1)][row], uses + use, true);
-    }
-    /// Starts the copies of a step's rows, whose uses are there; none behind the last one.
-    __device__ void fetch(int step) const {
-        constexpr int kChunks = Dim / kChunk, kAtOnce = SharedHere::kThreads / kChunks;
-        if (step * args.step_queries >= count) return;
-        const int stage = step % kStages, first_head = group * args.group_size;
-        const auto from = [&](int row) {  // (query, head)
-            const int head = row - args.query_of_row(row) * args.group_size;
-            return int64_t{shared.use(step, row).query} * args.query_heads + first_head + head;
-        };
-        const int chunk = static_cast<int>(threadIdx.x) % kChunks;
-#pragma unroll
-        for (int first = 0; first < kRows; first += kAtOnce) {
-            const int row = first + static_cast<int>(threadIdx.x) / kChunks;
-            const bool there = has(step, row);
-            const int64_t at = there ? from(row) * Dim + chunk * kChunk : 0;
-            copy_chunk(MmaTile<Dim>{shared.q[stage]}.chunk(row, chunk),
-                       static_cast<const uint16_t*>(args.q) + at, there);
-            copy_chunk(MmaTile<Dim>{shared.d_out[stage]}.chunk(row, chunk),
-                       static_cast<const uint16_t*>(args.d_out) + at, there);
-        }
-        const int row = static_cast<int>(threadIdx.x);
-        if (row >= kRows) return;
-        const bool there = has(step, row);
-        const int64_t at = there ? from(row) : args.queries * args.query_heads;
-        copy_float(shared.lse[stage] + row, args.workspace.lse + at);
-        copy_float(shared.delta[stage] + row, args.workspace.delta + at);
-        const int least = __reduce_min_sync(kAllLanes, there ? shared.use(step, row).seen : kKeys);
-        if (lane_id() == 0) shared.least_seen[stage][warp_id()] = least;
-    }
-};
-
-/// sum [16, Rows] = 16 keys times the rows of a stage, which begin at these bytes.
-template <typename T, int Dim, int Rows>
-__device__ void form_scores(float (&sum)[Rows / 2], const LaneWords<Dim>& words, uint32_t keys,
-                            uint32_t rows) {
-    for (float& x : sum) x = 0;
-#pragma unroll
-    for (int step = 0; step < Dim / 32; ++step) {
-        const uint4 low = words.at(0, step, keys), high = words.at(8, step, keys);
-#pragma unroll
-        for (int j = 0; j < Rows / 8; ++j)
-            multiply_words<T>(sum + 4 * j, low, high, words.at(8 * j, step, rows));
-    }
-}
 
 template <typename T, typename SharedHere>
 class Worker {
@@ -158,11 +56,14 @@ public:
             all.fetch(step);
             commit_copies();
         }
-        float d_k[1][Dim / 2] = {}, d_v[1][Dim / 2] = {};
+        float sums[kSums][1][Dim / 2] = {};
         for (int step = 0; step < steps; ++step) {
             wait_for_groups<kStages - 1>();
             __syncthreads();
-            add(all, step, d_k, d_v);
+            if constexpr (kSums == 2)
+                add(all, step, sums[0], sums[1]);
+            else
+                add_one_side(all, step, sums[0]);
             __syncthreads();
             all.fetch(step + kStages);
             all.fetch_uses(step + kUsesAhead);
@@ -170,23 +71,79 @@ public:
             form_queries(all, step);
         }
         wait_for_groups<0>();
-        store_sums(item, block, d_k[0], d_v[0]);
+        if constexpr (kSums == 2) {
+            store_sum(item, block, sums[0][0], false);
+            store_sum(item, block, sums[1][0], true);
+        } else {
+            store_sum(item, block, sums[0][0], of_values());
+        }
     }
 
 private:
+    static constexpr int kSums = 2 / SharedHere::kSides;
+    using Scores = float[kRows / 2];  // 16 keys of all rows
+    using Words = uint32_t[1][kRows / 4];
+
+    /// The first of the warp's keys, and with two sides whether it has their dV.
+    __device__ static int first() {
+        return (kSums == 2 ? warp_id() : warp_id() % SharedHere::kKeyWarps) * 16;
+    }
+    __device__ static bool of_values() { return warp_id() >= SharedHere::kKeyWarps; }
+
     /// Adds a step's rows to the sums of the keys, and leaves dS'.
     __device__ void add(const StepsHere& all, int step, float (&d_k)[1][Dim / 2],
                         float (&d_v)[1][Dim / 2]) {
-        const int stage = step % kStages, first = warp_id() * 16, quad = lane_id() % 4;
+        const int stage = step % kStages;
         const auto offset = static_cast<uint32_t>(stage) * kStageBytes;
-        const float scale = args_.scale * kLog2E;
-        float p[kRows / 2], ds[kRows / 2];
-        const auto keys = static_cast<uint32_t>(first) * Dim * 2;
+        Scores p, ds;
+        const auto keys = static_cast<uint32_t>(first()) * Dim * 2;
         form_scores<T, Dim, kRows>(p, words_, kK + keys, kQ + offset);
+        weigh(stage, p);
+        form_scores<T, Dim, kRows>(ds, words_, kV + keys, kDOut + offset);
+        if (any_hidden(stage)) hide_keys(all, step, p, ds);
+        Words p_word, ds_word;
+        pack_weights(p, p_word);
+        pack_gradient(stage, p, ds, ds_word);
+        multiply_values<T, Dim, 1, kRows>(d_v, p_word, columns_, kDOut + offset);
+        multiply_values<T, Dim, 1, kRows>(d_k, ds_word, columns_, kQ + offset);
+    }
+
+    /// The same where a warp has dK or dV of its keys: that of dV forms P' for both.
+    __device__ void add_one_side(const StepsHere& all, int step, float (&sum)[1][Dim / 2]) {
+        const int stage = step % kStages;
+        const auto offset = static_cast<uint32_t>(stage) * kStageBytes;
+        const auto keys = static_cast<uint32_t>(first()) * Dim * 2;
+        float4* const weights = shared_.weights + first() / 16 * (kRows / 8 * kWarp) + lane_id();
+        Scores x;
+        form_scores<T, Dim, kRows>(x, words_, (of_values() ? kK : kV) + keys,
+                                   (of_values() ? kQ : kDOut) + offset);
+        if (of_values()) weigh(stage, x);
+        if (any_hidden(stage)) hide_keys(all, step, x);
+        if (of_values())
+#pragma unroll
+            for (int j = 0; j < kRows / 8; ++j)
+                weights[j * kWarp] =
+                    make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+        __syncthreads();
+        Words word;
+        if (of_values()) {
+            pack_weights(x, word);
+        } else {
+            Scores p;
+#pragma unroll
+            for (int j = 0; j < kRows / 8; ++j)
+                *reinterpret_cast<float4*>(p + 4 * j) = weights[j * kWarp];
+            pack_gradient(stage, p, x, word);
+        }
+        multiply_values<T, Dim, 1, kRows>(sum, word, columns_, (of_values() ? kDOut : kQ) + offset);
+    }
+
+    /// S' becomes P'.
+    __device__ void weigh(int stage, Scores& p) const {
+        const float scale = args_.scale * kLog2E;
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
-            const float2 lse =
-                *reinterpret_cast<const float2*>(shared_.lse[stage] + 8 * j + 2 * quad);
+            const float2 lse = of_rows(shared_.lse[stage], j);
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 float* const x = p + 4 * j + 2 * side;
@@ -194,36 +151,20 @@ private:
                 x[1] = exp2_fast(fmaf(x[1], scale, -lse.y));
             }
         }
-        form_scores<T, Dim, kRows>(ds, words_, kV + keys, kDOut + offset);
-        if (min(shared_.least_seen[stage][0], shared_.least_seen[stage][kRows / kWarp - 1]) < Keys)
-            hide_keys(all, step, first, p, ds);
-        uint32_t p_word[1][kRows / 4], ds_word[1][kRows / 4];
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-            const float2 delta =
-                *reinterpret_cast<const float2*>(shared_.delta[stage] + 8 * j + 2 * quad);
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const float* const x = p + 4 * j + 2 * side;
-                const float* const y = ds + 4 * j + 2 * side;
-                p_word[0][2 * j + side] = pack<T>(x[0], x[1]);
-                ds_word[0][2 * j + side] =
-                    pack<T>(x[0] * (y[0] - delta.x), x[1] * (y[1] - delta.y));
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j)
-#pragma unroll
-            for (int side = 0; side < 2; ++side)
-                store_word(shared_.soft(first + lane_id() / 4 + 8 * side, j) + 4 * quad,
-                           ds_word[0][2 * j + side]);
-        multiply_values<T, Dim, 1, kRows>(d_v, p_word, columns_, kDOut + offset);
-        multiply_values<T, Dim, 1, kRows>(d_k, ds_word, columns_, kQ + offset);
+    }
+    /// Of the two rows of this lane among 8.
+    __device__ float2 of_rows(const float* from, int j) const {
+        return *reinterpret_cast<const float2*>(from + 8 * j + 2 * (lane_id() % 4));
     }
 
-    __device__ void hide_keys(const StepsHere& all, int step, int first, float (&p)[kRows / 2],
-                              float (&ds)[kRows / 2]) const {
-        const int key = first + lane_id() / 4;
+    __device__ bool any_hidden(int stage) const {
+        const auto& least = shared_.least_seen[stage];
+        return min(least[0], least[kRows / kWarp - 1]) < Keys;
+    }
+    /// 0 where a row does not see the key.
+    template <typename... Each>
+    __device__ void hide_keys(const StepsHere& all, int step, Each&... x) const {
+        const int key = first() + lane_id() / 4;
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
@@ -232,9 +173,33 @@ private:
                 const int seen = all.has(step, row) ? shared_.use(step, row).seen : 0;
 #pragma unroll
                 for (int side = 0; side < 2; ++side)
-                    if (key + 8 * side >= seen)
-                        p[4 * j + 2 * side + i] = ds[4 * j + 2 * side + i] = 0;
+                    if (key + 8 * side >= seen) ((x[4 * j + 2 * side + i] = 0), ...);
             }
+    }
+
+    __device__ void pack_weights(const Scores& p, Words& word) const {
+#pragma unroll
+        for (int j = 0; j < kRows / 4; ++j) word[0][j] = pack<T>(p[2 * j], p[2 * j + 1]);
+    }
+    /// dS' from P' and dP': into shared memory too.
+    __device__ void pack_gradient(int stage, const Scores& p, const Scores& ds, Words& word) {
+#pragma unroll
+        for (int j = 0; j < kRows / 8; ++j) {
+            const float2 delta = of_rows(shared_.delta[stage], j);
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int i = 4 * j + 2 * side;
+                word[0][i / 2] =
+                    pack<T>(p[i] * (ds[i] - delta.x), p[i + 1] * (ds[i + 1] - delta.y));
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+                store_word(
+                    shared_.soft(first() + lane_id() / 4 + 8 * side, j) + 4 * (lane_id() % 4),
+                    word[0][2 * j + side]);
     }
 
     /// dQ of 16 rows and kChannels channels, to the slots.
@@ -285,32 +250,28 @@ private:
 
     /// Of a block in parts to its part, otherwise to the block's keys: there is one adder per
     /// address in a launch.
-    __device__ void store_sums(const GradItem& item, const SequenceBlock& block,
-                               const float (&d_k)[Dim / 2], const float (&d_v)[Dim / 2]) {
-        const int quad = lane_id() % 4;
+    __device__ void store_sum(const GradItem& item, const SequenceBlock& block,
+                              const float (&sum)[Dim / 2], bool of_values) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int mine = warp_id() * 16 + lane_id() / 4 + 8 * side;
+            const int mine = first() + lane_id() / 4 + 8 * side;
             if (item.part < 0 && mine >= block.keys) continue;
-            const int64_t at = item.part >= 0
-                                   ? (int64_t{item.part} * 2 * Keys + mine) * Dim
-                                   : (int64_t{block.key + mine} * args_.groups + item.group) * Dim;
-            float* const to_k =
-                (item.part >= 0 ? args_.workspace.parts : args_.workspace.d_k) + at + 2 * quad;
-            float* const to_v =
-                (item.part >= 0 ? args_.workspace.parts + Keys * Dim : args_.workspace.d_v) + at +
-                2 * quad;
-            const auto store = [&](float* to, const float(&sum)[Dim / 2]) {
+            const int64_t at =
+                item.part >= 0
+                    ? (int64_t{item.part} * 2 * Keys + mine + (of_values ? Keys : 0)) * Dim
+                    : (int64_t{block.key + mine} * args_.groups + item.group) * Dim;
+            const GradWorkspace& work = args_.workspace;
+            float* const to = (item.part >= 0 ? work.parts
+                               : of_values    ? work.d_v
+                                              : work.d_k) +
+                              at + 2 * (lane_id() % 4);
 #pragma unroll
-                for (int j = 0; j < Dim / 8; ++j) {
-                    auto* const two = reinterpret_cast<float2*>(to + 8 * j);
-                    const float2 old = item.part >= 0 ? float2{} : *two;
-                    *two = make_float2(old.x + sum[4 * j + 2 * side],
-                                       old.y + sum[4 * j + 2 * side + 1]);
-                }
-            };
-            store(to_k, d_k);
-            store(to_v, d_v);
+            for (int j = 0; j < Dim / 8; ++j) {
+                auto* const two = reinterpret_cast<float2*>(to + 8 * j);
+                const float2 old = item.part >= 0 ? float2{} : *two;
+                *two =
+                    make_float2(old.x + sum[4 * j + 2 * side], old.y + sum[4 * j + 2 * side + 1]);
+            }
         }
     }
 
@@ -352,9 +313,9 @@ cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T, int Dim, int Keys>
 cudaError_t launch_tile(const SparseGradArgs& args, bool large, int sms, cudaStream_t stream) {
-    using Large = Shared<Dim, Keys, kGradStepRows, 2>;
+    using Large = Shared<Dim, Keys, grad_rows_sm80(Dim), 2>;
     static_assert(sizeof(Large) <= grad_shared_sm80(Dim, Keys));
-    if constexpr (grad_shared_sm80(Dim, Keys) > kLeastShared) {
+    if constexpr (Dim <= 128 && grad_shared_sm80(Dim, Keys) > kLeastShared) {
         using Small = Shared<Dim, Keys, kGradSmallRows, Keys == 128 ? 1 : 2>;
         static_assert(sizeof(Small) <= kLeastShared);
         if (!large) return launch<T, Small>(args, sms, stream);
@@ -364,6 +325,7 @@ cudaError_t launch_tile(const SparseGradArgs& args, bool large, int sms, cudaStr
 
 template <typename T>
 cudaError_t launch_products(const SparseGradArgs& args, bool large, int sms, cudaStream_t stream) {
+    if (args.head_dim == 256) return launch_tile<T, 256, 64>(args, large, sms, stream);
     const bool wide = sparse_grad_tile_keys(args.block_size) == 128;
     if (args.head_dim == 128)
         return wide ? launch_tile<T, 128, 128>(args, large, sms, stream)

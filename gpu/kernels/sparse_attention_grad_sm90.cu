@@ -20,6 +20,7 @@
 #include <cstddef>
 
 #include "gpu/device/grad_gather_sm90.cuh"
+#include "gpu/device/grad_queries_sm90.cuh"
 #include "gpu/device/grad_slots_sm90.cuh"
 #include "gpu/kernels/kernel_elements.h"
 #include "gpu/kernels/sparse_attention_grad_stages.h"
@@ -30,7 +31,8 @@ namespace {
 using namespace sm90;
 
 /// A consumer: the warpgroup of the keys from 64 `part` on: their dK and dV, and 64 channels of dQ.
-/// The object lives in registers.
+/// With two sides the first one has dV of all keys, the second one dK. The object lives in
+/// registers.
 template <typename T, int Dim, int BlockSize>
 class Consumer {
     using S = GradShape<Dim, BlockSize>;
@@ -39,27 +41,19 @@ class Consumer {
     using Scores = float[kRows / 2];         // of S' or dP': two keys, at intervals of 8 rows
     using ScoreWords = uint32_t[kRows / 4];  // the same in T
     using Rows = float2[kRows / 8];          // lse or delta of the rows that a thread has scores of
+    static constexpr int kToOut = offsetof(SharedHere, d_out) - offsetof(SharedHere, q);
 
 public:
     __device__ Consumer(const SparseGradArgs& args, SharedHere& shared, int part)
-        : args_(args), shared_(shared), part_(part) {
+        : args_(args), shared_(shared), part_(part), queries_(args, shared, part, row_of_thread()) {
         const int warp = threadIdx.x % kWarpgroup / kWarp;
-        const int row = 16 * warp + lane_ / 4;
-        key_ = kWide * part + row;
+        const int of_keys = S::kTwoSides ? 0 : part * kWide;
+        key_ = of_keys + row_of_thread();
         soft_row_ = (lane_ / 16 * 8 + lane_ % 8) * kSwizzle +
                     (((2 * warp + lane_ / 8 % 2) ^ (lane_ % 8)) * 16);
-        k_rows_ = operand_low(shared_address(shared.k + part * kWide * kSwizzle));
-        v_rows_ = operand_low(shared_address(shared.v + part * kWide * kSwizzle));
-        const int box = min(part, S::kBoxes - 1);  // 64 channels of dQ
-        k_columns_ = operand_low(shared_address(shared.k + box * S::kKeyBox));
+        k_rows_ = operand_low(shared_address(shared.k + of_keys * kSwizzle));
+        v_rows_ = operand_low(shared_address(shared.v + of_keys * kSwizzle));
         q_rows_ = operand_low(shared_address(shared.q), kRowsBox);
-        soft_rows_ = operand_low(shared_address(shared.d_scores));
-        for (int side = 0; side < 2; ++side) {
-            use_[side] = args.query_of_row(row + 8 * side);
-            in_slot_[side] =
-                (row + 8 * side - use_[side] * args.group_size) * (Dim / 8) + 8 * box + quad_;
-            if (use_[side] >= args.step_queries || part >= S::kBoxes) use_[side] = -1;
-        }
     }
 
     /// Takes items until none is left.
@@ -68,28 +62,35 @@ public:
             const GradItem& item = wait_item(shared_, taken);
             int left = __shfl_sync(kAllLanes, item.count, 0);
             if (left == 0) return;
-            for (float& sum : d_k_) sum = 0;
-            for (float& sum : d_v_) sum = 0;
-            slot_[0] = slot_[1] = -1;
+            for (auto& sums : sums_)
+                for (float& sum : sums) sum = 0;
+            queries_.forget();
             shared_.keys_full.wait(parity_of<1>(taken));
-            for (; left > 0; left -= args_.step_queries, ++at_) step();
-            settle(d_k_);
-            settle(d_v_);
-            wait_before();
-            start_queries(0);
+            for (; left > 0; left -= args_.step_queries, ++at_) {
+                if constexpr (S::kTwoSides)
+                    step_of_side();
+                else
+                    step();
+            }
+            for (auto& sums : sums_) settle(sums);
+            queries_.wait(at_ - 1);
+            queries_.start(s_, at_ - 1);
             wgmma_wait<0>();
-            store_queries(0);
-            form_more_queries();
+            queries_.store(s_);
+            queries_.form_more(s_, at_ - 1);
             if (leader_) shared_.keys_empty.arrive();
             store_sums(item, taken);
         }
     }
 
 private:
+    __device__ static int row_of_thread() {
+        return static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16 +
+               static_cast<int>(threadIdx.x) % kWarp / 4;
+    }
+
     /// Adds 64 rows of queries to the sums of the keys; dQ of the step before goes to its slots.
     __device__ void step() {
-        constexpr int kStage = sizeof shared_.q / S::kStages;
-        constexpr int kToOut = offsetof(SharedHere, d_out) - offsetof(SharedHere, q);
         const int stage = stage_of<S::kStages>(at_);
         ScoreWords p_word, ds_word;
         shared_.full[stage].wait(parity_of<S::kStages>(at_));
@@ -98,21 +99,71 @@ private:
         form_scores(stage, q, d_out, delta);
         pack_scores(delta, p_word, ds_word);
         hand_over(ds_word);
-        wait_before();
-        start_queries(0);
+        queries_.wait(at_ - 1);
+        queries_.start(s_, at_ - 1);
         wgmma_fence();
-        start_sums(d_v_, p_word, d_out);
-        start_sums(d_k_, ds_word, q);
+        start_sums(sums_[1], p_word, d_out);
+        start_sums(sums_[0], ds_word, q);
+        end_step(stage);
+    }
+    /// Behind the products that a step starts, of which those of dQ are the first.
+    __device__ void end_step(int stage) {
         wgmma_commit();
         wgmma_wait<1>();
-        store_queries(0);
-        form_more_queries();
+        queries_.store(s_);
+        queries_.form_more(s_, at_ - 1);
         if (leader_) shared_.soft_empty[stage_of<S::kSoftStages>(at_ - 1)].arrive();
-        for (int side = 0; side < 2; ++side)
-            slot_[side] = use_[side] < 0 ? -1 : shared_.slot[stage][use_[side]];
+        queries_.read_slots(stage);
         __syncwarp();
         wgmma_wait<0>();
         if (leader_) shared_.empty[stage].arrive();
+    }
+
+    /// The same for dV or dK. The side of dV forms P' for both.
+    __device__ void step_of_side() {
+        const bool of_values = part_ == 0;
+        const int stage = stage_of<S::kStages>(at_);
+        shared_.full[stage].wait(parity_of<S::kStages>(at_));
+        const uint32_t q = q_rows_ + stage * (kStage >> 4), d_out = q + (kToOut >> 4);
+        Rows of_row;
+        read_rows(of_values ? shared_.lse[stage] : shared_.delta[stage], of_row);
+        const bool all_seen = shared_.least_seen[stage] >= BlockSize;
+        start_scores(s_, of_values ? k_rows_ : v_rows_, of_values ? q : d_out);
+        wgmma_wait<0>();
+        settle(s_);
+        if (of_values) weigh(of_row);
+        if (!all_seen) hide_keys(stage, s_);
+        ScoreWords word;
+        auto* const weights = &shared_.weights[0][threadIdx.x % kWarpgroup];
+        if (of_values) {
+            shared_.weights_empty.wait(parity_of<1>(at_) ^ 1);
+#pragma unroll
+            for (int j = 0; j < kRows / 8; ++j)
+                weights[j * kWarpgroup] =
+                    make_float4(s_[4 * j], s_[4 * j + 1], s_[4 * j + 2], s_[4 * j + 3]);
+            __syncwarp();
+            if (leader_) shared_.weights_full.arrive();
+#pragma unroll
+            for (int j = 0; j < kRows / 4; ++j) word[j] = pack<T>(s_[2 * j], s_[2 * j + 1]);
+        } else {
+            shared_.weights_full.wait(parity_of<1>(at_));
+#pragma unroll
+            for (int j = 0; j < kRows / 8; ++j) {
+                const float4 p = weights[j * kWarpgroup];
+                const float2 delta = of_row[j];
+                const float* const x = s_ + 4 * j;
+                word[2 * j] = pack<T>(p.x * (x[0] - delta.x), p.y * (x[1] - delta.y));
+                word[2 * j + 1] = pack<T>(p.z * (x[2] - delta.x), p.w * (x[3] - delta.y));
+            }
+            __syncwarp();
+            if (leader_) shared_.weights_empty.arrive();
+            hand_over(word);
+        }
+        queries_.wait(at_ - 1);
+        queries_.start(s_, at_ - 1);
+        wgmma_fence();
+        start_sums(sums_[0], word, of_values ? d_out : q);
+        end_step(stage);
     }
 
     /// P' in s_ and dP' in ds_, both 0 where a row does not see the key. Reads delta. lse and
@@ -126,6 +177,15 @@ private:
         start_scores(ds_, v_rows_, d_out);
         wgmma_wait<1>();
         settle(s_);
+        weigh(lse_of);
+        read_rows(shared_.delta[stage], delta);
+        wgmma_wait<0>();
+        settle(ds_);
+        if (!all_seen) hide_keys(stage, s_, ds_);
+    }
+
+    /// S' in s_ becomes P'.
+    __device__ void weigh(const Rows& lse_of) {
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
             const float2 lse = lse_of[j];
@@ -136,10 +196,6 @@ private:
                 x[1] = exp2_fast(fmaf(x[1], scale_, -lse.y));
             }
         }
-        read_rows(shared_.delta[stage], delta);
-        wgmma_wait<0>();
-        settle(ds_);
-        if (!all_seen) hide_keys(stage);
     }
 
     __device__ void read_rows(const float* from, Rows& to) const {
@@ -148,7 +204,8 @@ private:
             to[j] = *reinterpret_cast<const float2*>(from + 8 * j + 2 * quad_);
     }
 
-    __device__ void hide_keys(int stage) {
+    template <typename... Each>
+    __device__ void hide_keys(int stage, Each&... of) {
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
             const uchar2 seen =
@@ -156,8 +213,8 @@ private:
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 const int i = 4 * j + 2 * side;
-                if (key_ + 8 * side >= seen.x) s_[i] = ds_[i] = 0;
-                if (key_ + 8 * side >= seen.y) s_[i + 1] = ds_[i + 1] = 0;
+                if (key_ + 8 * side >= seen.x) ((of[i] = 0), ...);
+                if (key_ + 8 * side >= seen.y) ((of[i + 1] = 0), ...);
             }
         }
     }
@@ -181,7 +238,8 @@ private:
     __device__ void hand_over(const ScoreWords& words) {
         const int soft = stage_of<S::kSoftStages>(at_);
         shared_.soft_empty[soft].wait(((at_ + 1) / S::kSoftStages % 2) ^ 1);
-        const uint32_t to = shared_address(shared_.d_scores[soft][part_]) + soft_row_;
+        const uint32_t to =
+            shared_address(shared_.d_scores[soft][S::kTwoSides ? 0 : part_]) + soft_row_;
 #pragma unroll
         for (int j = 0; j < kRows / 8; j += 2)
             store_transposed(to + j * 8 * kSwizzle, words[2 * j], words[2 * j + 1],
@@ -189,12 +247,6 @@ private:
         fence_shared();
         __syncwarp();
         if (leader_) shared_.soft_full[soft].arrive();
-    }
-
-    /// Until dS' of the step before is there.
-    __device__ void wait_before() {
-        shared_.soft_full[stage_of<S::kSoftStages>(at_ - 1)].wait(
-            parity_of<S::kSoftStages>(at_ - 1));
     }
 
     __device__ void start_scores(Scores& sum, uint32_t keys, uint32_t rows) {
@@ -213,81 +265,18 @@ private:
             multiply_in<T, true>(sums, words + 4 * step, operand(rows, step * 16 * kSwizzle), true);
     }
 
-    /// dQ of the step before in s_, `more` boxes behind this warpgroup's first.
-    __device__ void start_queries(int more) {
-        const uint32_t soft =
-            soft_rows_ + stage_of<S::kSoftStages>(at_ - 1) * (S::kMain * kRowsBox >> 4);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < BlockSize / 16; ++step)
-            multiply_in<T, true>(s_, operand(soft, step / 4 * kRowsBox + step % 4 * 32),
-                                 operand(k_columns_, more * S::kKeyBox + step * 16 * kSwizzle),
-                                 step > 0);
-        wgmma_commit();
-    }
-
-    __device__ void store_queries(int more) {
-        settle(s_);
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            if (slot_[side] < 0) continue;
-            auto* const to = static_cast<uint4*>(args_.workspace.slots) +
-                             (slot_[side] + in_slot_[side] + 8 * more);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                uint32_t word[4];
-#pragma unroll
-                for (int n = 0; n < 4; ++n) {
-                    const int j = 4 * (4 * i + n) + 2 * side;
-                    word[n] = pack<T>(s_[j], s_[j + 1]);
-                }
-                __stcs(to + 4 * i, make_uint4(word[0], word[1], word[2], word[3]));
-            }
-        }
-    }
-
-    /// Where one warpgroup has all channels of dQ: the second 64 of them.
-    __device__ void form_more_queries() {
-        if constexpr (S::kMain < S::kBoxes) {
-            start_queries(1);
-            wgmma_wait<0>();
-            store_queries(1);
-        }
-    }
-
-    /// Of a block in parts to its part, otherwise to the block's keys. One adder per address in a
-    /// launch: the sum has an order.
     __device__ void store_sums(const GradItem& item, uint32_t taken) {
         const int32_t item_part = item.part, group = item.group;
         const SequenceBlock block = args_.key_blocks[item.block];
         give_item_back(shared_, taken);
 #pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int mine = key_ + 8 * side;
-            if (item_part >= 0) {
-                float* const to = args_.workspace.parts +
-                                  (int64_t{item_part} * 2 * BlockSize + mine) * Dim + 2 * quad_;
-#pragma unroll
-                for (int j = 0; j < Dim / 8; ++j) {
-                    *reinterpret_cast<float2*>(to + 8 * j) =
-                        make_float2(d_k_[4 * j + 2 * side], d_k_[4 * j + 2 * side + 1]);
-                    *reinterpret_cast<float2*>(to + BlockSize * Dim + 8 * j) =
-                        make_float2(d_v_[4 * j + 2 * side], d_v_[4 * j + 2 * side + 1]);
-                }
-            } else if (mine < block.keys) {
-                const int64_t to =
-                    (int64_t{block.key + mine} * args_.groups + group) * Dim + 2 * quad_;
-#pragma unroll
-                for (int j = 0; j < Dim / 8; ++j) {
-                    add_two(args_.workspace.d_k + to + 8 * j, d_k_[4 * j + 2 * side],
-                            d_k_[4 * j + 2 * side + 1]);
-                    add_two(args_.workspace.d_v + to + 8 * j, d_v_[4 * j + 2 * side],
-                            d_v_[4 * j + 2 * side + 1]);
-                }
-            }
-        }
+        for (int n = 0; n < kSums; ++n)
+            store_sum<Dim, BlockSize>(args_, block, item_part, group, key_, sums_[n],
+                                      S::kTwoSides ? part_ == 0 : n == 1);
     }
 
+    static constexpr int kStage = sizeof(SharedHere::q) / S::kStages;
+    static constexpr int kSums = S::kTwoSides ? 1 : 2;
     const SparseGradArgs& args_;
     SharedHere& shared_;
     const int part_;
@@ -297,12 +286,11 @@ private:
     int key_;            // of the block; the other: + 8
     uint32_t soft_row_;  // for stmatrix: this lane's row, and its 16 bytes in the swizzle
     // Operands of the first stage; stages are a constant number of bytes apart.
-    uint32_t k_rows_, v_rows_, k_columns_, q_rows_, soft_rows_;
-    int in_slot_[2], use_[2];  // of the two rows of dQ: 16 bytes within the slot, query of the step
-    int slot_[2];              // of the step before; where its 16-byte pieces begin
-    uint32_t at_ = 0;          // steps so far
+    uint32_t k_rows_, v_rows_, q_rows_;
+    uint32_t at_ = 0;  // steps so far
     Scores s_, ds_;
-    Sums d_k_, d_v_;
+    Sums sums_[kSums];  // dK, dV
+    QueryParts<T, Dim, BlockSize> queries_;
 };
 
 template <typename T, int Dim, int BlockSize>
@@ -317,17 +305,7 @@ __global__ void __launch_bounds__(GradShape<Dim, BlockSize>::kThreads,
          i += S::kThreads * 16)
         *reinterpret_cast<uint4*>(memory + i) = uint4{};
     fence_shared();
-    if (threadIdx.x == 0) {
-        for (Barrier& b : shared.item_full) b.init(1);
-        for (Barrier& b : shared.item_empty) b.init(4 * S::kMain + 1);
-        for (Barrier& b : shared.full) b.init(2 + kWarp);
-        for (Barrier& b : shared.empty) b.init(4 * S::kMain);
-        for (Barrier& b : shared.soft_full) b.init(4 * S::kMain);
-        for (Barrier& b : shared.soft_empty) b.init(4 * S::kMain);
-        shared.keys_full.init(1);
-        shared.keys_empty.init(4 * S::kMain);
-        fence_barriers();
-    }
+    if (threadIdx.x == 0) shared.init();
     __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     if (warpgroup < S::kMain) {
@@ -361,6 +339,7 @@ cudaError_t launch(const SparseGradArgs& args, int sms, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t launch_grad_products(const SparseGradArgs& args, int sms, cudaStream_t stream) {
+    if (args.head_dim == 256) return launch<T, 256, 64>(args, sms, stream);
     const bool wide = sparse_grad_tile_keys(args.block_size) == 128;
     if (args.head_dim == 128)
         return wide ? launch<T, 128, 128>(args, sms, stream)

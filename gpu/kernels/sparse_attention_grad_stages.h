@@ -6,6 +6,10 @@
 
 namespace msa::cuda {
 
+/// Each block of [rows, top_k] ids, of two halves, as its halves that the query sees, and -1 behind
+/// them: to [rows, 2 top_k]. `groups`: rows of a query. `half`: keys.
+cudaError_t launch_halves(const int32_t* ids, const KeyRange* visible, int64_t rows, int groups,
+                          int top_k, int half, int32_t* to, cudaStream_t);
 template <typename T>
 cudaError_t launch_grad_prepare(const SparseGradArgs&, cudaStream_t);
 cudaError_t launch_grad_schedule(const SparseGradArgs&, int first_chunk, cudaStream_t);

@@ -15,8 +15,8 @@
 //              KV-outer.
 //   parts      where there are few tiles and no slots, a task is a part of a tile's union. It goes
 //              to a slot of its own, and join_parts writes the result.
-//   turns      with 128 and 256 channels in bf16 and f16 the warpgroups begin their products
-//              alternately: the softmax of one overlaps with the products of the other
+//   turns      with 128 channels in bf16 and f16 the warpgroups begin their products alternately:
+//              the softmax of one overlaps with the products of the other
 //   teams      thread blocks are persistent, one per SM. With 64 channels, in bf16 and f16, and
 //              blocks of up to 64 keys, a thread block has two teams of such warps. Each has its
 //              own tile, and steps have 64 keys. Producers take tiles from a counter, because

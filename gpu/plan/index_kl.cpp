@@ -167,7 +167,8 @@ Support takes_by_blocks(const Problem& p, const IndexKlInput& in, const IndexKlO
     if (in.teacher != Teacher::mean) return Support::no("the teacher is not the mean");
     if (!in.main_lse) return Support::no("main_lse is not given");
     if (!to.d_index_q) return Support::no("no gradient is asked for");
-    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (!is_tuned_width(p.head_dim) && !is_wide(p.head_dim))
+        return not_tuned("the head dim", p.head_dim, true);
     if (p.index_dim > p.head_dim) return above("the index dim", p.index_dim, p.head_dim);
     return {};
 }
@@ -315,6 +316,7 @@ Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexK
     if (!device.is_hopper()) return not_hopper();
     Support blocks = takes_by_blocks(p, in, to);
     if (!blocks.yes) return blocks;
+    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
     if (!is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
     if (p.group_size() > kMostHeads) return above("G", p.group_size(), kMostHeads);
     if (p.queries() * p.query_heads >= kMostRows)

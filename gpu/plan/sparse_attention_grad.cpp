@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
@@ -102,10 +103,24 @@ void bind(SparseGradArgs& args, const AttentionInput& in, View<const int32_t, 3>
     args.d_v_is_float = to.d_v.element() == Element::f32;
 }
 
-/// Do the kernels of compute capability 8.0 find too little shared memory for whole steps?
+/// Have steps of the kernels of compute capability 8.0 half as many rows? So they have with 256
+/// channels, and where there is too little shared memory for whole ones.
 bool takes_small_steps(const Device& device, const Problem& p) {
+    if (device.is_hopper()) return false;
     const int keys = sparse_grad_tile_keys(narrow(p.block_size));
-    return !device.is_hopper() && device.shared_bytes < grad_shared_sm80(narrow(p.head_dim), keys);
+    return is_wide(p.head_dim) || device.shared_bytes < grad_shared_sm80(narrow(p.head_dim), keys);
+}
+constexpr int kWideTile = 64;  // keys
+bool takes_halves(const Problem& p) { return is_wide(p.head_dim) && p.block_size > kWideTile; }
+
+/// The ids of a problem in blocks of twice the size, as those of the call's.
+Tensor<int32_t, 3> halves_of(const Call& call, View<const int32_t, 3> ids) {
+    auto halves = call.scratch<int32_t, 3>({ids.extent(0), ids.extent(1), 2 * ids.extent(2)});
+    check(launch_halves(ids.data(), call.visible, ids.extent(0) * ids.extent(1),
+                        narrow(ids.extent(1)), narrow(ids.extent(2)),
+                        narrow(call.problem.block_size), halves.data(), call.stream()),
+          "sparse_attention_grad, halves of blocks");
+    return halves;
 }
 
 }  // namespace
@@ -120,15 +135,19 @@ Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p
     if (request.saved != request.element)
         return not_element(request.saved, to_string(request.element));
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.head_dim)) return not_tuned("the head dim", p.head_dim);
+    if (!is_tuned_width(p.head_dim) && !is_wide(p.head_dim))
+        return not_tuned("the head dim", p.head_dim, true);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
-    if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
+    const int64_t most = takes_halves(p) ? kMostSelected / 2 : kMostSelected;
+    if (request.top_k > most) return above("k", request.top_k, most);
     if (p.group_size() > kGradStepRows) return above("G", p.group_size(), kGradStepRows);
     if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
     if (takes_small_steps(device, p) && p.group_size() > kGradSmallRows)
         return above("G", p.group_size(), kGradSmallRows);
-    if (!device.is_hopper() && device.shared_bytes < kLeastShared)
-        return little_shared(device.shared_bytes, kLeastShared);
+    const int least =
+        is_wide(p.head_dim) ? grad_shared_sm80(narrow(p.head_dim), kWideTile) : kLeastShared;
+    if (!device.is_hopper() && device.shared_bytes < least)
+        return little_shared(device.shared_bytes, least);
     if (p.queries() == 0 || p.keys() == 0) return Support::no("there are no queries or no keys");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (p.queries() * p.query_heads >= kMost)
@@ -173,10 +192,20 @@ int64_t SparseGradPlan::list_bytes() const {
             bytes(sizes.most_splits(), sizeof(GradSplit)));
 }
 
-void sparse_attention_grad_tuned(const Call& call, const AttentionInput& in,
-                                 View<const int32_t, 3> ids, const AttentionSaved& saved,
+Problem grad_problem(const Problem& asked) {
+    Problem p = asked;
+    if (takes_halves(p)) p.block_size /= 2;
+    return p;
+}
+
+void sparse_attention_grad_tuned(const Call& call, const Problem& asked, const AttentionInput& in,
+                                 View<const int32_t, 3> asked_ids, const AttentionSaved& saved,
                                  const AttentionGradient& to) {
     const Problem& p = call.problem;
+    Tensor<int32_t, 3> halves;
+    if (p.block_size != asked.block_size) halves = halves_of(call, asked_ids);
+    const View<const int32_t, 3> ids =
+        halves.data() != nullptr ? std::as_const(halves).view() : asked_ids;
     SparseGradArgs args = SparseGradPlan(p, ids.extent(2)).sizes;
     const auto& tiles = call.layout->tiles(kGradTileQueries, TileOrder::by_query).device;
     const auto& blocks = call.layout->key_blocks();

@@ -45,8 +45,12 @@ void sparse_attention_tuned(const Call&, const AttentionInput&, View<const int32
 
 Support takes_sparse_attention_grad_tuned(const Device&, const Problem&,
                                           const SparseAttentionGradRequest&, bool aligned = true);
-void sparse_attention_grad_tuned(const Call&, const AttentionInput&, View<const int32_t, 3> ids,
-                                 const AttentionSaved&, const AttentionGradient&);
+/// The call's problem is grad_problem(asked): the asked one, or that in blocks of half the size.
+/// `ids` are of the asked one.
+Problem grad_problem(const Problem& asked);
+void sparse_attention_grad_tuned(const Call&, const Problem& asked, const AttentionInput&,
+                                 View<const int32_t, 3> ids, const AttentionSaved&,
+                                 const AttentionGradient&);
 
 /// `max_logit`: whether it is requested. `sinks`: whether there are any.
 Support takes_block_mass_tuned(const Device&, const Problem&, const BlockMassRequest&,

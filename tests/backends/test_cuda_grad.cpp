@@ -102,6 +102,7 @@ TEST_F(CudaGrad, ManyChunksAreTheirSum) {
          {make_case("small_slots", {8, 2, 128, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
           make_case("large_slots", {10, 2, 128, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
           make_case("blocks_of_32", {8, 2, 128, 64, 32}, {0, 9000}, {0, 9000}, {.top_k = 16}),
+          make_case("h256", {8, 2, 256, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
           make_case("narrow", {4, 1, 64, 64, 64}, {0, 33'000}, {0, 33'000}, {.top_k = 4})}) {
         const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
         if (!why_not.empty()) GTEST_SKIP() << why_not;

@@ -34,9 +34,12 @@ protected:
         const std::string answered = runner_->backend().answered_by();
         if (answered.find("in the instructions of compute capability 8.0") != std::string::npos)
             return;
-        EXPECT_EQ(answered, p.block_size >= 64 ? "index_kl_sm90"
-                                               : concat("index_kl_mma; sm90: the block size is ",
-                                                        p.block_size, ", must be 64 or 128"));
+        const bool wide = p.head_dim > 128;
+        EXPECT_EQ(answered,
+                  p.block_size >= 64 && !wide
+                      ? "index_kl_sm90"
+                      : concat("index_kl_mma; sm90: the ", wide ? "head dim" : "block size", " is ",
+                               wide ? p.head_dim : p.block_size, ", must be 64 or 128"));
     }
 
     std::optional<Runner> runner_;

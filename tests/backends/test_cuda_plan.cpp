@@ -281,7 +281,7 @@ TEST(CudaPlan, TheGradientsPredicateSaysWhy) {
               "Nq Hq is 2147483648, must be at most 2147483646");
     Problem narrow = p;
     narrow.head_dim = 96;
-    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64 or 128");
+    EXPECT_EQ(why_not(hopper, narrow, as_is), "the head dim is 96, must be 64, 128 or 256");
     Problem small = p;
     small.block_size = 96;
     EXPECT_EQ(why_not(hopper, small, as_is), "the block size is 96, must be 32, 64 or 128");
@@ -324,6 +324,8 @@ TEST(CudaPlan, TheKlPredicateSaysWhy) {
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 68; }),
               "G is 17, must be at most 16");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.query_heads = 12; }), "");  // any G up to that
+    EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.head_dim = 256; }),  // index_kl_mma has these
+              "the head dim is 256, must be 64 or 128");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.head_dim = 64; }),
               "the index dim is 128, must be at most 64");
     EXPECT_EQ(why_not(hopper, [](auto& a) { a.p.index_dim = 96; }),

@@ -58,5 +58,29 @@ TEST(CudaPlan, HeadsOf256InBlockMass) {
               "it has no kernel in the instructions of compute capability 8.0");
 }
 
+TEST(CudaPlan, HeadsOf256InTheGradient) {
+    const auto why_not = [](int64_t block_size, int64_t top_k, const cuda::Device& on,
+                            int64_t kv_heads = 4) {
+        Problem p = heads_of_256(block_size);
+        p.kv_heads = kv_heads;
+        const SparseAttentionGradRequest request{
+            .element = Element::bf16, .top_k = top_k, .saved = Element::bf16};
+        return cuda::takes_sparse_attention_grad_tuned(on, p, request).why_not;
+    };
+    EXPECT_EQ(why_not(64, 32, kWideHopper), "");
+    EXPECT_EQ(why_not(128, 16, kWideHopper), "");  // two blocks of 64 for each of 128: 32 ids
+    EXPECT_EQ(why_not(128, 17, kWideHopper), "k is 17, must be at most 16");
+    EXPECT_EQ(why_not(128, 16, kWideAmpere), "");
+    EXPECT_EQ(why_not(64, 16, kWideHopper, 1), "");
+    EXPECT_EQ(why_not(64, 16, kWideAmpere, 1), "G is 64, must be at most 32");
+    EXPECT_EQ(why_not(64, 16, kWideAda),
+              "a thread block has 101376 bytes of shared memory, must be at least 151552");
+    EXPECT_EQ(cuda::grad_problem(heads_of_256(128)).block_size, 64);
+    EXPECT_EQ(cuda::grad_problem(heads_of_256(64)).block_size, 64);
+    Problem narrow = heads_of_256(128);
+    narrow.head_dim = 128;
+    EXPECT_EQ(cuda::grad_problem(narrow).block_size, 128);
+}
+
 }  // namespace
 }  // namespace msa::test

@@ -69,6 +69,20 @@ const std::vector<CaseRow> kRowsOf256{
     {"h256_g64_prefix", kGroupSizes, {64, 1, 256, 64, 64}, {0, 90}, {0, 300}, k(3)},
     {"h256_g71_decode", kGroupSizes, {71, 1, 256, 64, 64}, {0, 1, 2, 5}, {0, 300, 800, 1000}, k(4)},
     {"h256_blocks_of_64", kUnions, {16, 1, 256, 128, 64}, {0, 90}, {0, 571}, k(9)},
+    {"h256_gradient", kGradient | kKl, kHeads256, {0, 1000}, {0, 1000}, k(4)},
+    {"h256_gradient_packed", kGradient | kKl, {16, 4, 256, 64, 128}, kQueries, kKeys, k(4)},
+    {"h256_gradient_blocks_of_64", kGradient, {24, 8, 256, 64, 64}, kRagged, kRagged, k(3)},
+    {"h256_gradient_blocks_of_32", kGradient | kKl, {8, 4, 256, 64, 32}, {0, 300}, {0, 300}, k(7)},
+    {"h256_gradient_g1", kGradient, {3, 3, 256, 64, 128}, {0, 260}, {0, 420}, k(3)},
+    {"h256_gradient_g5", kGradient, {20, 4, 256, 64, 64}, kQueries, kKeys, k(5)},
+    {"h256_gradient_g32", kGradient, {32, 1, 256, 64, 128}, {0, 400}, {0, 400}, k(16)},
+    {"h256_gradient_k32", kGradient | kKl, {16, 2, 256, 64, 64}, {0, 2500}, {0, 2500}, k(32)},
+    {"h256_gradient_more_queries_than_keys",
+     kGradient,
+     kHeads256,
+     {0, 40, 300},
+     {0, 20, 280},
+     k(2)},
 };
 
 }  // namespace
