@@ -262,6 +262,8 @@ bool DenseAttentionCudnn::run_gradient(const Call& call, const AttentionInput& i
     why_not_ = takes(p, spans, in.q.element(), in.q, in.k, in.v, saved.out, saved.d_out, to.d_q,
                      to.d_k, to.d_v)
                    .why_not;
+    if (why_not_.empty() && p.head_dim > kMostGradientDim)
+        why_not_ = above("the head dim", p.head_dim, kMostGradientDim).why_not;
     if (!why_not_.empty()) return false;
     const std::shared_ptr<Plan> plan =
         plan_of(call, spans, unordered_ ? Direction::unordered_gradient : Direction::gradient,

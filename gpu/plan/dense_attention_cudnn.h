@@ -38,7 +38,8 @@ public:
     /// than kMostWorkspace, queries are processed in pieces with the keys that they see; d_k and
     /// d_v of the pieces, rounded to their type, are summed in float in order. cuDNN multiplies
     /// masked probabilities (0) by values that may not be finite. So the device checks whether the
-    /// gradients are finite; if not, the plain kernel then computes them again.
+    /// gradients are finite; if not, the plain kernel then computes them again. Heads have at most
+    /// kMostGradientDim channels: with 256, cuDNN 9.14 left parts of d_k and d_v 0 or undefined.
     bool run_gradient(const Call&, const AttentionInput&, const AttentionSaved&,
                       const AttentionGradient&);
 
@@ -52,6 +53,7 @@ public:
 private:
     /// Workspace bound of the deterministic algorithm: 16 GiB of dS, and 1 GiB for the rest.
     static constexpr int64_t kMostWorkspace = int64_t{17} << 30;
+    static constexpr int64_t kMostGradientDim = 128;
 
     struct Library;
     /// Null if there is none; why_not_ says why.

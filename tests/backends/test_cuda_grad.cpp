@@ -53,7 +53,7 @@ TEST_P(CudaGradCases, DenseIsThePlainOneButForRoundings) {
     const Gradient narrow = pass.gradient(element(), std::nullopt);
     expect_rounded(narrow, want, element());
     expect_identical(pass.gradient(element(), std::nullopt), narrow);
-    const bool fits = !c.name.ends_with("more_queries_than_keys");
+    const bool fits = !c.name.ends_with("more_queries_than_keys") && c.problem.head_dim <= 128;
     if (backend_->device().find("cuDNN") != std::string::npos) {
         EXPECT_EQ(backend_->answered_by().starts_with("cuDNN"), fits) << backend_->answered_by();
     }
