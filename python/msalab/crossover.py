@@ -3,8 +3,8 @@
 
 A model is its configuration: no weight is read. Of each layer the products with weights, the reading of weights and
 keys, attention and what an Index Branch adds are priced by rates that were measured on the GPU (RATES), one after the
-other, at batch 1 and in bfloat16. Both sides run compiled, and decode in a graph: what the host adds to eager calls
-counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph, in prefill
+other, at batch 1 and in bfloat16. Both sides run compiled, and decode and what small models do in a graph: what the host
+adds counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph, in prefill
 cuDNN without a compiler, with which it is slower. Training
 keeps no activations within a layer, and has no optimizer. Layers with a window, with the keys of another layer or
 without attention stay as they are; of the last, what passes from token to token beside the weights is not counted."""
@@ -37,26 +37,24 @@ class Rates:
     half: float
     read: float  # weights in decode
     copy: float
-    dense: float  # attention over all keys, of heads of 128 channels
+    dense: float  # attention over all keys
     dense_grad: float
-    narrow: float  # of heads of 64 channels, the share that is reached; of MSA
-    narrow_sparse: float
     index: float
     sparse: float
+    narrow: float  # of that with heads of 64 channels, the share that is reached
     sparse_grad: float
     passes: float  # numbers of a token's activations that a layer reads or writes, of its channels
+    experts_step: float  # seconds of choosing a token's experts in a layer's decode
     dense_step: float  # seconds of a layer's decode beside reading
     msa_step: float
-    msa_train: float  # seconds of MSA in a layer's training beside its products
 
 
-# Such that the records of data/bench are met (test_crossover.py), from the rates of single kernels there. `narrow` is set:
-# dense attention of 64 channels is on record in training alone, which does not tell its share from the gradient's. No
-# record is of decode on an H100: what it reads and copies is the H200's by the ratio of their memories.
-_H200 = Rates(products=840e12, half=1085, read=3.3e12, copy=4.18e12, dense=518e12, dense_grad=654e12, narrow=0.85,
-              narrow_sparse=0.282, index=584e12, sparse=235e12, sparse_grad=249e12, passes=11.47, dense_step=100e-6,
-              msa_step=45e-6, msa_train=0.105e-3)
-RATES = {"h100": replace(_H200, read=2.35e12, copy=2.99e12), "h200": _H200}
+# Fitted to the records of data/bench (test_crossover.py), from the rates of single kernels. No record is of decode on an
+# H100: what it reads and copies is the H200's by the ratio of their memories.
+_H200 = Rates(products=752e12, half=235, read=3.63e12, copy=4.10e12, dense=509e12, dense_grad=570e12, index=583e12,
+              sparse=214e12, narrow=0.33, sparse_grad=284e12, passes=15.2, experts_step=133e-6, dense_step=107e-6,
+              msa_step=53e-6)
+RATES = {"h100": replace(_H200, read=2.58e12, copy=2.94e12), "h200": _H200}
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ class Model:
     width: int  # numbers of a token in a layer's activations: hidden and intermediate ones
     hidden: int
     vocabulary: int
+    routed: bool = False  # to experts
 
 
 @dataclass(frozen=True)
@@ -111,21 +110,22 @@ def _attention(layer: Layer, context: int, rates: Rates, msa: Msa | None, forwar
     if layer.kind == OTHER:
         return 0
     of_pair = 4 * layer.query_heads * layer.head_dim
-    share, sparse_share = (1, 1) if layer.head_dim >= 128 else (rates.narrow, rates.narrow_sparse)
+    share = 1 if layer.head_dim >= 128 else rates.narrow
     if msa is None or layer.kind != SELECTS:
         flops = of_pair * layer.pairs(context, layer.window)
-        return flops / share * (forward / rates.dense + (2.5 / rates.dense_grad if learns else 0))
+        return flops * (forward / rates.dense + (2.5 / rates.dense_grad if learns else 0))
     kept = layer.pairs(context, msa.rule.tokens)
     index = 2 * layer.kv_heads * msa.index_dim * layer.pairs(context, None) / rates.index
     loss = kept * (2 * layer.query_heads * layer.head_dim + 6 * layer.kv_heads * msa.index_dim)
-    found = forward * (index + of_pair * kept / sparse_share / rates.sparse)
+    found = forward * (index + of_pair * kept / share / rates.sparse)
     if learns:
-        found += (2.5 * of_pair * kept + loss) / sparse_share / rates.sparse_grad + rates.msa_train
+        found += (2.5 * of_pair * kept + loss) / rates.sparse_grad
     return found
 
 
 def _decode(model: Model, context: int, rates: Rates, msa: Msa | None, batch: int) -> float:
     found = BYTES * (model.parameters + model.head) / rates.read
+    found += len(model.layers) * rates.experts_step if model.routed else 0
     for layer in model.layers:
         sparse = msa is not None and layer.kind == SELECTS
         seen = min(context, (msa.rule.tokens if sparse else layer.window) or context)
@@ -176,7 +176,7 @@ def model_of(model) -> Model:
     inner = sum(inner) / len(inner) if isinstance(inner, (list, tuple)) else inner * (chosen if routed else 1)
     hidden, vocabulary = config.hidden_size, config.vocab_size
     return Model(tuple(_layer(number, part) for number, part in enumerate(parts)), used, vocabulary * hidden,
-                 hidden + inner, hidden, vocabulary)
+                 hidden + inner, hidden, vocabulary, routed)
 
 
 def _layer(number: int, part) -> Layer:
@@ -214,7 +214,11 @@ def text_of(context: int | None) -> str:
 
 # What was measured.
 
-IN_GRAPHS = {"decode": ("msa-replayed", "flash-graph"), "prefill": ("msa-compiled", "flash", "cudnn")}
+IN_GRAPHS = {"decode": ("msa-replayed", "flash-graph"), "prefill": ("msa-compiled", "msa-replayed", "flash", "cudnn")}
+
+
+EAGER = ("flash", "cudnn")
+OF_THE_HOST = 1024  # narrower models take the host longer than the GPU, but in a graph
 
 
 @dataclass(frozen=True)
@@ -244,8 +248,8 @@ def shape_model(shape: str) -> Model:
 
 def measured(folder: Path) -> list[Measured]:
     """Of the records serve-*.json (bench/time_serve.py) and model-*.json (bench/time_model.py) in the folder: training and
-    MSA compiled, dense prefill without a compiler, decode in a graph, on a GPU whose rates are here. Of dense attention
-    the fastest kernel."""
+    MSA compiled, dense prefill without a compiler, decode in a graph, on a GPU whose rates are here; of small models what
+    ran in a graph. Of the ways to run a case the fastest."""
     found = {}
     if not folder.is_dir():
         raise Refusal(f"{folder}: no such folder")
@@ -254,7 +258,7 @@ def measured(folder: Path) -> list[Measured]:
         gpu = next((name for name in RATES if name in record.run["device"].lower()), None)
         rows = _served(record) if record.program == "bench/time_serve.py" else _trained(record)
         for name, shape, work, context, msa, how, ms in rows if gpu else ():
-            arm = name.rpartition("/")[2] if msa else "dense"
+            arm = f"{msa.rule.top_k} blocks" if msa else "dense"
             case = path.name, name.rpartition("/")[0], arm
             if case in found and found[case].ms <= ms:
                 continue
@@ -271,6 +275,8 @@ def _served(record: results.Report):
         if row["error"] or arm not in IN_GRAPHS.get(work, ()):
             continue
         of = record.run["shapes"][shape]
+        if of["config"]["hidden_size"] < OF_THE_HOST and arm in EAGER:
+            continue
         tokens = int(context[:-1]) << {"K": 10, "M": 20}[context[-1]]
         msa = Msa(Rule(of["block_size"], of["top_k"]), of["index_dim"]) if arm.startswith("msa") else None
         yield name, of["config"], work, tokens, msa, {"batch": int(batch)}, row["ms"]
@@ -280,6 +286,8 @@ def _trained(record: results.Report):
     for row in record["measured"].records():
         case, arm = record.run["cases"].get(row["case"]), row["arm"]
         if row["error"] or not row["compiled"] or case is None or row["case"] in IN_GRAPHS or arm == "none":
+            continue
+        if case["shape"]["hidden_size"] < OF_THE_HOST and not case.get("cuda_graph"):
             continue
         top_k = arm.removeprefix("msa-")
         msa = Msa(Rule(case["block_size"], int(top_k))) if top_k != arm else None
