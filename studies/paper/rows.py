@@ -99,7 +99,7 @@ RESULTS = (
         "bits per token, equal updates: 2048 tokens kept {even msa-2048 excess}, 1024 kept {even msa-1024 "
         "excess}, 512 kept {even msa-512 excess}; three seeds with 80 fewer updates: 1024 kept {msa-1024 excess}, 512 "
         "kept {msa-512 excess}", UNDECIDED,
-        "SmolLM2-135M at 8192 tokens: with 2048 in bits yes, in answers undecided; with 1024 no; 512 has one seed", JUDGE,
+        "SmolLM2-135M at 8192 tokens: with 2048 in bits yes, in answers undecided; with 1024 and 512 no", JUDGE,
         "conversion_curves"),
     Row("tab:pretrain-representative", "MSA is on par with full attention on 34 benchmarks at 109B parameters",
         "no model of this size; in its place held-out text and planted facts", OUT_OF_REACH,
