@@ -23,6 +23,7 @@ CONTEXTS = (2048, 8192, 16384, 32768)
 POSITIONS = {"smollm2": 8192}  # a model's own, where there are fewer than the longest context
 _MARKED = re.compile(r"(<!-- table ([\w-]+) from studies/models/records -->\n).*?(<!-- end -->)", re.DOTALL)
 SINK, STRONG, NEAR = 0.1, 0.5, 0.01  # of a layer, of a head; share of the bits that "works" may lose
+PAPER = 2048  # the budget of MSA's paper
 NONE = [("not run",)]
 
 
@@ -84,14 +85,22 @@ def interval(row: dict, key: str, form: str) -> str:
     return f"{row[key]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low == low else "")
 
 
+def together(names) -> str:
+    """`loss-512/1024` of loss-512 and loss-1024."""
+    found = defaultdict(list)
+    for name in names:
+        found[records.piece_of(name)].append(name.removeprefix(records.piece_of(name)).lstrip("-"))
+    return ", ".join(f"`{piece}" + f"-{'/'.join(rest)}" * bool(rest[0]) + "`" for piece, rest in found.items())
+
+
 def ran(of: Records):
     """What has a record."""
     rows = [("model", "context", *texts.KINDS)]
     for model, name in MODELS.items():
         for context in CONTEXTS:
             left = "not run" if context <= POSITIONS.get(model, context) else "beyond its positions"
-            rows.append((name, called(context), *(", ".join(f"`{one}`" for one in of.found.get((model, context, kind), {}))
-                                                  or left for kind in texts.KINDS)))
+            rows.append((name, called(context),
+                         *(together(of.found.get((model, context, kind), {})) or left for kind in texts.KINDS)))
     return rows
 
 
@@ -127,24 +136,48 @@ def sink_by_layer(of: Records):
 
 
 SETTINGS = (("oracle", 0), ("mean-key", 0), ("mean-key", 1), ("quest", 0), ("quest", 1), ("window", 1), ("random", 0))
+BY_BLOCK = (("oracle", 0), ("mean-key", 1))
 
 
 def setting(selector: str, first: int) -> str:
     return selector if selector == "window" or not first else f"{selector}, first"
 
 
+def _kept(table, key: str, selector: str, budget: int, first: int) -> float | None:
+    own = [row[key] for row in table
+           if (row["selector"], row["token_budget"], row["forced_first"]) == (selector, budget, first)]
+    return mean(own) if own else None
+
+
 def mass(of: Records):
-    rows = [("model", "context", "text", "block", "budget", *(setting(*one) for one in SETTINGS))]
+    """Of mixed text, blocks of 64."""
+    rows = [("model", "context", "budget", *(setting(*one) for one in SETTINGS))]
     for model, context, kind, block, record in of.each("keeps"):
+        if (kind, block) != ("mixed", "64"):
+            continue
         table = record["selectors"].records()
         for budget in sorted({row["token_budget"] for row in table}):
-            cells = []
-            for selector, first in SETTINGS:
-                own = [row for row in table if (row["selector"], row["token_budget"], row["forced_first"])
-                       == (selector, budget, first)]
-                cells.append(f"{mean(row['mass_kept'] for row in own):.3f}, {mean(row['block_recall'] for row in own):.2f}"
-                             if own else "-")
-            rows.append((MODELS[model], called(context), kind, block, str(int(budget)), *cells))
+            kept = [[_kept(table, key, selector, budget, first) for key in ("mass_kept", "block_recall")]
+                    for selector, first in SETTINGS]
+            rows.append((MODELS[model], called(context), str(int(budget)),
+                         *("-" if one[0] is None else f"{one[0]:.3f}, {one[1]:.2f}" for one in kept)))
+    return rows if len(rows) > 1 else NONE
+
+
+def blocks(of: Records):
+    """Mass kept by the size of a block, of mixed text."""
+    found = defaultdict(dict)
+    for model, context, kind, block, record in of.each("keeps"):
+        if kind == "mixed":
+            found[model, context][block] = record["selectors"].records()
+    sizes = ("32", "64", "128")
+    rows = [("model", "context", "budget", *(f"{setting(*one)}, {size}" for one in BY_BLOCK for size in sizes))]
+    for (model, context), own in found.items():
+        budget = min(PAPER, context // 2)
+        if len(own) == len(sizes):
+            rows.append((MODELS[model], called(context), str(budget), *(
+                f"{_kept(own[size], 'mass_kept', selector, budget, first):.3f}" for selector, first in BY_BLOCK
+                for size in sizes)))
     return rows if len(rows) > 1 else NONE
 
 
@@ -174,47 +207,49 @@ def _losses(of: Records):
                     yield model, context, kind, piece, dense, row
 
 
-def _setting_of(piece: str, row: dict) -> str:
-    if piece == "advised":
-        return "advice"
-    name = setting(row["selector"], int(row["forced_first"]))
-    return f"{name}, the head's width" if piece == "wide" else name
-
-
-def loss(of: Records):
-    rows = [("model", "context", "text", "budget", "setting", "dense, bits per token", "excess, bits (95 %)",
-             "of the bits")]
-    for model, context, kind, piece, dense, row in _losses(of):
-        budget = "-" if row["token_budget"] != row["token_budget"] else str(int(row["token_budget"]))
-        rows.append((MODELS[model], called(context), kind, budget, _setting_of(piece, row), f"{dense:.4f}",
-                     interval(row, "excess", "+.4f"), f"{100 * row['excess'] / dense:+.2f} %"))
-    return rows if len(rows) > 1 else NONE
-
-
 def by_position(of: Records):
-    rows = [("model", "context", "text", "positions", "dense, bits per token", "excess of the oracle", "of mean-key, first",
-             "of index, first")]
+    """At the paper's budget, beyond it, of mixed text."""
+    shown = (("oracle", "oracle", ""), ("mean-key, first", "mean-key", ",first=1"), ("window", "window", ",first=1"),
+             ("index, first", "index", ",first=1"))
+    rows = [("model", "context", "positions", "dense, bits per token", *(name for name, _, _ in shown))]
     for model, context, kind, budget, record in of.each("loss"):
+        if (kind, budget) != ("mixed", str(PAPER)):
+            continue
         table = record["by_position"].records()
         for first, end in sorted({(row["first_position"], row["end_position"]) for row in table}):
             own = {row["config"]: row for row in table if row["first_position"] == first}
-            cells = [own.get(f"{name}@{budget}{more}") for name, more in (
-                ("oracle", ""), ("mean-key", ",first=1"), ("index", ",first=1"))]
-            rows.append((MODELS[model], called(context), kind, f"{first} to {end - 1}, budget {budget}",
-                         f"{own['dense']['bits_of_text']:.3f}",
-                         *(f"{row['excess']:+.4f}" if row else "-" for row in cells)))
+            cells = [own.get(f"{name}@{budget}{more}") for _, name, more in shown]
+            if first >= PAPER:
+                rows.append((MODELS[model], called(context), f"{first} to {end - 1}", f"{own['dense']['bits_of_text']:.3f}",
+                             *(f"{row['excess']:+.4f}" if row else "-" for row in cells)))
     return rows if len(rows) > 1 else NONE
 
 
+def asked(of: Records):
+    """What a model retrieves with its own attention."""
+    found = [(model, context, record["retrieval_total"].records()) for model, context, _, _, record in of.each("asked")]
+    tasks = list(dict.fromkeys(row["task"] for _, _, table in found for row in table))
+    rows = [("model", "context", "exercises of each task", *(f"`{task}`" for task in tasks))]
+    for model, context, table in found:
+        own = {row["task"]: row for row in table if row["config"] == "dense"}
+        rows.append((MODELS[model], called(context), str(next(iter(own.values()))["exercises"]),
+                     *(interval(own[task], "right_answers", ".2f") if task in own else "-" for task in tasks)))
+    return rows if found else NONE
+
+
 def retrieval(of: Records):
-    """The model's own attention once, then its settings."""
-    rows = [("model", "context", "task", "exercises", "setting", "right answers (95 %)")]
-    for (model, context, _), pieces in of.found.items():
-        for piece, record in pieces.items():
-            if records.piece_of(piece) in ("asked", "retrieval"):
-                rows += [(MODELS[model], called(context), row["task"], str(row["exercises"]), row["config"],
-                          interval(row, "right_answers", ".2f")) for row in record["retrieval_total"].records()
-                         if (row["config"] == "dense") == (piece == "asked")]
+    """Of the tasks that a model solves: right answers of each selector, the better of its settings."""
+    selectors = ("dense", "oracle", "index", "mean-key", "window")
+    rows = [("model", "context", "task", "budget", "exercises", *selectors)]
+    for model, context, _, budget, record in of.each("retrieval"):
+        found = defaultdict(lambda: defaultdict(list))
+        for row in record["retrieval_total"].records():
+            found[row["task"]][row["config"].split("@")[0]].append(row)
+        for task, own in found.items():
+            best = [max(own[name], key=lambda row: row["right_answers"]) if own[name] else None for name in selectors]
+            rows.append((MODELS[model], called(context), f"`{task}`", budget,
+                         str(next(one for one in best if one)["exercises"]),
+                         *(interval(one, "right_answers", ".2f") if one else "-" for one in best)))
     return rows if len(rows) > 1 else NONE
 
 
@@ -247,13 +282,6 @@ def points(of: Records) -> list[rule.Point]:
                                     mean(one["group_output_error"] for one in own),
                                     mean(max(one["sink_mass_dense"] - one["sink_mass_sparse"], 0) for one in own)))
     return found
-
-
-def measured_points(of: Records):
-    rows = [("model", "setting", "mass lost", "output error", "sink lost", "excess, of the bits")]
-    rows += [(MODELS[one.model], one.name, f"{one.mass_lost:.4f}", f"{one.error:.4f}", f"{one.sink_lost:.5f}",
-              f"{100 * one.excess:.2f} %") for one in points(of)]
-    return rows if len(rows) > 1 else NONE
 
 
 def judged_rule(of: Records):
@@ -289,65 +317,85 @@ def pays(of: Records):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a budget: the least loss of each selector, percent of the bits, and the setting that has it."""
+    """Of a budget: the least loss of each selector with its interval, percent of the bits; `wide` is the Index Branch of
+    the head's own width."""
 
     model: str
     context: int
     kind: str
     budget: int
-    losses: dict[str, tuple[float, str]]
+    dense: float
+    losses: dict[str, tuple[float, float, float]]
     first_block: str
 
     @property
-    def works(self) -> bool | None:
-        """None where no Index Branch was measured."""
-        return self.losses["index"][0] < 100 * NEAR if "index" in self.losses else None
+    def index(self) -> float | None:
+        """Of the better Index Branch; None where none was measured."""
+        return min((self.losses[one][0] for one in ("index", "wide") if one in self.losses), default=None)
 
     @property
-    def what(self) -> str:
-        return f"{self.budget} of {called(self.context)}"
+    def works(self) -> bool:
+        return self.index < 100 * NEAR
 
     def of(self, selector: str) -> str:
-        return f"{self.losses[selector][0]:.2f} % ({self.losses[selector][1]})" if selector in self.losses else "-"
+        if selector not in self.losses:
+            return "-"
+        middle, low, high = self.losses[selector]
+        return f"{middle:.2f}" + (f" ({low:.2f} to {high:.2f})" if low == low else "")
 
 
 def judged(of: Records) -> list[Answer]:
     """Each model, context, text and budget whose loss was measured."""
-    losses = defaultdict(lambda: defaultdict(list))
+    losses, bits = defaultdict(lambda: defaultdict(list)), {}
     for model, context, kind, piece, dense, row in _losses(of):
         if piece in ("loss", "wide"):
-            losses[model, context, kind, int(row["token_budget"])][row["selector"]].append(
-                (100 * row["excess"] / dense, _setting_of(piece, row)))
-    return [Answer(*key, {selector: min(found) for selector, found in own.items()},
+            key = model, context, kind, int(row["token_budget"])
+            bits.setdefault(key, dense)
+            losses[key]["wide" if piece == "wide" else row["selector"]].append(
+                tuple(100 * row[one] / dense for one in ("excess", "excess_low", "excess_high")))
+    return [Answer(*key, bits[key], {selector: min(found) for selector, found in own.items()},
                    _of_first_block(of.found[key[:3]].get(f"loss-{key[3]}")))
             for key, own in sorted(losses.items(), key=lambda one: (list(MODELS).index(one[0][0]), one[0][1:]))]
 
 
+def loss(of: Records):
+    """A row for each budget that was measured."""
+    selectors = ("oracle", "mean-key", "window", "index", "wide")
+    rows = [("model", "tokens", "text", "dense, bits per token", *selectors, "forcing the first block gains, bits")]
+    rows += [(MODELS[one.model], f"{one.budget} of {called(one.context)}", one.kind, f"{one.dense:.4f}",
+              *(one.of(selector) for selector in selectors), one.first_block) for one in judged(of)]
+    return rows if len(rows) > 1 else NONE
+
+
 def answers(of: Records) -> str:
-    """A sentence for each model, then a row for each budget that was measured."""
-    found = judged(of)
-    rows = [("model", "tokens", "text", "works", "better Index Branch", "oracle", "mean-key", "window",
-             "forcing the first block gains, bits (95 %)")]
-    rows += [(MODELS[one.model], one.what, one.kind, {True: "yes", False: "not yet", None: "open"}[one.works],
-              *(one.of(selector) for selector in ("index", "oracle", "mean-key", "window")), one.first_block)
-             for one in found]
+    """A sentence for each model, then what the better Index Branch loses by budget."""
+    found = [one for one in judged(of) if one.index is not None]
+    budgets = sorted({one.budget for one in found})
+    rows = [("model", "context", "text", *(f"{budget} tokens" for budget in budgets))]
+    for key in dict.fromkeys((one.model, one.context, one.kind) for one in found):
+        own = {one.budget: one for one in found if (one.model, one.context, one.kind) == key}
+        rows.append((MODELS[key[0]], called(key[1]), key[2], *(_cell(own.get(budget)) for budget in budgets)))
     said = "\n".join(f"- **{name}.** {_in_short([one for one in found if one.model == model], _price(of, model))}"
                      for model, name in MODELS.items())
     return said + "\n" + ("\n" + markdown(rows) if len(rows) > 1 else "")
 
 
+def _cell(one: Answer | None) -> str:
+    return "-" if one is None else f"**{one.index:.2f}**" if one.works else f"{one.index:.2f}"
+
+
 def _in_short(found: list[Answer], price: str) -> str:
-    """The least budget that works, with all larger ones, of each context and kind of text."""
+    """The least budget that works, with all larger ones, of each context, in mixed text."""
     said = []
-    for key in dict.fromkeys((one.context, one.kind) for one in found):
-        own = [one for one in found if (one.context, one.kind) == key and one.works is not None]
+    for context in dict.fromkeys(one.context for one in found if one.kind == "mixed"):
+        own = [one for one in found if (one.context, one.kind) == (context, "mixed")]
         bad = [n for n, one in enumerate(own) if not one.works]
         enough = own[bad[-1] + 1:] if bad else own
-        if own:
-            said.append(enough[0].what if enough else f"more than {own[-1].what}")
+        said.append((str(enough[0].budget) if enough else f"more than {own[-1].budget}") + f" of {called(context)}")
     if not said:
         return f"No loss of an Index Branch was measured, so whether it would work is open{price}."
-    return f"Untrained, it takes {_listed(said)} tokens to lose less than {100 * NEAR:.0f} % of the bits{price}."
+    return (f"Untrained, it takes {_listed(said)} tokens of mixed text to lose less than {100 * NEAR:.0f} % of the "
+            f"bits{price}.")
 
 
 def _listed(words: list[str]) -> str:
@@ -369,22 +417,25 @@ def _of_first_block(record: Report | None) -> str:
 
 def took(of: Records):
     """Seconds of the pieces; on a processor, those of the processor."""
-    rows = [("model", "context", "text", "where", "seconds of each piece")]
+    rows = [("model", "context", "text", "where", "pieces", "seconds, all pieces", "of the longest one")]
     for (model, context, kind), pieces in of.found.items():
-        by_device = defaultdict(list)
+        by_device = defaultdict(dict)
         for name, record in pieces.items():
             run = record.run["survey"]
             device = run["device"].split(":")[0]
-            seconds = run.get("seconds") if device == "cuda" else run["processor_seconds"]
-            by_device[device].append(f"`{name}` " + ("-" if seconds is None else f"{seconds:.0f}"))
-        rows += [(MODELS[model], called(context), kind, "GPU" if device == "cuda" else "CPU", ", ".join(said))
-                 for device, said in sorted(by_device.items())]
+            by_device[device][name] = run.get("seconds") if device == "cuda" else run["processor_seconds"]
+        for device, own in sorted(by_device.items()):
+            known = {name: seconds for name, seconds in own.items() if seconds is not None}
+            longest = max(known, key=known.get)
+            rows.append((MODELS[model], called(context), kind, "GPU" if device == "cuda" else "CPU", str(len(own)),
+                         f"{sum(known.values()):.0f}" + f" ({len(known)} of them)" * (len(known) < len(own)),
+                         f"{known[longest]:.0f}, `{longest}`"))
     return rows if len(rows) > 1 else NONE
 
 
-TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "fit": fit, "loss": loss,
-          "by-position": by_position, "retrieval": retrieval, "advice": advice, "points": measured_points,
-          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
+TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "blocks": blocks, "fit": fit, "loss": loss,
+          "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice, "rule": judged_rule,
+          "verdict": verdict, "pays": pays, "answers": answers, "took": took}
 
 
 def with_tables(text: str, of: Records) -> str:

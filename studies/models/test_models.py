@@ -74,34 +74,68 @@ def test_records_of_many_writers_are_all_kept(tmp_path):
     assert len(records.read(records.path_of(tmp_path, "qwen", 2048))) == 8
 
 
-def test_answers_name_the_better_index_branch_and_what_lost_more(tmp_path):
+def test_answers_have_the_better_index_branch_and_losses_what_lost_more(tmp_path):
     put(tmp_path, "qwen", "loss-512", evaluation({("oracle", 0): 0.01, ("index", 0): 0.08, ("index", 1): 0.03,
                                                   ("window", 1): 0.2}))
     put(tmp_path, "gemma3", "loss-512", evaluation({("index", 0): 0.08}))
     of = page.load(tmp_path)
     said = page.answers(of).splitlines()
     assert said[0] == "- **SmolLM2-135M.** No loss of an Index Branch was measured, so whether it would work is open."
-    takes = "Untrained, it takes {} of 2K tokens to lose less than 1 % of the bits."
+    takes = "Untrained, it takes {} of 2K tokens of mixed text to lose less than 1 % of the bits."
     assert said[1] == "- **Gemma 3 270M.** " + takes.format("more than 512")
     assert said[2] == "- **Qwen2.5-Coder-0.5B.** " + takes.format("512")
-    assert said[-2] == ("| Gemma 3 270M | 512 of 2K | mixed | not yet | 2.00 % (index) | - | - | - | "
-                        "index 0.500 (0.250 to 0.750) |")
-    assert said[-1] == ("| Qwen2.5-Coder-0.5B | 512 of 2K | mixed | yes | 0.75 % (index, first) | 0.25 % (oracle) | - | "
-                        "5.00 % (window) | index 0.500 (0.250 to 0.750) |")
-    rows = page.loss(of)
-    assert ("Qwen2.5-Coder-0.5B", "2K", "mixed", "512", "index, first", "4.0000", "+0.0300 (+0.0150 to +0.0600)",
-            "+0.75 %") in rows
+    assert said[4:] == ["| model | context | text | 512 tokens |", "|---|---|---|---|", "| Gemma 3 270M | 2K | mixed | 2.00 |",
+                        "| Qwen2.5-Coder-0.5B | 2K | mixed | **0.75** |"]
+    assert page.loss(of)[2] == ("Qwen2.5-Coder-0.5B", "512 of 2K", "mixed", "4.0000", "0.25 (0.12 to 0.50)", "-",
+                                "5.00 (2.50 to 10.00)", "0.75 (0.38 to 1.50)", "-", "index 0.500 (0.250 to 0.750)")
     assert page.ran(of)[1][4] == "not run" and page.ran(of)[3][2] == "beyond its positions"
-    assert page.retrieval(of) == page.NONE == page.mass(of)
+    assert page.retrieval(of) == page.NONE == page.mass(of) == page.blocks(of) == page.asked(of) == page.by_position(of)
 
 
 def test_an_answer_names_each_context_and_the_wider_index_branch(tmp_path):
     for context, excess in ((2048, 0.03), (8192, 0.05), (16384, 0.02)):
         put(tmp_path, "gemma3", "loss-512", evaluation({("index", 0): excess}), context)
     put(tmp_path, "gemma3", "wide-512", evaluation({("index", 1): 0.01}), 8192)
-    said = page.answers(page.load(tmp_path)).splitlines()
-    assert "it takes 512 of 2K, 512 of 8K and 512 of 16K tokens to lose" in said[1]
-    assert "| 512 of 8K | mixed | yes | 0.25 % (index, first, the head's width) |" in "\n".join(said)
+    put(tmp_path, "gemma3", "loss-1024", evaluation({("index", 0): 0.01}, budget=1024), 8192, "code")
+    of = page.load(tmp_path)
+    said = page.answers(of).splitlines()
+    assert "it takes 512 of 2K, 512 of 8K and 512 of 16K tokens of mixed text to lose" in said[1]
+    assert said[-4:] == ["| Gemma 3 270M | 2K | mixed | **0.75** | - |", "| Gemma 3 270M | 8K | code | - | **0.25** |",
+                         "| Gemma 3 270M | 8K | mixed | **0.25** | - |", "| Gemma 3 270M | 16K | mixed | **0.50** | - |"]
+    assert page.ran(of)[6][4] == "`loss-512`, `wide-512`"
+    assert [row[7:9] for row in page.loss(of) if row[1:3] == ("512 of 8K", "mixed")] == [
+        ("1.25 (0.62 to 2.50)", "0.25 (0.12 to 0.50)")]
+
+
+def test_positions_are_those_beyond_the_budget_of_the_paper(tmp_path):
+    content = evaluation({("oracle", 0): 0.01, ("index", 1): 0.02}, budget=2048)
+    table = content["tables"]["by_position"]["rows"]
+    table += [row | {"first_position": 2048, "end_position": 8192} for row in table]
+    put(tmp_path, "qwen", "loss-2048", content, 8192)
+    put(tmp_path, "qwen", "loss-2048", content, 8192, "code")
+    assert page.by_position(page.load(tmp_path))[1:] == [
+        ("Qwen2.5-Coder-0.5B", "8K", "2048 to 8191", "4.000", "+0.1250", "-", "-", "+0.1250")]
+
+
+def test_retrieval_is_of_the_better_setting_and_what_was_asked_of_dense_attention(tmp_path):
+    content = evaluation({})
+    content["tables"]["retrieval_total"] = {"about": "", "key": [], "columns": [], "rows": [
+        {"config": config, "task": "needle", "exercises": 16} | estimate("right_answers", right, right / 2, 1)
+        for config, right in (("dense", 1.0), ("index@512", 0.25), ("index@512,first=1", 0.5))]}
+    content["tables"]["retrieval_total"]["columns"] = ["config", "task", "exercises", "right_answers"]
+    content["columns"] |= {"task": {"type": "text", "unit": "", "definition": ""},
+                           "exercises": {"type": "integer", "unit": "", "definition": ""},
+                           "right_answers": {"type": "estimate", "unit": "", "definition": ""}}
+    for piece in ("asked", "retrieval-512"):
+        put(tmp_path, "qwen", piece, content)
+    of = page.load(tmp_path)
+    assert page.asked(of)[1:] == [("Qwen2.5-Coder-0.5B", "2K", "16", "1.00 (0.50 to 1.00)")]
+    assert page.retrieval(of)[1:] == [("Qwen2.5-Coder-0.5B", "2K", "`needle`", "512", "16", "1.00 (0.50 to 1.00)", "-",
+                                       "0.50 (0.25 to 1.00)", "-", "-")]
+
+
+def test_names_of_pieces_are_shown_together():
+    assert page.together(["asked", "keeps-32", "keeps-64", "loss-512"]) == "`asked`, `keeps-32/64`, `loss-512`"
 
 
 def some_points(exponent, noise, seed=1, models=("a", "b", "c")):

@@ -60,7 +60,7 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     assert set(found["loss-512"]["configs"]["selector"]) == {"", "oracle", "mean-key", "window", "index"}
     assert found["loss-512"].run["survey"]["kind"] == "code"
     assert len(found["heads"]["heads"]) == 2 * 8
-    assert "| Gemma 3 270M | 512 of 1K | code |" in (tmp_path / "page.md").read_text()
+    assert "| Gemma 3 270M | 1K | code |" in (tmp_path / "page.md").read_text()
     (tmp_path / "work").rename(tmp_path / "moved")
     assert survey.main(words) == 0  # nothing is missing but what has no answer: no capture is made anew
     assert not (tmp_path / "work/gemma3/1024-code/capture.h5").exists()
