@@ -251,7 +251,7 @@ def test_lengths_in_a_tensor_are_no_constants_of_a_graph(data):
         q, k, v, sinks, None, None, None, torch.tensor(CU), None))
     ids = m.index_select(*leaves[4:], K, block_size=BK, cu_seqlens_q=CU)
     torch.library.opcheck(torch.ops.msalab.sparse_attention.packed, (
-        q, k, v, ids, sinks, None, None, None, BK, "automatic", torch.tensor(CU), torch.tensor(CU)))
+        q, k, v, ids, sinks, *(None,) * 6, BK, "automatic", torch.tensor(CU), torch.tensor(CU)))
 
 
 def test_compiled_steps_without_a_gradient_keep_one_graph(data):
