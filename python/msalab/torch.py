@@ -467,8 +467,9 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
                      seqused_k: Any = None, max_seqlen_k: int | None = None, validate: bool = False,
                      cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, or of e4m3 operands with their scales, without one. The gradient takes a loop order of its own. Keys in pages, and results
-    that go to out or lse, have no gradient, and compilers do not see such a call."""
+    a soft cap, or of e4m3 operands with their scales, without one. The gradient takes a loop order
+    of its own. Keys in pages, and results that go to out or lse, have no gradient, and compilers do
+    not see such a call."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None):
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._sparse, q, k, v, ids, sinks, *operations._triple(scales), softmax_scale, window,

@@ -195,11 +195,12 @@ def test_operators_pass_pytorchs_own_checks(data):
     _, main_lse = m.msa_sparse_attention(q, k, v, ids, block_size=BK, cu_seqlens_q=CU,
                                          return_softmax_lse=True)
     plain = (None, None, None)  # scale, window, soft cap
+    no_scales = (None, None, None)  # of q, k, v
     for operator, arguments in (
             (m._dense, (q, k, v, None, *plain, CU, CU)),
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
-            (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
-            (m._sparse, (q, k, v, ids, sinks, *plain, BK, "kv_outer", CU, CU)),
+            (m._sparse, (q, k, v, ids, None, *no_scales, *plain, BK, "automatic", CU, CU)),
+            (m._sparse, (q, k, v, ids, sinks, *no_scales, *plain, BK, "kv_outer", CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
                      "mean", 9, 5.0, BK, CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
