@@ -88,13 +88,13 @@ def host_times():
                                           None, None, None)),
             ("msa_sparse_attention", lambda: m.msa_sparse_attention(q, k, v, ids, **at),
              lambda: backend.sparse_attention(problem, q, k, v, None, ids, "automatic", out, lse,
-                                              None, None)),
+                                              None, None, None, None, None)),
             ("dense_attention", lambda: m.dense_attention(q, k, v, **lengths),
              lambda: backend.dense_attention(problem, q, k, v, None, out, lse)),
             ("msa_index_kl", lambda: m.msa_index_kl(q, k, index_q, index_k, ids, main_lse=main_lse,
                                                     **at), None),
             ("the operator itself", lambda: m._sparse.operator(
-                q, k, v, ids, None, None, None, None, block, "automatic", [0, 1], [0, keys]), None),
+                q, k, v, ids, *(None,) * 7, block, "automatic", [0, 1], [0, keys]), None),
             ("torch.mul", lambda: torch.mul(q, q), None),
         ]
         found = [(name, host_us(call), compiled and host_us(compiled))

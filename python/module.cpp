@@ -188,15 +188,17 @@ void define_backend(nb::module_& m) {
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
                const Maybe& sinks, const Operand& ids, const std::string& order,
                const Operand& result, const Operand& lse, const Maybe& page_table,
-               const Maybe& seqused_k) {
+               const Maybe& seqused_k, const Maybe& q_scales, const Maybe& k_scales,
+               const Maybe& v_scales) {
                 r.run([&](Backend& b, const Views& views) {
                     const AttentionInput input =
-                        views.attention(q, k, v, sinks, page_table, seqused_k);
+                        views.of_e4m3_bytes().attention(q, k, v, sinks, page_table, seqused_k,
+                                                        views.scales(q_scales, k_scales, v_scales));
                     b.sparse_attention(p, input, views.typed<const int32_t, 3>("ids", ids),
                                        views.attention_output(result, lse), loop_order(order));
                 });
             },
-            Free(), any, any, any, any, any, any, any, any, any, any, any)
+            Free(), any, any, any, any, any, any, any, any, any, any, any, any, any, any)
         .def(
             "sparse_attention_grad",
             [](Runner& r, const Problem& p, const Operand& q, const Operand& k, const Operand& v,
@@ -299,14 +301,18 @@ void define_backend(nb::module_& m) {
             Free(), any, any, any, any, any, any, any, any, any, any, any, any, any);
 }
 
-/// Arrays on the host: values and scales of `operand` [tokens, heads, didx]; keys: index_k's.
-void store_int8(const Problem& p, const Operand& operand, bool keys, const Operand& values,
-                const Operand& scales) {
-    const Views views(kOnHost);
-    const auto from = views.typed<const float, 3>(keys ? "index_k" : "index_q", operand);
+/// Arrays on the host: values and scales of `operand` [tokens, heads, channels], called `name`, by
+/// block where it has keys, else by row.
+template <typename T>
+void store_operand(const Problem& p, const std::string& name, const Operand& operand, bool keys,
+                   const Operand& values, const Operand& scales) {
+    const Views views = Views(kOnHost).of_e4m3_bytes();
+    const auto from = views.typed<const float, 3>(name.c_str(), operand);
+    const int64_t tokens = keys ? p.keys() : p.queries();
+    require(from.extent(0) == tokens, name, " has ", from.extent(0), " tokens, must have ", tokens);
     const auto unit = keys ? OperandScale::block : OperandScale::row;
-    const ScaledOperand<Int8> stored = store_scaled<Int8>(p, from, unit);
-    const View<Int8, 3> to = views.typed<Int8, 3>("values", values);
+    const ScaledOperand<T> stored = store_scaled<T>(p, from, unit);
+    const View<T, 3> to = views.typed<T, 3>("values", values);
     const View<float, 2> of = views.typed<float, 2>("scales", scales);
     MSA_CHECK(to.size() == stored.values.size() && of.size() == stored.scales.size());
     std::copy_n(stored.values.data(), to.size(), to.data());
@@ -341,7 +347,8 @@ NB_MODULE(_msalab, m) {
     });
     m.def("make_torch_backend", make_torch_backend);
     m.def("use_torch", use_torch);
-    m.def("store_int8", store_int8, Free());
+    m.def("store_int8", store_operand<Int8>, Free());
+    m.def("store_e4m3", store_operand<e4m3>, Free());
     m.def("check_table", check_pages_of, Free());
     m.def("backends", [] {
         nb::dict found;

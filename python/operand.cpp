@@ -24,6 +24,8 @@ std::optional<Element> element_of(nb::dlpack::dtype type) {
     if (is(Code::Bfloat, 16)) return Element::bf16;
     if (is(Code::Int, 32)) return Element::i32;
     if (is(Code::Int, 8)) return Element::int8;
+    constexpr uint8_t kFloat8E4m3fn = 10;  // of DLPack 1.1, which nanobind does not name
+    if (type.lanes == 1 && type.code == kFloat8E4m3fn && type.bits == 8) return Element::e4m3;
     return std::nullopt;
 }
 
@@ -76,7 +78,8 @@ struct Torch {
         for (const auto& [name, element] :
              {std::pair("float32", Element::f32), std::pair("bfloat16", Element::bf16),
               std::pair("int32", Element::i32), std::pair("int8", Element::int8),
-              std::pair("float16", Element::f16), std::pair("float64", Element::f64)})
+              std::pair("float16", Element::f16), std::pair("float64", Element::f64),
+              std::pair("float8_e4m3fn", Element::e4m3)})
             elements.emplace_back(torch.attr(name), element);
         const auto name = [](const char* text) {
             return nb::steal<nb::object>(PyUnicode_InternFromString(text));
@@ -245,6 +248,7 @@ void read_operand(nb::handle source, Operand& to) try {
                         .strides = const_cast<int64_t*>(array.stride_ptr())},
                        to);
         refuse_without_memory(plain, to);
+        to.bytes = to.type == "uint8" && !nb::hasattr(source, "detach");  // PyTorch has e4m3 itself
         to.owner = std::move(array);
     } else {
         describe(source, to);

@@ -27,6 +27,7 @@ struct Operand {
     bool contiguous = false;                            // row-major
     std::optional<Element> element;                     // absent: no operation takes it
     std::string type;       // then its name, "int64", or what it is that is no array
+    bool bytes = false;     // numpy's uint8, in which numpy has e4m3
     bool readable = true;   // a dense array of plain numbers
     bool writable = true;   // numpy's may be read-only
     int device = kOnHost;   // ordinal of CUDA's

@@ -45,6 +45,8 @@ template <>
 inline constexpr const char* kName<int32_t> = "int32";
 template <>
 inline constexpr const char* kName<Int8> = "int8";
+template <>
+inline constexpr const char* kName<e4m3> = "e4m3";
 
 /// "cuda:1", as PyTorch calls it.
 inline std::string device_name(int device) {
@@ -63,6 +65,13 @@ class Views {
 public:
     explicit Views(int device) : device_(device) {}
 
+    /// The same, for which bytes of numpy are e4m3.
+    Views of_e4m3_bytes() const {
+        Views views = *this;
+        views.bytes_are_e4m3_ = true;
+        return views;
+    }
+
     template <int Rank>
     In<Rank> in(const char* name, const Operand& array) const {
         return any_view<const void, Rank>(name, array);
@@ -76,7 +85,7 @@ public:
     View<T, Rank> typed(const char* name, const Operand& array) const {
         using Value = std::remove_const_t<T>;
         const Shape<Rank> shape = shape_of<Rank>(name, array);
-        require(array.element == ElementOf<Value>::value, name, " is ", type_of(array),
+        require(element_of(array) == ElementOf<Value>::value, name, " is ", type_of(array),
                 ", must be ", kName<Value>);
         if constexpr (!std::is_const_v<T>) require_writable(name, array);
         return {static_cast<T*>(data_of(array)), shape, space()};
@@ -103,9 +112,14 @@ public:
 
     AttentionInput attention(const Operand& q, const Operand& k, const Operand& v,
                              const Maybe& sinks, const Maybe& page_table = {},
-                             const Maybe& seqused_k = {}) const {
+                             const Maybe& seqused_k = {}, const OperandScales& scales = {}) const {
         return {in<3>("q", q), keys<3>("k", k, page_table, seqused_k),
-                keys<3>("v", v, page_table, seqused_k), maybe<const float, 1>("sinks", sinks)};
+                keys<3>("v", v, page_table, seqused_k), maybe<const float, 1>("sinks", sinks),
+                scales};
+    }
+    OperandScales scales(const Maybe& q, const Maybe& k, const Maybe& v) const {
+        return {maybe<const float, 2>("scales of q", q), maybe<const float, 2>("scales of k", k),
+                maybe<const float, 2>("scales of v", v)};
     }
     AttentionOutput attention_output(const Operand& result, const Operand& lse) const {
         return {out<3>("out", result), typed<float, 2>("lse", lse)};
@@ -133,6 +147,9 @@ public:
     }
 
 private:
+    std::optional<Element> element_of(const Operand& array) const {
+        return array.bytes && bytes_are_e4m3_ ? Element::e4m3 : array.element;
+    }
     Space space() const { return device_ == kOnHost ? Space::host : Space::device; }
     static std::string type_of(const Operand& array) {
         if (!array.element) return array.type;
@@ -172,13 +189,16 @@ private:
     template <typename Void, int Rank>
     AnyView<Void, Rank> element_view(const char* name, const Operand& array,
                                      const Shape<Rank>& shape) const {
-        require(array.element.has_value(), name, " is ", type_of(array),
-                ", which no operation takes");
+        const std::optional<Element> element = element_of(array);
+        require(element.has_value(), name, " is ", type_of(array),
+                array.bytes ? ", which sparse_attention alone takes, as bytes of e4m3"
+                            : ", which no operation takes");
         if constexpr (!std::is_const_v<Void>) require_writable(name, array);
-        return {data_of(array), shape, *array.element, space()};
+        return {data_of(array), shape, *element, space()};
     }
 
     int device_;
+    bool bytes_are_e4m3_ = false;
 };
 
 }  // namespace msa

@@ -52,7 +52,7 @@ _MODULES = {
                    "append", "backends", "block_mass", "check_pages", "dense_attention",
                    "dense_attention_grad", "index_kl", "index_scores", "index_select", "layout",
                    "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention",
-                   "store_int8", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
+                   "store_e4m3", "store_int8", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
                    "msa_sparse_attention", "msa_sparse_attention_grad",
                    "msa_sparse_decode_attention", "msa_topk_select"),
     "selections": ("build_k2q_csr", "ids_from_packed", "ids_heads_first", "sort_ids"),

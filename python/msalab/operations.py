@@ -20,7 +20,8 @@ __all__ = ["InputError", "Layout", "OutOfMemoryError", "SystemError", "Unsupport
            "block_mass", "check_pages", "dense_attention", "dense_attention_grad", "index_kl", "index_scores",
            "index_select", "layout", "msa_block_mass", "msa_index_kl", "msa_index_select", "msa_proxy_score",
            "msa_sparse_attention", "msa_sparse_attention_grad", "msa_sparse_decode_attention", "msa_topk_select",
-           "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention", "store_int8"]
+           "select_blocks", "sparse_attention", "sparse_attention_grad", "sparse_decode_attention", "store_e4m3",
+           "store_int8"]
 
 _msalab = load_compiled()
 
@@ -49,6 +50,7 @@ def _too_large(shape, dtype) -> OutOfMemoryError:
 class _Host:
     """Arrays of numpy, and backends of the CPU."""
 
+    e4m3 = "uint8"  # the dtype that has it; numpy has its bytes
     _local = threading.local()  # such a backend is not safe for two threads
 
     @staticmethod
@@ -63,6 +65,11 @@ class _Host:
     def empty_like(array, dtype=None):
         """Of the shape of `array`, and of its dtype or the named one."""
         return np.empty(array.shape, array.dtype if dtype is None else dtype)
+
+    @classmethod
+    def result_like(cls, array):
+        """An output of attention: like q, of e4m3 as wide as the backend gives it."""
+        return cls.empty_like(array, "float32" if array.dtype == np.uint8 else None)
 
     @staticmethod
     def on_host(array, dtype=None):
@@ -119,12 +126,14 @@ class _Host:
 class _Tensors(_Host):
     """Tensors of PyTorch. On a GPU: its current stream, its allocator, and no waiting."""
 
+    e4m3 = "float8_e4m3fn"
+
     def __init__(self):
         import torch
         _msalab.use_torch(torch)
         self.torch = torch
         self.dtypes = {name: getattr(torch, name)
-                       for name in ("float32", "float64", "int32", "int8")}
+                       for name in ("float32", "float64", "bfloat16", "int32", "int8", self.e4m3)}
         self.on_gpu = {}  # backends by name, device and stream; tensors from elsewhere find none
         if torch.cuda.is_available():
             # Private names: python/README.md says what each is worth.
@@ -144,6 +153,11 @@ class _Tensors(_Host):
         if dtype is not None:
             return self.empty(tensor, tensor.shape, dtype)
         return self.torch.empty_like(tensor)
+
+    def result_like(self, tensor):
+        if tensor.dtype is not self.dtypes[self.e4m3]:
+            return self.torch.empty_like(tensor)
+        return self.empty(tensor, tensor.shape, "bfloat16" if tensor.is_cuda else "float32")
 
     def on_host(self, tensor, dtype=None):
         if not tensor.is_cuda:
@@ -448,7 +462,7 @@ def dense_attention(q: Any, k: Any, v: Any, *, softmax_scale: float | None = Non
 def _dense(q, k, v, sinks, scale, window, softcap, cu_q, cu_k, layout=None, backend="auto"):
     kind = _kind(q)
     p = _problem(layout, cu_q, cu_k, q, k, None, None, 128, scale, None, window, softcap)
-    out, lse = kind.empty_like(q), kind.empty(q, q.shape[:2], "float32")
+    out, lse = kind.result_like(q), kind.empty(q, q.shape[:2], "float32")
     kind.operation(q, backend, "dense_attention")(p, q, k, v, sinks, out, lse)
     return out, lse
 
@@ -470,7 +484,7 @@ def dense_attention_grad(q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any,
 
 
 def _empty_gradients(kind, q, k, v, sinks):
-    return (kind.empty_like(q), kind.empty_like(k), kind.empty_like(v),
+    return (kind.result_like(q), kind.result_like(k), kind.result_like(v),
             None if sinks is None else kind.empty_like(sinks))
 
 
@@ -489,9 +503,51 @@ def store_int8(index_q: Any, index_k: Any, *, block_size: int = 128, cu_seqlens_
     scales = (kind.empty(index_q, index_q.shape[:2], "float32"),
               kind.empty(index_k, (p.all_blocks, 1), "float32"))
     stored = kind.empty_like(index_q, "int8"), kind.empty_like(index_k, "int8")
-    _msalab.store_int8(p, index_q, False, stored[0], scales[0])
-    _msalab.store_int8(p, index_k[:, None], True, stored[1][:, None], scales[1])
+    _msalab.store_int8(p, "index_q", index_q, False, stored[0], scales[0])
+    _msalab.store_int8(p, "index_k", index_k[:, None], True, stored[1][:, None], scales[1])
     return *stored, scales
+
+
+def store_e4m3(q: Any, k: Any, v: Any, *, block_size: int = 128, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+               layout: Any = None) -> Any:
+    """float32 q [Nq, Hq, dh] and k, v [Nk, Hkv, dh] on the CPU as e4m3: (q, k, v, scales), which sparse_attention
+    takes. Tensors become torch.float8_e4m3fn, arrays of numpy their bytes, uint8.
+
+    scales is a triple of float32: [Nq, Hq], one of each row and head of q, and twice [blocks of all sequences, Hkv],
+    one of each block and head of k and of v. Blocks are counted from the start of their sequence, and a sequence
+    without keys has none. A value is its e4m3 times its scale. The scale is the largest finite magnitude that shares
+    it over 448, at least 2^-40 (where all are 0, too) and at most 2^40. Values round to the nearest, ties to even;
+    infinities become 448 times the scale, NaN stays NaN. Other dtypes raise InputError. The rules are those of
+    core/number/operand_scales.h.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((128, heads, 64), np.float32) for heads in (8, 2, 2))
+    >>> q8, k8, v8, scales = store_e4m3(q, k, v, block_size=64)
+    >>> k8.dtype, [one.shape for one in scales]
+    (dtype('uint8'), [(128, 8), (2, 2), (2, 2)])
+    """
+    kind = _kind(q)
+    p = _problem(layout, cu_seqlens_q, cu_seqlens_k, q, k, block_size=block_size)
+    _shape("v", v, "Nk", "Hkv", "dh")
+    if tuple(v.shape) != tuple(k.shape):
+        raise InputError(f"v has shape {list(v.shape)}, must be that of k = {list(k.shape)}")
+    stored, scales = [], []
+    for name, values in (("q", q), ("k", k), ("v", v)):
+        rows = len(q) if name == "q" else p.all_blocks
+        stored.append(kind.empty_like(values, kind.e4m3))
+        scales.append(kind.empty(values, (rows, values.shape[1]), "float32"))
+        _msalab.store_e4m3(p, name, values, name != "q", stored[-1], scales[-1])
+    return *stored, tuple(scales)
+
+
+def _triple(given):
+    if given is None:
+        return None, None, None
+    try:
+        q, k, v = given
+    except (TypeError, ValueError):
+        raise InputError("scales must be three, of q, of k and of v, each of which may be None") from None
+    return q, k, v
 
 
 def _pair(given):
@@ -599,7 +655,7 @@ def _select(index_q, index_k, q_scales, k_scales, top_k, first, local, block_siz
     return ids, lse
 
 
-def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, softmax_scale: float | None = None,
+def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, scales: Any = None, softmax_scale: float | None = None,
                      return_softmax_lse: bool = False, sinks: Any = None, window: int | None = None,
                      softcap: float | None = None, block_size: int = 128, order: str = "automatic", out: Any = None,
                      lse: Any = None, page_table: Any = None, seqused_k: Any = None, max_seqlen_k: int | None = None,
@@ -621,6 +677,19 @@ def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, softmax_scale: float |
     >>> bool(np.allclose(out, dense_attention(q, k, v), atol=1e-5))  # nothing is left out
     True
 
+    q, k and v may be e4m3, all three: torch.float8_e4m3fn, or of numpy their bytes in uint8 (of ml_dtypes:
+    `.view(np.uint8)`). Then out is float32 on the CPU and bfloat16 on a GPU, or what out= is. scales (q, k, v), each
+    float32 or None: a value is its e4m3 times its scale, without one 1. Those of q are [Nq, Hq], those of k and of v
+    [blocks of all sequences, Hkv], of keys in pages [pages, Hkv], where pages are whole blocks; or [1, 1], of all
+    values. store_e4m3 gives both. A scale lies from 2^-40 to 2^40: on the CPU others, 0 and NaN raise InputError
+    that says which; on a GPU values are not checked. The NaN of e4m3 (bytes 0x7f and 0xff) is as any other NaN. Such
+    operands have no gradient; other operations and other dtypes beside them are refused.
+
+    >>> q8, k8, v8, scales = store_e4m3(q, k, v, block_size=64)
+    >>> coarse = sparse_attention(q8, k8, v8, ids, scales=scales, block_size=64)
+    >>> coarse.dtype, bool(np.abs(coarse - out).max() < 0.3)
+    (dtype('float32'), True)
+
     With page_table [S, max_pages] int32 and seqused_k [S], keys lie in the pages of a cache, and the
     names mean what they mean in FlashAttention: k, v are [pages, page_size, Hkv, dh], of which only
     the last axis must be contiguous, and token j of sequence s is row j % page_size of page
@@ -633,21 +702,21 @@ def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, softmax_scale: float |
     for all lengths up to max_seqlen_k and for tables that change. validate: the values are waited
     for and checked by check_pages.
     """
-    found = _sparse(q, k, v, ids, sinks, softmax_scale, window, softcap, block_size, order,
+    found = _sparse(q, k, v, ids, sinks, *_triple(scales), softmax_scale, window, softcap, block_size, order,
                     cu_seqlens_q, cu_seqlens_k, layout, backend, out, lse,
                     _Pages(page_table, seqused_k, max_seqlen_k, validate))
     return found if return_softmax_lse else found[0]
 
 
-def _sparse(q, k, v, ids, sinks, scale, window, softcap, block_size, order, cu_q, cu_k,
+def _sparse(q, k, v, ids, sinks, q_scales, k_scales, v_scales, scale, window, softcap, block_size, order, cu_q, cu_k,
             layout=None, backend="auto", out=None, lse=None, pages=_PACKED):
     kind = _kind(q)
     *lengths, keys, table, used = _lengths(layout, cu_q, cu_k, pages, k)
     p = _problem(*lengths, q, keys, None, None, block_size, scale, None, window, softcap)
-    out = kind.empty_like(q) if out is None else out
+    out = kind.result_like(q) if out is None else out
     lse = kind.empty(q, q.shape[:2], "float32") if lse is None else lse
     call = kind.operation(q, backend, "sparse_attention")
-    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, table, used)
+    call(p, q, k, v, sinks, ids, _word("order", order), out, lse, table, used, q_scales, k_scales, v_scales)
     return out, lse
 
 

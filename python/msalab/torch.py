@@ -9,7 +9,8 @@ the same names in `msalab`.
     kl = m.index_kl(q, k, index_q, index_k, ids, block_size=64)   # a scalar: the mean over rows
 
 On the CPU operands are float32, on CUDA float32, bfloat16 or float16; those of index_scores and
-index_select may be int8, with scales (msalab.store_int8). There is no gradient through
+index_select may be int8, with scales (msalab.store_int8), and those of sparse_attention float8_e4m3fn
+(msalab.store_e4m3), without a gradient. There is no gradient through
 ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
@@ -161,7 +162,10 @@ def _has_tangent(tensor) -> bool:
 
 
 def _fake_attention(q, *_):
-    return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+    dtype = q.dtype
+    if dtype is torch.float8_e4m3fn:
+        dtype = torch.bfloat16 if q.is_cuda else torch.float32
+    return torch.empty_like(q, dtype=dtype), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 def _four(gradients, q: Tensor):
@@ -187,6 +191,8 @@ def _save_attention(ctx, name, tensors, window, softcap, output):
     ctx.refusal = None
     if window is not None or softcap is not None:
         ctx.refusal = f"{name} with a window or a soft cap has no gradient"
+    if tensors[0].dtype is torch.float8_e4m3fn:
+        ctx.refusal = f"{name} of e4m3 operands has no gradient"
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, *output)
@@ -233,7 +239,7 @@ _dense_grad = _Operator(
 
 
 def _save_sparse(ctx, inputs, output):
-    q, k, v, ids, sinks, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
+    q, k, v, ids, sinks, _, _, _, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
     _save_attention(ctx, "sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
 
 
@@ -242,15 +248,15 @@ def _backward_sparse(ctx, d_out, _):
     q, k, v, ids, sinks, out, lse = ctx.saved_tensors
     d_q, d_k, d_v, d_sinks = _sparse_grad(q, k, v, ids, sinks, out, lse, d_out, ctx.scale,
                                           ctx.block_size, "automatic", *ctx.lengths)
-    return (d_q, d_k, d_v, None, None if sinks is None else d_sinks) + (None,) * 7
+    return (d_q, d_k, d_v, None, None if sinks is None else d_sinks) + (None,) * 10
 
 
 _sparse = _Operator(
     "sparse_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, float? scale, SymInt? window, "
-    "float? softcap, SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) "
-    "-> (Tensor, Tensor)",
-    5, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor? q_scales, Tensor? k_scales, "
+    "Tensor? v_scales, float? scale, SymInt? window, float? softcap, SymInt block_size, str order, "
+    "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    8, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
 
 
 def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q,
@@ -453,22 +459,24 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | N
 
 
 @_like(operations.sparse_attention)
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, softmax_scale: float | None = None,
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: Any = None,
+                     softmax_scale: float | None = None,
                      return_softmax_lse: bool = False, sinks: Tensor | None = None, window: int | None = None,
                      softcap: float | None = None, block_size: int = 128, order: str = "automatic",
                      out: Tensor | None = None, lse: Tensor | None = None, page_table: Tensor | None = None,
                      seqused_k: Any = None, max_seqlen_k: int | None = None, validate: bool = False,
                      cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
-    a soft cap, without one. The gradient takes a loop order of its own. Keys in pages, and results
-    that go to out or lse, have no gradient, and compilers do not see such a call."""
+    a soft cap, or of e4m3 operands with their scales, without one. The gradient takes a loop order
+    of its own. Keys in pages, and results that go to out or lse, have no gradient, and compilers do
+    not see such a call."""
     if validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None):
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
-        found = _serve(operations._sparse, q, k, v, ids, sinks, softmax_scale, window, softcap,
-                       block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse, pages)
+        found = _serve(operations._sparse, q, k, v, ids, sinks, *operations._triple(scales), softmax_scale, window,
+                       softcap, block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse, pages)
         return found if return_softmax_lse else found[0]
-    out, lse = _sparse(q, k, v, ids, sinks, softmax_scale, window, softcap, block_size, order,
-                       cu_seqlens_q, cu_seqlens_k)
+    out, lse = _sparse(q, k, v, ids, sinks, *operations._triple(scales), softmax_scale, window, softcap, block_size,
+                       order, cu_seqlens_q, cu_seqlens_k)
     return (out, lse) if return_softmax_lse else out
 
 

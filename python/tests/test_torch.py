@@ -195,11 +195,12 @@ def test_operators_pass_pytorchs_own_checks(data):
     _, main_lse = m.msa_sparse_attention(q, k, v, ids, block_size=BK, cu_seqlens_q=CU,
                                          return_softmax_lse=True)
     plain = (None, None, None)  # scale, window, soft cap
+    no_scales = (None, None, None)  # of q, k, v
     for operator, arguments in (
             (m._dense, (q, k, v, None, *plain, CU, CU)),
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
-            (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
-            (m._sparse, (q, k, v, ids, sinks, *plain, BK, "kv_outer", CU, CU)),
+            (m._sparse, (q, k, v, ids, None, *no_scales, *plain, BK, "automatic", CU, CU)),
+            (m._sparse, (q, k, v, ids, sinks, *no_scales, *plain, BK, "kv_outer", CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
                      "mean", 9, 5.0, BK, CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, main_lse, index_lse, None,
@@ -251,7 +252,7 @@ def test_lengths_in_a_tensor_are_no_constants_of_a_graph(data):
         q, k, v, sinks, None, None, None, torch.tensor(CU), None))
     ids = m.index_select(*leaves[4:], K, block_size=BK, cu_seqlens_q=CU)
     torch.library.opcheck(torch.ops.msalab.sparse_attention.packed, (
-        q, k, v, ids, sinks, None, None, None, BK, "automatic", torch.tensor(CU), torch.tensor(CU)))
+        q, k, v, ids, sinks, *(None,) * 6, BK, "automatic", torch.tensor(CU), torch.tensor(CU)))
 
 
 def test_compiled_steps_without_a_gradient_keep_one_graph(data):

@@ -171,10 +171,11 @@ def test_operators_pass_pytorchs_own_checks(dtype):
     q, k, v, index_q, index_k, sinks = data.values()
     ids = select(data)
     plain = (None, None, None)  # scale, window, soft cap
+    no_scales = (None, None, None)  # of q, k, v
     for operator, arguments in (
             (m._dense, (q, k, v, sinks, *plain, CU, CU)),
-            (m._sparse, (q, k, v, ids, None, *plain, BK, "automatic", CU, CU)),
-            (m._sparse, (q, k, v, ids, sinks, *plain, BK, "automatic", CU, CU)),
+            (m._sparse, (q, k, v, ids, None, *no_scales, *plain, BK, "automatic", CU, CU)),
+            (m._sparse, (q, k, v, ids, sinks, *no_scales, *plain, BK, "automatic", CU, CU)),
             (m._kl, (index_q, index_k, q.detach(), k.detach(), ids, None, None, None, None, None,
                      "mean", None, None, BK, CU, CU)),
             (m._select, (index_q.detach(), index_k.detach(), None, None, K, 0, 1, BK, None, True, CU,

@@ -5,6 +5,7 @@ the CPU or the GPU, whose gradients come by autograd."""
 import numpy as np
 
 from ..archive import STRIDED
+from ..reference import e4m3
 
 RULES = {}
 
@@ -17,8 +18,21 @@ def about():
         return "msalab of a clone"
 
 
+def bytes_of_e4m3(values):
+    """Values that e4m3 has exactly, as its bytes."""
+    numbers = e4m3(np.arange(256))
+    order = np.argsort(numbers)  # NaN last
+    at = np.minimum(np.searchsorted(numbers[order], values), 253)
+    found = order[at].astype(np.uint8)
+    if not np.array_equal(e4m3(found), values):
+        raise NotImplementedError("q is no e4m3, and all operands of a call have one type")
+    return found
+
+
 class Backend:
     """given -> answers, by the functions of msalab on arrays of numpy."""
+
+    of_e4m3 = "float32"  # in which the CPU computes with operands in e4m3
 
     def __init__(self, name, precision="float32"):
         self.name, self.precision = name, precision
@@ -31,6 +45,10 @@ class Backend:
         """A contiguous array of the same type."""
         return np.array(values)
 
+    def e4m3(self, values):
+        """Bytes of e4m3, as the backend is given such operands."""
+        return np.array(values, np.uint8)
+
     def ids(self, given):
         return given["ids"]
 
@@ -39,8 +57,6 @@ class Backend:
 
     def __call__(self, given):
         import msalab as m
-        if "k8" in given:
-            raise NotImplementedError("e4m3 is in the interface of C++, not in that of Python")
         wants, found = given["wants"], {"precision": self.precision}
         given = {**given, **self.turned(given, found)} if "index_q_plain" in given else given
         where, keys = self.keys(m, given)
@@ -55,7 +71,12 @@ class Backend:
         if "sinks" in given:
             attend["sinks"] = self.plain(given["sinks"])
         if {"out", "d_q"} & set(wants):
-            operands = self.real(given["q"]), keys["k"], keys["v"], ids
+            if "k8" in given:
+                operands = self.e4m3(bytes_of_e4m3(given["q"])), keys["k"], keys["v"], ids
+                attend["scales"] = None, self.plain(given["k_scales"]), self.plain(given["v_scales"])
+                found["precision"] = self.of_e4m3
+            else:
+                operands = self.real(given["q"]), keys["k"], keys["v"], ids
             out, lse = m.sparse_attention(*operands, return_softmax_lse=True, **attend)
             found.update(out=self.numpy(out), lse=self.numpy(lse))
         if "d_q" in wants:
@@ -94,8 +115,9 @@ class Backend:
         tokens appended."""
         cu = {"cu_seqlens_q": [int(n) for n in given["cu_seqlens_q"]]}
         if "page_table" not in given:
-            return ({**cu, "cu_seqlens_k": [int(n) for n in given["cu_seqlens_k"]]},
-                    {name: self.real(given[name]) for name in ("k", "v", "index_k") if name in given})
+            keys = {name: self.real(given[name]) for name in ("k", "v", "index_k") if name in given}
+            keys.update((name, self.e4m3(given[f"{name}8"])) for name in ("k", "v") if f"{name}8" in given)
+            return {**cu, "cu_seqlens_k": [int(n) for n in given["cu_seqlens_k"]]}, keys
         where = {**cu, "page_table": self.plain(given["page_table"]), "seqused_k": self.plain(given["lengths"])}
         pools = {}
         for name in ("k", "v", "index_k"):
@@ -113,6 +135,7 @@ class Tensors(Backend):
     def __init__(self, name, device, precision):
         super().__init__(name, precision)
         self.device = device
+        self.of_e4m3 = "e4m3" if device == "cuda" else "float32"
 
     def real(self, values):
         import torch
@@ -121,6 +144,10 @@ class Tensors(Backend):
     def plain(self, values):
         import torch
         return torch.tensor(np.array(values), device=self.device)
+
+    def e4m3(self, values):
+        import torch
+        return self.plain(values).view(torch.float8_e4m3fn)
 
     def ids(self, given):
         if "ids_buffer" in given:
