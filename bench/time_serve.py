@@ -10,8 +10,8 @@ cache, or decode, the next token behind a cache that holds the context (random k
   *-compiled          prefill: torch.compile of the model
   static-compiled     decode: StaticCache, the whole step under torch.compile(mode="reduce-overhead")
   static-replayed     likewise under torch.compile(), captured in a CUDA graph of the caller's, which the host launches at once
-  flash-graph         decode: a CUDA graph of the eager step over keys of one length: what dense attention could take at
-                      best; right for one token alone, so nobody can have it
+  flash-graph         decode: a CUDA graph of the eager step over keys of one length; right for one token alone, so
+                      nobody can have it. Not compiled: where the host and small kernels count, static-replayed is faster
   msa, msa-compiled   prefill: eager, torch.compile(fullgraph=True)
   *-replayed          prefill: as -compiled, captured in a CUDA graph
   msa                 decode: msalab.transformers.Cache that grows, eager

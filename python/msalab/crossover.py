@@ -3,11 +3,12 @@
 
 A model is its configuration: no weight is read. Of each layer the products with weights, the reading of weights and
 keys, attention and what an Index Branch adds are priced by rates that were measured on the GPU (RATES), one after the
-other, at batch 1 and in bfloat16. Both sides run compiled, and decode and what small models do in a graph: what the host
-adds counts for neither. Dense attention is the fastest that was measured: in decode FlashAttention in a graph, in prefill
-cuDNN without a compiler, with which it is slower. Training
-keeps no activations within a layer, and has no optimizer. Layers with a window, with the keys of another layer or
-without attention stay as they are; of the last, what passes from token to token beside the weights is not counted."""
+other, at batch 1 and in bfloat16. Decode and small models run in a CUDA graph, so what the host adds counts for
+neither side. MSA runs compiled. Dense attention runs in the faster of the ways that were measured: in decode a compiled
+step over StaticCache, or a step of FlashAttention that is not compiled; in prefill cuDNN without a compiler, with which
+it is slower; in training cuDNN compiled. Training keeps no activations within a layer, and has no optimizer. Layers
+with a window, with the keys of another layer or without attention stay as they are; of the last, what passes from token
+to token beside the weights is not counted."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Rates:
     sparse_grad: float
     passes: float  # numbers of a token's activations that a layer reads or writes, of its channels
     experts_step: float  # seconds of choosing a token's experts in a layer's decode
-    dense_step: float  # seconds of a layer's decode beside reading
+    dense_step: float  # seconds of a layer's decode beside reading, by FlashAttention in a step that is not compiled
+    static_step: float  # the same compiled over StaticCache
+    static_read: float  # byte/s of its keys and values, once for each query head
     msa_step: float
 
 
@@ -53,8 +56,8 @@ class Rates:
 # H100: what it reads and copies is the H200's by the ratio of their memories.
 _H200 = Rates(products=752e12, half=235, read=3.63e12, copy=4.10e12, dense=509e12, dense_grad=570e12, index=583e12,
               sparse=214e12, narrow=0.33, sparse_grad=284e12, passes=15.2, experts_step=133e-6, dense_step=107e-6,
-              msa_step=53e-6)
-RATES = {"h100": replace(_H200, read=2.58e12, copy=2.94e12), "h200": _H200}
+              static_step=46.7e-6, static_read=1.48e12, msa_step=53e-6)
+RATES = {"h100": replace(_H200, read=2.58e12, copy=2.94e12, static_read=1.06e12), "h200": _H200}
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Model:
 class Msa:
     rule: Rule
     index_dim: int = 64
+
 
 def seconds(model: Model, work: str, context: int, rates: Rates, msa: Msa | None, *, batch: int = 1,
             recomputes: bool = True, learns: bool = False) -> float:
@@ -130,8 +134,15 @@ def _decode(model: Model, context: int, rates: Rates, msa: Msa | None, batch: in
         sparse = msa is not None and layer.kind == SELECTS
         seen = min(context, (msa.rule.tokens if sparse else layer.window) or context)
         keys = 2 * layer.kv_heads * layer.head_dim * seen + (msa.index_dim * context if sparse else 0)
-        found += batch * BYTES * keys / rates.copy + (rates.msa_step if sparse else rates.dense_step)
+        step = batch * BYTES * keys / rates.copy + (rates.msa_step if sparse else rates.dense_step)
+        found += step if sparse else min(step, _static(layer, seen, rates, batch))
     return found
+
+
+def _static(layer: Layer, seen: int, rates: Rates, batch: int) -> float:
+    """Of a layer's decode, compiled over StaticCache."""
+    keys = 2 * layer.query_heads * layer.head_dim * seen
+    return batch * BYTES * keys / rates.static_read + rates.static_step
 
 
 def crossover(model: Model, work: str, rates: Rates, msa: Msa) -> int | None:
@@ -214,11 +225,10 @@ def text_of(context: int | None) -> str:
 
 # What was measured.
 
-IN_GRAPHS = {"decode": ("msa-replayed", "flash-graph"), "prefill": ("msa-compiled", "msa-replayed", "flash", "cudnn")}
-
-
+COUNTED = {"decode": ("msa-replayed", "flash-graph", "static-replayed"),
+           "prefill": ("msa-compiled", "msa-replayed", "flash", "cudnn")}
 EAGER = ("flash", "cudnn")
-OF_THE_HOST = 1024  # narrower models take the host longer than the GPU, but in a graph
+OF_THE_HOST = 1024  # models narrower than this take the host longer than the GPU, except in a graph
 
 
 @dataclass(frozen=True)
@@ -272,7 +282,7 @@ def _served(record: results.Report):
     for row in record["measured"].records():
         name = row["row"]
         shape, work, context, batch, arm = name.split("/")
-        if row["error"] or arm not in IN_GRAPHS.get(work, ()):
+        if row["error"] or arm not in COUNTED.get(work, ()):
             continue
         of = record.run["shapes"][shape]
         if of["config"]["hidden_size"] < OF_THE_HOST and arm in EAGER:
@@ -285,7 +295,7 @@ def _served(record: results.Report):
 def _trained(record: results.Report):
     for row in record["measured"].records():
         case, arm = record.run["cases"].get(row["case"]), row["arm"]
-        if row["error"] or not row["compiled"] or case is None or row["case"] in IN_GRAPHS or arm == "none":
+        if row["error"] or not row["compiled"] or case is None or row["case"] in COUNTED or arm == "none":
             continue
         if case["shape"]["hidden_size"] < OF_THE_HOST and not case.get("cuda_graph"):
             continue

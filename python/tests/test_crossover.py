@@ -46,6 +46,17 @@ def test_what_the_host_takes_is_no_price():
     assert graphs == {"model-h200-graph.json"}
 
 
+def test_decode_by_a_static_cache_is_priced(monkeypatch):
+    """Its rows are right also where FlashAttention is faster."""
+    monkeypatch.setattr(c, "COUNTED", {"decode": ("static-replayed",)})
+    rates = {gpu: c.replace(of, dense_step=1.0) for gpu, of in c.RATES.items()}
+    monkeypatch.setattr(c, "RATES", rates)
+    rows = [row for row in c.measured(RECORDS) if row.name.endswith("static-replayed")]
+    assert {row.name.split("/")[0] for row in rows} == {"8b-4", "small-30", "qwen-24"}
+    for row in rows:
+        assert row.predicted_ms == pytest.approx(row.ms, rel=0.15), row.name
+
+
 def mean_error():
     rows = c.measured(RECORDS)
     return sum(abs(row.predicted_ms / row.ms - 1) for row in rows) / len(rows)
@@ -79,12 +90,12 @@ def test_layers_of_each_kind_are_priced_as_what_they_are():
         assert c.seconds(one, work, 1 << 16, rates, msa) == c.seconds(one, work, 1 << 16, rates, None)
     first, second = (c.seconds(one, "decode", n, rates, None) for n in (1 << 10, 1 << 20))
     assert first == second  # of 32 keys each
-    # By hand: 2^16 queries of 4 heads of 16 channels see 32 keys each, the first 31 fewer; a step reads the keys and
-    # values of 2 groups.
+    # By hand: 2^16 queries of 4 heads of 16 channels see 32 keys each, the first 31 fewer; a compiled step reads keys and
+    # values for each of these heads.
     bare = c.replace(one, layers=(c.Layer(c.OTHER),))
     pairs = 32 * (1 << 16) - 31 * 32 // 2
     for work, by_hand in (("prefill", 4 * 4 * 16 * pairs / rates.dense),
-                          ("decode", 2 * 2 * 2 * 16 * 32 / rates.copy)):
+                          ("decode", 2 * 2 * 4 * 16 * 32 / rates.static_read)):
         assert c.seconds(one, work, 1 << 16, rates, msa) - c.seconds(bare, work, 1 << 16, rates, msa) == pytest.approx(
             by_hand, rel=1e-6), work
     text = c.describe(mixed)
