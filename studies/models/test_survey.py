@@ -18,7 +18,8 @@ from test_capture_models import BIN, make_model, needs_programs  # noqa: E402
 from studies.models import __main__ as survey  # noqa: E402
 from studies.models import page, records  # noqa: E402
 
-PIECES = ["keeps-64", "heads", "fit-64", "loss-512", "asked", "retrieval-512", "fit-wide", "advice", "advised"]
+PIECES = ["keeps-64", "heads", "fit-64", "loss-512", "asked", "retrieval-512", "fit-wide", "advice", "advised",
+          "reuse", "precision", "cache"]
 
 
 @pytest.fixture
@@ -47,8 +48,12 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     said = capfd.readouterr().err
     assert "loss-512: msalab evaluate ended with exit code 2" in said and "retrieval-512: retrieval needs the piece asked" in said
     found = page.load(tmp_path / "records").found["gemma3", 1024, "code"]
-    assert list(found) == ["advice", "fit-64", "fit-wide", "heads", "keeps-64"]
+    assert list(found) == ["advice", "cache", "fit-64", "fit-wide", "heads", "keeps-64", "precision", "reuse"]
     assert set(found["keeps-64"]["selectors"]["layer"]) == {1, 3}  # the others have windows
+    shared = found["reuse"]["patterns"].where(pattern_role="own").records()[0]
+    assert shared["computing_layers"] == "1 3" and found["precision"]["index"]["format"][0] == "f32"
+    assert found["cache"]["measured"].records()[0]["queries"] == 512  # the last half of the one sequence
+    assert set(found["cache"]["caches"]["blocks"]) == {8, 16}  # no cache of fewer than the step's own
     before = {piece: record.run for piece, record in found.items()}
     monkeypatch.setattr(survey, "_msalab", real)
     assert survey.main(words) == 0
