@@ -15,6 +15,7 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 sys.path.append(str(Path(__file__).parents[2] / "python/tests"))
 from test_capture_models import BIN, make_model, needs_programs  # noqa: E402
 
+from msalab.ending import Refusal  # noqa: E402
 from studies.models import __main__ as survey  # noqa: E402
 from studies.models import page, records  # noqa: E402
 
@@ -133,3 +134,13 @@ def test_a_piece_begins_when_what_it_reads_is_there_not_when_its_maker_ends(word
                                             (["--device", "cuda", "--backend", "cpu"], ["--backend", "cpu"])])
 def test_programs_run_where_the_model_does_unless_said(words, more, expected):
     assert survey.Survey(survey.parser().parse_args([*words, *more]), 1024, "code").backend == expected
+
+
+def test_a_fit_of_an_older_version_without_its_layers_is_said(words):
+    one = survey.Survey(survey.parser().parse_args(words), 1024, "code")
+    (one.work / "fit-64").mkdir(parents=True)
+    (one.work / "fit-64/summary.json").touch()
+    with pytest.raises(Refusal, match=r"fit-64/indexer.h5 is not there, of an older version of this script: remove .*fit-64"):
+        one.indexed()
+    (one.work / "fit-64/indexer.h5").touch()
+    assert one.indexed() == one.work / "fit-64/indexer.h5"
