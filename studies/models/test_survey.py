@@ -140,7 +140,7 @@ def test_a_fit_of_an_older_version_without_its_layers_is_said(words):
     one = survey.Survey(survey.parser().parse_args(words), 1024, "code")
     (one.work / "fit-64").mkdir(parents=True)
     (one.work / "fit-64/summary.json").touch()
-    with pytest.raises(Refusal, match=r"fit-64/indexer.h5 is not there, of an older version of this script: remove .*fit-64"):
+    with pytest.raises(Refusal, match="indexer.h5 is not there, of an older version of this script: remove .*fit-64"):
         one.indexed()
     (one.work / "fit-64/indexer.h5").touch()
     assert one.indexed() == one.work / "fit-64/indexer.h5"
