@@ -36,6 +36,8 @@ BLOCKS = (64, 32, 128)
 BUDGETS = (512, 1024, 2048, 4096)
 TASKS = ("needle", "multi_key", "tracking", "definition")
 LEAST_RIGHT = 0.8  # of a task that the model solves with its own attention
+LOSE = 0.01  # of the mass, that layers may lose with ids of others
+STEPS = 1024  # of decode, that a cache sees
 SELECTORS = "oracle,mean-key,window,index"  # that a model runs with
 
 
@@ -137,8 +139,16 @@ class Survey:
             _program("msa-fit-indexer", self.capture(), "--out", out, "--index-dim", dim, "--steps", self.options.steps,
                      "--block-size", BLOCKS[0], "--top-k", self.budgets[0] // BLOCKS[0], "--eval-queries",
                      self.options.queries, *self.backend, times=self.options.fitters)
-            (out / "indexer.h5").unlink(missing_ok=True)  # large, and read by nobody
+            if dim != 64:
+                (out / "indexer.h5").unlink(missing_ok=True)  # large, and read by nobody
         return out
+
+    def indexed(self) -> Path:
+        """The captured layers with the Index Branch of 64 channels."""
+        path = self.fit(64) / "indexer.h5"
+        if not path.exists():
+            raise Refusal(f"{path} is not there, of an older version of this script: remove {path.parent}")
+        return path
 
     # Pieces: each runs its program, and answers with the folder of its results
 
@@ -192,12 +202,38 @@ class Survey:
                              self.options.exercises, "--indexer", self.fit(64), *self.settings(SELECTORS, budget))
 
     def advice(self) -> Path:
-        """What misses the target has an answer, too, and the exit code 2."""
-        out = self.work / "advice"
+        return self.answer("msa-advise", self.capture(), "advice", "--budgets", self.context // 4, "--block-size", "64",
+                           "--top-k", str(self.context // 4 // 64), "--selectors", "mean-key,quest,window",
+                           "--sample-queries", self.options.queries, *self.backend)
+
+    def reuse(self) -> Path:
+        path = self.indexed()
+        with h5py.File(path) as file:  # a model's windowed layers are not in it
+            layers = ",".join(sorted(file["layers"], key=int))
+        return self.answer("msa-reuse", path, "reuse", "--layers", layers, *self.kept(), "--lose", LOSE,
+                           "--sample-queries", self.options.queries, *self.backend)
+
+    def precision(self) -> Path:
+        return self.answer("msa-precision", self.capture(), "precision", "--indexer", self.fit(64) / "results.h5",
+                           *self.kept(), "--formats", "e4m3,int8", "--scales", "none,token", "--rotations", "none",
+                           "--sample-queries", self.options.queries, *self.backend)
+
+    def cache(self) -> Path:
+        """Of the last positions, where something is left out at every step."""
+        ids, least = self.work / "cache-ids", self.budgets[0] // BLOCKS[0]
+        _program("msa-analyze", self.indexed(), "--out", ids, "--selectors", "index", *self.kept(), "--positions",
+                 f"{self.context - min(STEPS, self.context // 2)}:{self.context}", *self.backend, "--overwrite")
+        sizes = sorted({max(least, self.context // BLOCKS[0] // parts) for parts in (4, 2)})
+        return self.answer("msa-cache", ids / "results.h5", "cache", "--sizes", ",".join(map(str, sizes)))
+
+    def kept(self) -> list:
+        return ["--block-size", BLOCKS[0], "--top-k", self.budgets[0] // BLOCKS[0]]
+
+    def answer(self, program: str, read: Path, name: str, *words) -> Path:
+        """Of a program whose exit code 2 says that nothing reaches its target."""
+        out = self.work / name
         (out / "summary.json").unlink(missing_ok=True)
-        _program("msa-advise", self.capture(), "--out", out, "--budgets", self.context // 4, "--block-size", "64",
-                 "--top-k", str(self.context // 4 // 64), "--selectors", "mean-key,quest,window", "--sample-queries",
-                 self.options.queries, *self.backend, "--overwrite", answer=out / "summary.json")
+        _program(program, read, "--out", out, *words, "--overwrite", answer=out / "summary.json")
         return out
 
     def advised(self) -> Path:
@@ -215,7 +251,8 @@ PIECES: dict[str, Callable[[Survey], Path]] = {
     "keeps-64": lambda one: one.keeps(64), "heads": Survey.heads, "fit-64": lambda one: one.fit(64),
     **by_budget("loss", Survey.loss), "asked": Survey.asked, **by_budget("retrieval", Survey.retrieval),
     "fit-wide": lambda one: one.fit(one.head_dim()), **by_budget("wide", Survey.wide), "advice": Survey.advice,
-    "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128)}
+    "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128),
+    "reuse": Survey.reuse, "precision": Survey.precision, "cache": Survey.cache}
 
 
 def belongs(piece: str, context: int) -> bool:
@@ -227,7 +264,8 @@ def belongs(piece: str, context: int) -> bool:
 # What several pieces read, and the first of them makes.
 SHARED = {"keeps": ("capture",), "heads": ("capture",), "fit": ("capture", "{piece}"), "loss": ("capture", "fit-64"),
           "wide": ("capture", "fit-wide"), "asked": ("asked",), "retrieval": ("capture", "fit-64", "asked"),
-          "advice": ("capture", "advice"), "advised": ("capture", "advice")}
+          "advice": ("capture", "advice"), "advised": ("capture", "advice"),
+          **dict.fromkeys(("reuse", "precision", "cache"), ("capture", "fit-64"))}
 
 
 def shared(survey: Survey, piece: str) -> set[str]:

@@ -267,6 +267,46 @@ def advice(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
+def layers(of: Records):
+    """Shared ids, few bits, a small cache; of the Index Branch of 64 channels."""
+    own = {piece: {tuple(key[:3]): record for *key, record in of.each(piece)} for piece in ("reuse", "precision", "cache")}
+    rows = [("model", "context", "text", "layers that compute ids", "mass lost by sharing", "by the layer that loses most",
+             "same ids with an index in e4m3, int8", "error of attention, keys and values in e4m3", "in int8",
+             "hits of a cache of a quarter, a half")]
+    for key in [key for key in of.found if any(key in one for one in own.values())]:
+        shared, bits, cache = (own[piece].get(key) for piece in own)
+        rows.append((MODELS[key[0]], called(key[1]), key[2], *(_shared(shared) if shared else "---"),
+                     *(_of_formats(bits) if bits else "---"),
+                     ", ".join(_hits(cache, share) for share in (0.25, 0.5)) if cache else "-"))
+    return rows if len(rows) > 1 else NONE
+
+
+def _shared(record: Report) -> tuple[str, str, str]:
+    """Of the fewest layers with which the mean loses at most the target."""
+    by_role = {row["pattern_role"]: row for row in record["patterns"].records()}
+    every = by_role["own"]
+    best = by_role.get("target_mean", every)
+    layers = ranges(map(int, best["computing_layers"].split()))
+    return (f"{best['computing']:.0f} of {every['computing']:.0f}: {layers}", interval(best, "mass_lost", ".4f"),
+            f"{best['most_lost']:.3f}")
+
+
+def _of_formats(record: Report) -> tuple[str, str, str]:
+    """Of index operands as the kernels take them, e4m3 without a scale; else with one for each token."""
+    same, error = ({(row["format"], row["scale"]): row for row in record[table].records()} for table in ("index", "cache"))
+    found = [", ".join(f"{same[one]['precision_recall']:.2f}" for one in (("e4m3", "none"), ("int8", "token")))]
+    for row in (error["e4m3", "token"], error["int8", "token"]):
+        worst = max(record["cache_layers"].where(precision=row["precision"]).records(), key=lambda one: one["sparse_error"])
+        found.append(f"{row['sparse_error']:.3f}, layer {worst['layer']}: {worst['sparse_error']:.2f}")
+    return tuple(found)
+
+
+def _hits(record: Report, share: float) -> str:
+    found = [row["hit_rate"] for row in record["caches"].where(cache_role="tried").records()
+             if row["share_of_context"] == share]
+    return f"{found[0]:.3f}" if found else "-"
+
+
 def points(of: Records) -> list[rule.Point]:
     """Of every setting that both `keeps-64` and a loss have."""
     keeps = {(model, context, kind): record["selectors"].records()
@@ -434,8 +474,8 @@ def took(of: Records):
 
 
 TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "blocks": blocks, "fit": fit, "loss": loss,
-          "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice, "rule": judged_rule,
-          "verdict": verdict, "pays": pays, "answers": answers, "took": took}
+          "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice, "layers": layers,
+          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
 
 
 def with_tables(text: str, of: Records) -> str:

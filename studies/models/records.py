@@ -32,6 +32,14 @@ COLUMNS = {
     "asked": None, "retrieval": None,
     "advice": {"advice": None, "layers": ("layer", "is_sparse", "stays_dense", "mass_kept"), "measured": None,
                "windowed": None},
+    "reuse": {"patterns": ("pattern_role", "pattern", "computing", "computing_layers", "mass_kept", "mass_lost",
+                           "most_lost", "share_of_own"), "measured": None},
+    "precision": {"index": ("precision", "format", "scale", "bits_per_value", "precision_recall", "mass_share",
+                            "worst_layer"),
+                  "cache": ("precision", "format", "scale", "bits_per_value", "dense_error", "sparse_error"),
+                  "cache_layers": ("precision", "layer", "sparse_error"), "measured": None},
+    "cache": {"caches": ("cache_role", "selector", "blocks", "share_of_context", "hit_rate", "hit_rate_belady",
+                         "misses_per_token", "bytes_per_token"), "measured": None},
 }
 
 

@@ -134,6 +134,42 @@ def test_retrieval_is_of_the_better_setting_and_what_was_asked_of_dense_attentio
                                        "0.50 (0.25 to 1.00)", "-", "-")]
 
 
+def report_of(tables):
+    """The content of a summary.json with these rows, a column of numbers or texts each."""
+    names = {table: [name for name in rows[0] if not name.endswith(("_low", "_high"))] for table, rows in tables.items()}
+    rows_with = {name: rows[0] for table, rows in tables.items() for name in names[table]}
+    kinds = {str: "text", int: "integer", float: "real"}
+    columns = {name: {"type": "estimate" if f"{name}_low" in row else kinds[type(row[name])], "unit": "", "definition": ""}
+               for name, row in rows_with.items()}
+    return made({}) | {"columns": columns, "tables": {
+        table: {"about": "", "key": [], "columns": names[table], "rows": rows} for table, rows in tables.items()}}
+
+
+def test_what_layers_allow_is_of_the_mean_target_and_of_the_formats_that_a_user_has(tmp_path):
+    patterns = [{"pattern_role": role, "pattern": role, "computing": len(layers), "computing_layers": " ".join(layers),
+                 "most_lost": most} | estimate("mass_lost", lost, lost / 2, 2 * lost) for role, layers, most, lost in (
+                     ("own", "012345", 0.0, 0.0), ("best", "0", 0.5, 0.4), ("target_each", "01235", 0.01, 0.001),
+                     ("target_mean", "0125", 0.03125, 0.008))]
+    formats = [{"precision": f"{name}, {scale}", "format": name, "scale": scale} for name, scale in (
+        ("f32", "none"), ("e4m3", "token"), ("e4m3", "none"), ("int8", "token"))]
+    index = [row | estimate("precision_recall", value) for row, value in zip(formats, (1, 0.98, 0.97, 0.99))]
+    keys = [row | estimate("sparse_error", value) for row, value in zip(formats, (0, 0.04, 0.07, 0.02))]
+    by_layer = [{"precision": row["precision"], "layer": layer} | estimate("sparse_error", value + layer % 3 / 8)
+                for row, value in zip(formats, (0, 0.5, 0.75, 0.25)) for layer in (3, 5, 7)]
+    caches = [{"cache_role": role, "selector": "index", "share_of_context": share, "hit_rate": hits}
+              for role, share, hits in (("recommended", 0.5, 0.1), ("tried", 0.25, 0.75), ("tried", 0.5, 0.875),
+                                        ("whole", 1.0, 1.0))]
+    put(tmp_path, "qwen", "reuse", report_of({"patterns": patterns}))
+    put(tmp_path, "qwen", "precision", report_of({"index": index, "cache": keys, "cache_layers": by_layer}))
+    put(tmp_path, "qwen", "cache", report_of({"caches": caches}))
+    put(tmp_path, "gemma3", "reuse", report_of({"patterns": patterns[:3]}))  # nothing shared reaches the target
+    assert page.layers(page.load(tmp_path))[1:] == [
+        ("Gemma 3 270M", "2K", "mixed", "6 of 6: 0-5", "0.0000 (0.0000 to 0.0000)", "0.000", "-", "-", "-", "-"),
+        ("Qwen2.5-Coder-0.5B", "2K", "mixed", "4 of 6: 0-2, 5", "0.0080 (0.0040 to 0.0160)", "0.031",
+         "0.97, 0.99", "0.040, layer 5: 0.75", "0.020, layer 5: 0.50", "0.750, 0.875")]
+    assert page.layers(page.Records()) == page.NONE
+
+
 def test_names_of_pieces_are_shown_together():
     assert page.together(["asked", "keeps-32", "keeps-64", "loss-512"]) == "`asked`, `keeps-32/64`, `loss-512`"
 

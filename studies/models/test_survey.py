@@ -15,10 +15,12 @@ pytest.importorskip("msalab._msalab", reason="the module is not built: ./msalab 
 sys.path.append(str(Path(__file__).parents[2] / "python/tests"))
 from test_capture_models import BIN, make_model, needs_programs  # noqa: E402
 
+from msalab.ending import Refusal  # noqa: E402
 from studies.models import __main__ as survey  # noqa: E402
 from studies.models import page, records  # noqa: E402
 
-PIECES = ["keeps-64", "heads", "fit-64", "loss-512", "asked", "retrieval-512", "fit-wide", "advice", "advised"]
+PIECES = ["keeps-64", "heads", "fit-64", "loss-512", "asked", "retrieval-512", "fit-wide", "advice", "advised",
+          "reuse", "precision", "cache"]
 
 
 @pytest.fixture
@@ -47,8 +49,12 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     said = capfd.readouterr().err
     assert "loss-512: msalab evaluate ended with exit code 2" in said and "retrieval-512: retrieval needs the piece asked" in said
     found = page.load(tmp_path / "records").found["gemma3", 1024, "code"]
-    assert list(found) == ["advice", "fit-64", "fit-wide", "heads", "keeps-64"]
+    assert list(found) == ["advice", "cache", "fit-64", "fit-wide", "heads", "keeps-64", "precision", "reuse"]
     assert set(found["keeps-64"]["selectors"]["layer"]) == {1, 3}  # the others have windows
+    shared = found["reuse"]["patterns"].where(pattern_role="own").records()[0]
+    assert shared["computing_layers"] == "1 3" and found["precision"]["index"]["format"][0] == "f32"
+    assert found["cache"]["measured"].records()[0]["queries"] == 512  # the last half of the one sequence
+    assert set(found["cache"]["caches"]["blocks"]) == {8, 16}  # no cache of fewer than the step's own
     before = {piece: record.run for piece, record in found.items()}
     monkeypatch.setattr(survey, "_msalab", real)
     assert survey.main(words) == 0
@@ -128,3 +134,13 @@ def test_a_piece_begins_when_what_it_reads_is_there_not_when_its_maker_ends(word
                                             (["--device", "cuda", "--backend", "cpu"], ["--backend", "cpu"])])
 def test_programs_run_where_the_model_does_unless_said(words, more, expected):
     assert survey.Survey(survey.parser().parse_args([*words, *more]), 1024, "code").backend == expected
+
+
+def test_a_fit_of_an_older_version_without_its_layers_is_said(words):
+    one = survey.Survey(survey.parser().parse_args(words), 1024, "code")
+    (one.work / "fit-64").mkdir(parents=True)
+    (one.work / "fit-64/summary.json").touch()
+    with pytest.raises(Refusal, match="indexer.h5 is not there, of an older version of this script: remove .*fit-64"):
+        one.indexed()
+    (one.work / "fit-64/indexer.h5").touch()
+    assert one.indexed() == one.work / "fit-64/indexer.h5"
