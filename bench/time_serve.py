@@ -12,6 +12,8 @@ cache, or decode, the next token behind a cache that holds the context (random k
   static-replayed     likewise under torch.compile(), captured in a CUDA graph of the caller's, which the host launches at once
   flash-graph         decode: a CUDA graph of the eager step over keys of one length; right for one token alone, so
                       nobody can have it. Not compiled: where the host and small kernels count, static-replayed is faster
+  flash-replayed      the same compiled: what dense attention could reach at best
+  *-graph             prefill: a CUDA graph of the eager pass
   msa, msa-compiled   prefill: eager, torch.compile(fullgraph=True)
   *-replayed          prefill: as -compiled, captured in a CUDA graph
   msa                 decode: msalab.transformers.Cache that grows, eager
@@ -79,30 +81,30 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 STEPS, SPARE = 24, 192
 ROWS = """
-8b-4/decode/8K/1: msa-replayed msa-compiled flash-graph static-replayed msa flash static-compiled msa-static msa-graph
-8b-4/decode/128K/1: msa-replayed msa-compiled flash-graph msa flash static-replayed msa-static msa-graph
-8b-4/prefill/8K/1: msa-compiled cudnn-compiled cudnn flash msa
+8b-4/decode/8K/1: msa-replayed msa-compiled flash-graph flash-replayed static-replayed msa flash static-compiled msa-static msa-graph
+8b-4/decode/128K/1: msa-replayed msa-compiled flash-graph flash-replayed msa flash static-replayed msa-static msa-graph
+8b-4/prefill/8K/1: msa-compiled cudnn-graph cudnn-compiled cudnn flash msa
 8b-4/prefill/32K/1: msa-compiled cudnn-compiled cudnn flash msa
 8b-4/prefill/128K/1: msa-compiled cudnn cudnn-compiled msa
-8b-4/decode/1M/1: msa-replayed flash-graph flash msa-compiled
-8b-32/decode/128K/1: msa-replayed flash-graph flash msa-compiled
-8b-4/decode/32K/1: msa-replayed flash-graph msa flash msa-compiled
-small-30/prefill/8K/1: msa-replayed cudnn-replayed msa-compiled cudnn-compiled msa flash cudnn
-small-30/decode/8K/1: msa-replayed flash-graph static-replayed msa flash msa-compiled static-compiled
-8b-4/decode/8K/8: msa-graph flash-graph
-8b-4/decode/32K/8: msa-graph flash-graph msa flash msa-replayed
-8b-4/decode/128K/8: msa-graph flash-graph
-small-30/decode/8K/8: msa-graph flash-graph
-qwen-24/decode/32K/8: msa-graph flash-graph
-a3b-4/decode/8K/1: msa-graph flash-graph
-a3b-4/decode/32K/1: msa-graph flash-graph
-a3b-4/decode/128K/1: msa-graph flash-graph
+8b-4/decode/1M/1: msa-replayed flash-graph flash-replayed flash msa-compiled
+8b-32/decode/128K/1: msa-replayed flash-graph flash-replayed flash msa-compiled
+8b-4/decode/32K/1: msa-replayed flash-graph flash-replayed msa flash msa-compiled
+small-30/prefill/8K/1: msa-replayed cudnn-graph flash-graph cudnn-replayed msa-compiled cudnn-compiled msa flash cudnn
+small-30/decode/8K/1: msa-replayed flash-graph flash-replayed static-replayed msa flash msa-compiled static-compiled
+8b-4/decode/8K/8: msa-graph flash-graph msa-replayed flash-replayed
+8b-4/decode/32K/8: msa-graph flash-graph msa-replayed flash-replayed msa flash
+8b-4/decode/128K/8: msa-graph flash-graph msa-replayed flash-replayed
+small-30/decode/8K/8: msa-graph flash-graph msa-replayed flash-replayed
+qwen-24/decode/32K/8: msa-graph flash-graph msa-replayed flash-replayed
+a3b-4/decode/8K/1: msa-graph flash-graph msa-replayed flash-replayed
+a3b-4/decode/32K/1: msa-graph flash-graph msa-replayed flash-replayed
+a3b-4/decode/128K/1: msa-graph flash-graph msa-replayed flash-replayed
 8b-4/generate/8K/1: dynamic msa static msa-static
 8b-4/decode/8K/1: msa-autotune
 8b-4/decode/128K/1: msa-int8-replayed
 8b-4/decode/1M/1: msa-int8-replayed
 8b-4/prefill/128K/1: msa-int8-compiled
-qwen-24/decode/32K/1: msa-graph flash-graph flash msa msa-replayed static-replayed msa-compiled static-compiled
+qwen-24/decode/32K/1: msa-graph flash-graph flash-replayed flash msa msa-replayed static-replayed msa-compiled static-compiled
 qwen-24/prefill/32K/1: msa cudnn flash
 """
 
@@ -260,7 +262,7 @@ def decode_call(model, context: int, batch: int, arm: str):
         cache = mt.Cache(model, None if arm == "msa" else most)
     elif arm.startswith("static"):
         cache = transformers.StaticCache(config=config, max_cache_len=most)
-    elif arm == "flash-graph":
+    elif arm in ("flash-graph", "flash-replayed"):
         cache = OneLength(config=config, max_cache_len=most)
         cache.length = context
         AttentionInterface.register("one_length", ALL_ATTENTION_FUNCTIONS["sdpa"])
@@ -297,7 +299,7 @@ def prefill_call(model, context: int, batch: int, arm: str):
 
     def step(tokens):
         return call(tokens, use_cache=False, logits_to_keep=1).logits.argmax(-1)
-    if arm.endswith("replayed"):
+    if arm.endswith(("graph", "replayed")):
         replay = captured(step, ids)
         return lambda: replay(ids)
     return lambda: step(ids)

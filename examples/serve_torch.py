@@ -430,6 +430,8 @@ def main(arguments=None, seconds_of=None):
                         help=f"blocks of {Place.block} tokens, on a GPU {GPU.block}, for each query")
     parser.add_argument("--chunk", type=int, default=32, help="tokens of a prompt in one step")
     parser.add_argument("--running", type=int, default=4, help="requests in a step, at most")
+    parser.add_argument("--drafts", type=int, default=4, help="tokens that a request drafts in a step; 0: none, so that "
+                        "rates do not depend on how many a model accepts")
     parser.add_argument("--pages", type=int, default=24,
                         help=f"of {Place.page} tokens, on a GPU {GPU.page}, in the pool")
     o = parser.parse_args(arguments)
@@ -447,7 +449,7 @@ def main(arguments=None, seconds_of=None):
             requests = make_requests(model, o.requests, o.tokens, o.prompt)
             longest = max(len(request.prompt) + request.most for request in requests)
             with paged(model, compiler_of(at.device)):
-                engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest, most_running=o.running)
+                engine = Engine(model, o.pages, o.top_k, o.chunk, at, cache, longest, o.drafts, o.running)
                 serve, rate = functools.partial(engine.serve, requests), ""
                 if seconds_of is None:
                     serve()

@@ -82,10 +82,10 @@ torch.manual_seed(0)
 transformers.LlamaForCausalLM(transformers.LlamaConfig(**time_model.SMALL, max_position_embeddings=16384, rope_theta=1e5,
                                                        eos_token_id=None)).save_pretrained(sys.argv[1])
 " "$out/small") &&
-        for running in 4 8; do
-            echo "== $running at a time"
+        for each in 8:4 8:0 4:4; do
+            echo "== ${each%:*} at a time, ${each#*:} drafts"
             "$python" bench/time_example.py --device cuda --model "$out/small" --requests 8 --tokens 64 --top-k 8 \
-                --prompt 2000 --chunk 512 --pages 400 --running "$running" --dense
+                --prompt 2000 --chunk 512 --pages 400 --running "${each%:*}" --drafts "${each#*:}" --dense
         done
     rm -rf "$out/small"
 }

@@ -70,6 +70,15 @@ def test_drafts_are_what_came_after_the_last_earlier_place(serve, ended):
         assert engine.draft(request) == expected
 
 
+def test_drafts_are_as_many_as_asked(serve):
+    accepted = {}
+    for drafts in (0, 4):
+        engine, right = serve.main(["--requests", "2", "--tokens", "12", "--drafts", str(drafts)])
+        assert right
+        accepted[drafts] = engine.accepted
+    assert accepted[0] == 0 < accepted[4]
+
+
 def test_dense_attention_serves_the_same_requests(serve, capsys):
     _, right = serve.main(["--requests", "3", "--tokens", "5", "--top-k", "2", "--prompt", "9",
                            "--dense"])
