@@ -75,7 +75,7 @@ some_tests() {
 
 # The example of a server, with weights at random of SmolLM2's shape.
 serve() {
-    local running
+    local each
     (cd bench && "$python" -c "
 import sys, torch, transformers, time_model
 torch.manual_seed(0)
