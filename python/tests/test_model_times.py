@@ -100,9 +100,20 @@ def test_serving_has_its_times(tmp_path, monkeypatch):
     serve = importlib.import_module("time_serve")
     serve.main([str(path), "--smoke", "--rows", rows])
     rows = results.open(path)["measured"].records()
-    assert len(rows) == 6 and "tiny-2/decode/512/8/msa" in [row["row"] for row in rows]
+    arms = {"decode/512/1": ("msa", "msa-static", "flash"), "decode/512/8": ("msa", "flash"),
+            "prefill/512/1": ("msa", "flash")}
+    assert {row["row"] for row in rows} == {f"tiny-2/{work}/{arm}" for work in arms for arm in arms[work]}
     for row in rows:
         assert row["ms"] > 0 and 0 < row["floor_ms"] < row["ms"], row
+
+
+def test_a_token_reads_its_experts_alone(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    serve = importlib.import_module("time_serve")
+    config = SimpleNamespace(**serve.config_of("a3b-4"))
+    assert config.vocab_size == 151936 * 4 // 48 // 128 * 128  # of four layers in 48
+    read = {tokens: serve.share_read("layers.0.mlp.experts.down_proj", config, tokens) for tokens in (1, 8, 99)}
+    assert read == {1: 8 / 128, 8: 0.5, 99: 1} and serve.share_read("layers.0.self_attn.q_proj", config, 1) == 1
 
 
 def test_steps_of_a_graph_wait_for_the_cache_and_the_token(monkeypatch):
