@@ -15,6 +15,7 @@
 #include "gpu/layout.h"
 #include "gpu/plan/dense_attention_cudnn.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/shared_stream.h"
 #include "gpu/start.h"
@@ -242,7 +243,7 @@ protected:
                 (kv_outer ? sparse_attention_kv_outer_any : sparse_attention_q_outer_any)(
                     CallNow(call, in.k), in, ids, to);
             add_sinks_any(call, in.sinks, to.out, to.lse);
-            if (tuned.yes) return kernel_name("sparse_attention", tuned);
+            if (tuned.yes) return kernel_name("sparse_attention", tuned) + padding_of(p);
             return kernel_name(kv_outer ? "sparse_attention_kv_outer" : "sparse_attention_q_outer",
                                tuned);
         });
@@ -269,7 +270,7 @@ protected:
                 sparse_attention_grad_any(call, in, ids, saved, to, delta.data());
                 sink_gradient(call, in.sinks, saved.lse.data(), delta.data(), to.d_sinks);
             }
-            return kernel_name("sparse_attention_grad", tuned);
+            return kernel_name("sparse_attention_grad", tuned) + (tuned.yes ? padding_of(p) : "");
         });
     }
     void do_block_mass(const Problem& p, const BlockMassInput& in,
@@ -280,7 +281,7 @@ protected:
                 static_cast<bool>(to.max_logit), are_aligned(in.q, in.k),
                 static_cast<bool>(in.sinks));
             (tuned.yes ? block_mass_tuned : block_mass_any)(CallNow(call, in.k), in, to);
-            return kernel_name("block_mass", tuned);
+            return kernel_name("block_mass", tuned) + (tuned.yes ? padding_of(p) : "");
         });
     }
     void do_append(const Problem& p, const In<3>& rows, const Keys<3>& to) override {

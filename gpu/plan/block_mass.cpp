@@ -8,6 +8,7 @@
 #include "gpu/kernels/block_mass_sm90.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/tensor_map.h"
 
@@ -24,9 +25,10 @@ int64_t tiles_of_piece(const Device& device, const Problem& p, int64_t tile_quer
 
 }  // namespace
 
-Support takes_block_mass_tuned(const Device& device, const Problem& p,
+Support takes_block_mass_tuned(const Device& device, const Problem& asked,
                                const BlockMassRequest& request, bool max_logit, bool aligned,
                                bool sinks) {
+    const Problem p = kernel_heads(asked);
     if (request.page_size > 0) return in_pages();
     if (max_logit) return Support::no("max_logit is asked for");
     if (sinks) return Support::no("there are sinks");
@@ -35,8 +37,7 @@ Support takes_block_mass_tuned(const Device& device, const Problem& p,
     if (!aligned) return not_aligned();
     const bool wide = is_wide(p.head_dim);
     if (wide && !device.is_hopper()) return not_hopper();
-    if (!is_tuned_width(p.head_dim) && !wide)
-        return not_tuned("the head dim", p.head_dim, device.is_hopper());
+    if (!is_tuned_width(p.head_dim) && !wide) return not_kernel_head(asked.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (wide && !is_tuned_width(p.block_size)) return not_tuned("the block size", p.block_size);
     const int64_t rows = mass_tile_rows(p.head_dim);
@@ -48,6 +49,11 @@ Support takes_block_mass_tuned(const Device& device, const Problem& p,
 void block_mass_tuned(const Call& call, const BlockMassInput& in, const BlockMassOutput& to) {
     if (to.mass.size() == 0) return;
     const Problem& p = call.problem;
+    if (is_padded(p)) {
+        const Problem wide = kernel_heads(p);
+        const PaddedRows q(call, in.q, wide.head_dim), k(call, in.k, wide.head_dim);
+        return block_mass_tuned(with_problem(call, wide, call.ahead), {q.view(), k.view()}, to);
+    }
     const int64_t tile_queries = mass_tile_rows(p.head_dim) / p.group_size();
     const std::vector<QueryTile>& tiles =
         call.layout->tiles(tile_queries, TileOrder::by_query).host;

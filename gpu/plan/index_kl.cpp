@@ -11,6 +11,7 @@
 #include "gpu/kernels/kernels.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/tensor_map.h"
 
@@ -326,8 +327,15 @@ Support takes_index_kl_sm90(const Device& device, const Problem& p, const IndexK
 }
 
 std::string index_kl(const Call& call, const IndexKlInput& in, const IndexKlOutput& to) {
-    const Support tuned = takes_index_kl_sm90(call.device, call.problem, in, to);
-    const Support mma = takes_mma(call.device, call.problem, in, to);
+    const Problem p = kernel_heads(call.problem);
+    const Support tuned = takes_index_kl_sm90(call.device, p, in, to);
+    const Support mma = takes_mma(call.device, p, in, to);
+    if (is_padded(call.problem) && (tuned.yes || mma.yes)) {
+        const PaddedRows q(call, in.q, p.head_dim), k(call, in.k, p.head_dim);
+        IndexKlInput padded = in;
+        padded.q = q.view(), padded.k = k.view();
+        return index_kl(with_problem(call, p, call.ahead), padded, to) + padding_of(call.problem);
+    }
     if (tuned.yes || mma.yes)
         by_blocks(call, in, to, tuned.yes);
     else

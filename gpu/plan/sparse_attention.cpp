@@ -2,6 +2,7 @@
 #include "gpu/plan/sparse_attention.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "gpu/half_types.h"
 #include "gpu/kernels/kernels.h"
@@ -10,47 +11,12 @@
 #include "gpu/kernels/transpose_values.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/tensor_map.h"
 
 namespace msa::cuda {
 namespace {
-
-/// Few queries of few heads: a query alone in its sequence would leave most rows of a tile empty.
-bool is_decode(const Problem& p, LoopOrder order, int sms) {
-    const int64_t clusters = sparse_decode_clusters(p.queries(), p.kv_heads, p.group_size());
-    const int64_t most = p.batch.longest_queries() == 1 ? 2 * sms : sms / 2;
-    return order == LoopOrder::automatic && clusters <= most;
-}
-
-/// Whether a thread block holds the keys and values of a block.
-bool has_kv_outer(const Problem& p, const Device& device) {
-    return device.is_hopper() || !is_wide(p.head_dim) ||
-           sparse_kv_outer_bytes_sm80(p.head_dim, p.block_size) <= device.shared_bytes;
-}
-
-/// Blocks that this many of a tile's queries share are walked as a union. `alone`: all are.
-int least_sharing(const Problem& p, int64_t top_k, Element element, LoopOrder order,
-                  int tile_queries, bool alone) {
-    const int never = tile_queries + 1;
-    if (order == LoopOrder::tile_union) return 1;
-    if (order == LoopOrder::kv_outer) return never;
-    // Where a tile holds all queries of a sequence, no other tile reads its blocks.
-    if (alone || p.batch.longest_queries() <= tile_queries) return 1;
-    return narrow(sparse_least_sharing(p.group_size(), p.head_dim, element_bytes(element),
-                                       p.blocks(), top_k));
-}
-
-SparseCall sizes_of(const Problem& p, int64_t top_k) {
-    SparseCall sizes{};
-    sizes.queries = p.queries();
-    sizes.query_heads = narrow(p.query_heads);
-    sizes.groups = narrow(p.kv_heads);
-    sizes.head_dim = narrow(p.head_dim);
-    sizes.block_size = narrow(p.block_size);
-    sizes.top_k = narrow(top_k);
-    return sizes;
-}
 
 /// Scratch memory of a SparseWorkspace, kept until its kernels are queued.
 struct AttentionMemory {
@@ -136,8 +102,8 @@ Tensor<char, 1> transposed_values(const Call& call, const AttentionInput& in,
     return to;
 }
 
-void run_decode(const Call& call, const SparseCall& sizes, const AttentionInput& in,
-                const AttentionOutput& to, const RankExchange* exchange) {
+void run_decode_sm90(const Call& call, const SparseCall& sizes, const AttentionInput& in,
+                     const AttentionOutput& to, const RankExchange* exchange) {
     const KeyMaps maps(call, in, step_keys(call.problem));
     SparseDecodeArgs args{};
     static_cast<SparseCall&>(args) = sizes;
@@ -229,7 +195,8 @@ void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOu
     const KeyMaps maps(call, in, step_keys(p));
     schedule.key_map = maps.rows;
     const auto q_map = [&](int64_t queries) {
-        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, p.head_dim,
+        // Channels that padded heads do not have are out of bounds, hence 0.
+        return tensor_map(in.q.data(), in.q.element(), p.queries(), p.query_heads, in.q.shape()[2],
                           queries, p.group_size());
     };
     SparseKvOuterArgs kv_outer{};
@@ -251,8 +218,21 @@ void run_on_hopper(const Call& call, const AttentionInput& in, const AttentionOu
     });
 }
 
-void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& in,
-               View<const int32_t, 3> ids, const AttentionOutput& to) {
+void run_decode(const Call& call, const SparsePlan& plan, const AttentionInput& in,
+                View<const int32_t, 3> ids, const AttentionOutput& to,
+                const RankExchange* exchange) {
+    SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
+    sizes.ids = ids.data();
+    sizes.visible = call.visible;
+    if (call.device.is_hopper())
+        run_decode_sm90(call, sizes, in, to, exchange);
+    else
+        run_decode_sm80(call, sizes, in, to);
+}
+
+/// Returns the marks [Nq Hkv] of rows to be computed again.
+Tensor<int32_t, 1> run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& in,
+                             View<const int32_t, 3> ids, const AttentionOutput& to) {
     const Problem& p = call.problem;
     SparseSchedule schedule = plan.schedule;
     const Tiles& tiles = call.layout->tiles(schedule.tile_queries, TileOrder::by_query);
@@ -286,108 +266,56 @@ void run_tiles(const Call& call, const SparsePlan& plan, const AttentionInput& i
     } else {
         run_on_hopper(call, in, to, schedule, each_part);
     }
-    attention_repair_any(call, in, ids, to, marked.data());
+    return marked;
+}
+
+/// A call on padded heads; `wide`: its problem for the kernels, as `plan`. Hopper's read keys where
+/// they are. Behind a head's own channels they find those of the next head, which the zeros of q
+/// multiply, and which only make channels of the output that it does not have. If they are not
+/// finite, the rows are marked and computed again.
+void run_padded(const Call& call, const Problem& wide, const SparsePlan& plan,
+                const AttentionInput& in, View<const int32_t, 3> ids, const AttentionOutput& to) {
+    AttentionInput padded = in;
+    std::vector<PaddedRows> copies;
+    WriteSet ahead = call.ahead;
+    const auto pad = [&](const In<3>& rows) -> Out<3> {
+        copies.emplace_back(call, rows, wide.head_dim);
+        ahead.add(WriteSet(copies.back().view()));
+        return copies.back().view();
+    };
+    const bool hopper = call.device.is_hopper();
+    if (plan.decode || !hopper) padded.q = pad(in.q);
+    if (!hopper) padded.k = pad(in.k), padded.v = pad(in.v);
+    const PaddedRows out(call, in.q.shape(), to.out.element(), wide.head_dim);
+    const CallNow now(call, in.k);
+    Tensor<int32_t, 1> marked;
+    if (plan.decode) {
+        run_decode(with_problem(call, wide, ahead), plan, padded, ids, {out.view(), to.lse},
+                   nullptr);
+        marked = call.scratch<int32_t, 1>({wide.queries() * wide.kv_heads});
+        out.copy_to(call, to.out, {to.lse, marked});
+    } else {
+        marked = run_tiles(with_problem(now, wide, ahead), plan, padded, ids, {out.view(), to.lse});
+        out.copy_to(call, to.out);
+    }
+    attention_repair_any(now, in, ids, to, marked.data());
 }
 
 }  // namespace
-
-int64_t count_tiles(const Problem& p, int64_t tile_queries) {
-    int64_t tiles = 0;
-    const std::vector<int64_t>& ends = p.batch.cu_seqlens_q();
-    for (size_t s = 0; s + 1 < ends.size(); ++s)
-        tiles += ceil_div(ends[s + 1] - ends[s], tile_queries);
-    return tiles;
-}
-
-Support takes_sparse_attention_tuned(const Device& device, const Problem& p,
-                                     const SparseAttentionRequest& request, bool aligned) {
-    if (request.order == LoopOrder::q_outer)
-        return Support::no("it has no kernel for one query at a time");
-    if (p.window || p.softcap) return not_plain(p);
-    const bool e4m3 = request.element == Element::e4m3;
-    if (request.page_size > 0 && (e4m3 || !device.is_hopper())) return in_pages();
-    if (Support pages = takes_page_size(request.page_size); !pages.yes) return pages;
-    if (e4m3 && !multiplies_e4m3(device)) return compiled_before_e4m3(device);
-    if (!is_half(request.element) && !e4m3)
-        return not_element(request.element, "bf16, f16 or e4m3");
-    const Element out = e4m3 ? Element::bf16 : request.element;
-    if (request.out != out) return not_element(request.out, to_string(out));
-    if (!aligned) return not_aligned();
-    const bool wide = is_wide(p.head_dim);
-    if (e4m3 ? !is_tuned_width(p.head_dim) : !is_tuned_width(p.head_dim) && !wide)
-        return not_tuned("the head dim", p.head_dim, !e4m3);
-    if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
-    if ((e4m3 || wide) && !is_tuned_width(p.block_size))
-        return not_tuned("the block size", p.block_size);
-    if (request.order == LoopOrder::kv_outer && !has_kv_outer(p, device))
-        return little_shared(device.shared_bytes,
-                             sparse_kv_outer_bytes_sm80(p.head_dim, p.block_size));
-    if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
-    if (p.softmax_scale() <= 0) return Support::no("the softmax scale is not positive");
-    if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
-    if (p.group_size() > kSparseMostHeads && !is_decode(p, request.order, device.sms))
-        return above("G", p.group_size(), kSparseMostHeads);
-    return {};
-}
-
-SparseWorkspaceSize::SparseWorkspaceSize(const SparseSchedule& s, int64_t of_chunks)
-    : chunks(of_chunks),
-      blocks(chunks * s.chunk_rows() * s.top_k),
-      tile_groups(chunks * s.tile_groups()),
-      counts(chunks * (s.lists() + 1)),
-      ends(chunks * s.lists()),
-      uses(s.any_slots() ? chunks * s.chunk_rows() * s.top_k : 0),
-      items(s.any_slots() ? chunks * s.most_items() : 0),
-      rows(chunks * s.chunk_rows()),
-      slot_rows(s.chunk_slots() * s.slot_rows()) {}
-
-SparsePlan::SparsePlan(const Problem& p, int64_t top_k, Element element, LoopOrder order,
-                       const Device& device)
-    : decode(is_decode(p, order, device.sms)) {
-    static_cast<SparseCall&>(schedule) = sizes_of(p, top_k);
-    if (decode) return;
-    schedule.tile_queries = SparseSchedule::tile_queries_of(narrow(p.group_size()));
-    tiles = count_tiles(p, schedule.tile_queries);
-    const int64_t unions = tiles * p.kv_heads;
-    const bool few = device.is_hopper() && unions <= kFewUnions * device.sms &&
-                     sparse_union_teams(p.head_dim, p.block_size, element_bytes(element)) == 1;
-    const bool alone =
-        (few && schedule.tile_queries <= kFewTileQueries) || !has_kv_outer(p, device);
-    schedule.least_sharing = least_sharing(p, top_k, element, order, schedule.tile_queries, alone);
-    schedule.parts =
-        few && !schedule.any_slots() ? union_parts(unions, top_k * p.block_size, device.sms) : 1;
-    schedule.all_blocks = narrow(block_starts(p).back());
-
-    int64_t chunk_tiles = tiles;
-    if (schedule.any_slots())
-        chunk_tiles = std::min(tiles, sparse_chunk_tiles(p.query_heads, p.group_size(), p.head_dim,
-                                                         top_k, element_bytes(element)));
-    const auto list_bytes = [&](int64_t chunks) {
-        schedule.chunk_tiles = narrow(chunk_tiles);
-        return SparseWorkspaceSize(schedule, chunks).list_bytes();
-    };
-    while (list_bytes(1) > kMostListBytes && chunk_tiles > 1)
-        chunk_tiles = ceil_div(chunk_tiles, 2);
-    chunks_at_once =
-        std::min(sparse_scheduled_chunks(p.group_size()), ceil_div(tiles, chunk_tiles));
-    while (list_bytes(chunks_at_once) > kMostListBytes && chunks_at_once > 1) --chunks_at_once;
-    MSA_CHECK(schedule.parts == 1 || chunks_at_once == 1);  // slots are those of one chunk
-}
 
 void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<const int32_t, 3> ids,
                             const AttentionOutput& to, LoopOrder order,
                             const RankExchange* exchange) {
     if (ids.size() == 0) return;
-    const SparsePlan plan(call.problem, ids.extent(2), in.q.element(), order, call.device);
-    MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element())));
-    if (!plan.decode) return run_tiles(CallNow(call, in.k), plan, in, ids, to);
-    SparseCall sizes = static_cast<const SparseCall&>(plan.schedule);
-    sizes.ids = ids.data();
-    sizes.visible = call.visible;
-    if (call.device.is_hopper())
-        run_decode(call, sizes, in, to, exchange);
-    else
-        run_decode_sm80(call, sizes, in, to);
+    const Problem wide = kernel_heads(call.problem);
+    const SparsePlan plan(wide, ids.extent(2), in.q.element(), order, call.device);
+    const bool padded = is_padded(call.problem);
+    MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element()) && !padded));
+    if (padded) return run_padded(call, wide, plan, in, ids, to);
+    if (plan.decode) return run_decode(call, plan, in, ids, to, exchange);
+    const CallNow now(call, in.k);
+    const Tensor<int32_t, 1> marked = run_tiles(now, plan, in, ids, to);
+    attention_repair_any(now, in, ids, to, marked.data());
 }
 
 }  // namespace msa::cuda

@@ -10,6 +10,7 @@
 #include "gpu/kernels/sparse_attention_grad_sm80.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/sparse_attention.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/tensor_map.h"
@@ -123,10 +124,33 @@ Tensor<int32_t, 3> halves_of(const Call& call, View<const int32_t, 3> ids) {
     return halves;
 }
 
+/// On copies of all operands; channels that a head does not have get no gradient.
+void run_padded(const Call& call, const Problem& asked, const AttentionInput& in,
+                View<const int32_t, 3> ids, const AttentionSaved& saved,
+                const AttentionGradient& to) {
+    const int64_t width = call.problem.head_dim;
+    const PaddedRows q(call, in.q, width), k(call, in.k, width), v(call, in.v, width),
+        out(call, saved.out, width), d_out(call, saved.d_out, width);
+    const auto result = [&](const Out<3>& of) {
+        return PaddedRows(call, of.shape(), of.element(), width);
+    };
+    const PaddedRows d_q = result(to.d_q), d_k = result(to.d_k), d_v = result(to.d_v);
+    AttentionInput padded = in;
+    padded.q = q.view(), padded.k = k.view(), padded.v = v.view();
+    AttentionSaved padded_saved = saved;
+    padded_saved.out = out.view(), padded_saved.d_out = d_out.view();
+    sparse_attention_grad_tuned(call, kernel_heads(asked), padded, ids, padded_saved,
+                                {d_q.view(), d_k.view(), d_v.view(), to.d_sinks});
+    d_q.copy_to(call, to.d_q);
+    d_k.copy_to(call, to.d_k);
+    d_v.copy_to(call, to.d_v);
+}
+
 }  // namespace
 
-Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p,
+Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& asked,
                                           const SparseAttentionGradRequest& request, bool aligned) {
+    const Problem p = kernel_heads(asked);
     if (request.order == LoopOrder::q_outer)
         return Support::no("it has no kernel for one query at a time");
     if (request.order == LoopOrder::tile_union)
@@ -135,8 +159,7 @@ Support takes_sparse_attention_grad_tuned(const Device& device, const Problem& p
     if (request.saved != request.element)
         return not_element(request.saved, to_string(request.element));
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.head_dim) && !is_wide(p.head_dim))
-        return not_tuned("the head dim", p.head_dim, true);
+    if (!is_tuned_width(p.head_dim) && !is_wide(p.head_dim)) return not_kernel_head(asked.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     const int64_t most = takes_halves(p) ? kMostSelected / 2 : kMostSelected;
     if (request.top_k > most) return above("k", request.top_k, most);
@@ -193,7 +216,7 @@ int64_t SparseGradPlan::list_bytes() const {
 }
 
 Problem grad_problem(const Problem& asked) {
-    Problem p = asked;
+    Problem p = kernel_heads(asked);
     if (takes_halves(p)) p.block_size /= 2;
     return p;
 }
@@ -201,6 +224,7 @@ Problem grad_problem(const Problem& asked) {
 void sparse_attention_grad_tuned(const Call& call, const Problem& asked, const AttentionInput& in,
                                  View<const int32_t, 3> asked_ids, const AttentionSaved& saved,
                                  const AttentionGradient& to) {
+    if (is_padded(asked)) return run_padded(call, asked, in, asked_ids, saved, to);
     const Problem& p = call.problem;
     Tensor<int32_t, 3> halves;
     if (p.block_size != asked.block_size) halves = halves_of(call, asked_ids);

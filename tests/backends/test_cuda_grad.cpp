@@ -3,6 +3,7 @@
 // ones, which tests/backends compares with the reference: in many chunks, beside NaN, in a graph.
 #include "core/error.h"
 #include "core/kernel_sizes.h"
+#include "gpu/plan/padded_heads.h"
 #include "tests/backends/cuda_grad_pass.h"
 
 namespace msa::test {
@@ -24,7 +25,8 @@ TEST_P(CudaGradCases, TunedIsPlainButForRoundings) {
     EXPECT_TRUE(by.starts_with("sparse_attention_grad_any; sm")) << by;
     pass.expect_sinks(plain.d_sinks);
     Gradient tuned = pass.gradient(Element::f32, LoopOrder::automatic);
-    EXPECT_EQ(backend_->answered_by(), "sparse_attention_grad_" + by.substr(27, 4));
+    EXPECT_EQ(backend_->answered_by(),
+              "sparse_attention_grad_" + by.substr(27, 4) + cuda::padding_of(c.problem));
     expect_rounded(tuned, plain, element());
     pass.expect_sinks(tuned.d_sinks);
     expect_identical(pass.gradient(Element::f32, LoopOrder::kv_outer), tuned);
@@ -103,6 +105,7 @@ TEST_F(CudaGrad, ManyChunksAreTheirSum) {
           make_case("large_slots", {10, 2, 128, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
           make_case("blocks_of_32", {8, 2, 128, 64, 32}, {0, 9000}, {0, 9000}, {.top_k = 16}),
           make_case("h256", {8, 2, 256, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
+          make_case("h96", {8, 2, 96, 64, 128}, {0, 9000}, {0, 9000}, {.top_k = 8}),
           make_case("narrow", {4, 1, 64, 64, 64}, {0, 33'000}, {0, 33'000}, {.top_k = 4})}) {
         const std::string why_not = no_tuned_kernel(c.problem, c.rule.top_k);
         if (!why_not.empty()) GTEST_SKIP() << why_not;

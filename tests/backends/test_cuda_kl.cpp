@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/gradient_tolerance.h"
+#include "gpu/plan/padded_heads.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
 #include "tests/support/uploaded.h"
@@ -35,11 +36,13 @@ protected:
         if (answered.find("in the instructions of compute capability 8.0") != std::string::npos)
             return;
         const bool wide = p.head_dim > 128;
-        EXPECT_EQ(answered,
-                  p.block_size >= 64 && !wide
-                      ? "index_kl_sm90"
-                      : concat("index_kl_mma; sm90: the ", wide ? "head dim" : "block size", " is ",
-                               wide ? p.head_dim : p.block_size, ", must be 64 or 128"));
+        const std::string kernel =
+            p.block_size >= 64 && !wide
+                ? "index_kl_sm90"
+                : concat("index_kl_mma; sm90: the ", wide ? "head dim" : "block size", " is ",
+                         wide ? cuda::kernel_head_dim(p.head_dim) : p.block_size,
+                         ", must be 64 or 128");
+        EXPECT_EQ(answered, kernel + cuda::padding_of(p));
     }
 
     std::optional<Runner> runner_;

@@ -42,5 +42,7 @@ inline std::vector<int64_t> beside_tokens(int64_t length, int64_t count) {
 
 /// Of heads of 256 channels.
 std::vector<CaseRow> cases_of_256();
+/// Of heads that tuned kernels take as wider ones.
+std::vector<CaseRow> cases_of_padded_heads();
 
 }  // namespace msa::test

@@ -341,7 +341,7 @@ Case make_case(std::string name, const Sizes& s, std::vector<int64_t> cu_seqlens
 
 std::vector<Case> cases(Tags any) {
     std::vector<Case> some;
-    for (const std::vector<CaseRow>& rows : {kRows, cases_of_256()})
+    for (const std::vector<CaseRow>& rows : {kRows, cases_of_256(), cases_of_padded_heads()})
         for (const CaseRow& row : rows)
             if ((row.tags & any) != 0) some.push_back(case_of(row));
     return some;
