@@ -69,6 +69,18 @@ def summary_of(out):
     return found
 
 
+def test_the_models_own_attention_runs_alone(folder, text_file, tmp_path, capsys):
+    for name, selectors in (("alone", ""), ("beside", "window")):
+        assert evaluate(folder, text_file, tmp_path / name, "--selectors", selectors, "--tasks", "needle,recall") == 0
+    alone, beside = (summary_of(tmp_path / name) for name in ("alone", "beside"))
+    assert [row["config"] for row in alone["configs"]] == ["dense"] and not alone["differences"]
+    for table in ("configs", "by_position", "retrieval_total", "retrieval"):
+        dense = [row for row in beside[table] if row["config"] == "dense"]
+        assert [[row[key] for key in dense[0] if row[key] == row[key]] for row in alone[table]] == [
+            [row[key] for key in dense[0] if row[key] == row[key]] for row in dense]
+    assert "needle" in capsys.readouterr().out
+
+
 def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, tmp_path, capsys):
     out = tmp_path / "out"
     assert evaluate(folder, text_file, out, "--selectors", "mean-key,window", "--tasks", "",
@@ -423,8 +435,6 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
 @pytest.mark.parametrize("arguments, said", [
     (["--selectors", "best"], "--selectors names best; there are: oracle, mean-key"),
     (["--selectors", "index"], "--selectors index needs --indexer"),
-    (["--selectors", ","], "--selectors names none; there are: oracle, mean-key"),
-    (["--selectors", ""], "--selectors names none; there are: oracle, mean-key"),
     (["--selectors", "window,window"], "--selectors names one twice"),
     (["--tasks", "poem"], "--tasks names poem"),
     (["--tasks", "needle,needle"], "--tasks names one twice"),

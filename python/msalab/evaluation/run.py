@@ -57,7 +57,7 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
-    require(found, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
+    require(found or not names, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
             "more than each budget has")
     return list(found.values())
 
@@ -71,7 +71,6 @@ def _selectors_of(options) -> list[str]:
     known = [*selectors.SCORES, "index"]
     bare = [selectors.sharing(name)[0] for name in names]
     require(set(bare) <= set(known), refuse_unknown(bare, known, "--selectors names"))
-    require(names or options.from_advice, f"--selectors names none; there are: {', '.join(known)}")
     require("index" not in bare or options.indexer is not None,
             "--selectors index needs --indexer, the results.h5 of msa-fit-indexer")
     return names
@@ -289,7 +288,7 @@ def run(options, note) -> Report:
              for sequence in sequences]
     for task in options.tasks:
         for length in options.lengths:
-            _exercise(options, task, length, 0, vocabulary, documents)  # is there room?
+            exercises.require_room(task, vocabulary, *_of_exercise(options, task, length, 0))
             units += [(length, lambda *which: _answer(scorer, _exercise(options, *which, vocabulary, documents),
                                                       len(settings)), task, length, number)
                       for number in range(options.exercises)]
@@ -339,10 +338,14 @@ def _text(scorer, sequence, settings: int) -> dict:
             "bytes": sequence.bytes, "document": sequence.document}
 
 
+def _of_exercise(options, task, length, number) -> tuple:
+    """Its length, depth, pairs and seed."""
+    return (length, (number + 0.5) / options.exercises, options.pairs,
+            [options.seed, exercises.TASKS.index(task), length, number])
+
+
 def _exercise(options, task, length, number, vocabulary, documents):
-    depth = (number + 0.5) / options.exercises
-    return exercises.make_exercise(task, vocabulary, documents, length, depth, options.pairs,
-                                   [options.seed, exercises.TASKS.index(task), length, number])
+    return exercises.make_exercise(task, vocabulary, documents, *_of_exercise(options, task, length, number))
 
 
 def _answer(scorer, exercise, settings: int) -> dict:
