@@ -44,6 +44,7 @@ from .selectors import Choice, Rule
 NAME = "msalab_msa"
 _ATTRIBUTE = "_msalab"  # of an attention module: its Layer
 OWN = "own"  # selector of a model that has an Index Branch itself
+AT_ONCE = 32  # blocks of a query that tuned kernels attend to: kMostSelected of gpu/plan/limits.h
 MARKED_AT_ONCE = 1 << 22  # numbers of keys
 _CACHES = ("cache", "past_key_values", "past_key_value")  # an argument's names, newest first
 
@@ -294,7 +295,8 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     the first of four layers selects, and the others take its ids; with ":leaders=0+3+11" these layers do.
     indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
     block_size, top_k, forced_first, forced_local: which blocks are kept; where nothing is said,
-    what the indexer was fitted for, without one those of selectors.Rule.
+    what the indexer was fitted for, without one those of selectors.Rule. On a GPU more than 32 blocks are attended to
+    32 at a time without a gradient, and an Index Branch selects them by a plain kernel, many times slower.
     advice: each layer's own setting: the summary.json of msa-advise, or {layer: selectors.Choice, or
     None where it stays dense}.
     dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
@@ -649,11 +651,26 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
             layer.ids = (ids, lengths) if layer.shares else None
-        out = m.sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
-                                 **lengths)
+        out = _attended(q, k, v, ids, block_size=layer.rule.block_size, **given, **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, attention_mask, cu_q)
+
+
+def _attended(q, k, v, ids, **how) -> Tensor:
+    """m.sparse_attention. On a GPU more blocks than its tuned kernels take are attended to in parts, whose softmaxes are
+    joined, where nothing has a gradient: out differs by the rounding of the parts to q's type."""
+    needs_one = how["sinks"] is not None or (torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)))
+    if not q.is_cuda or ids.shape[-1] <= AT_ONCE or needs_one:
+        return m.sparse_attention(q, k, v, ids, **how)
+    return _attended_in_parts(q, k, v, ids, AT_ONCE, **how)
+
+
+def _attended_in_parts(q, k, v, ids, at_once: int, **how) -> Tensor:
+    parts = [m.sparse_attention(q, k, v, part.contiguous(), return_softmax_lse=True, **how)
+             for part in ids.split(at_once, -1)]  # the first has a block of each query: -1 are behind all ids
+    shares = torch.softmax(torch.stack([lse for _, lse in parts]), 0)
+    return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(q.dtype)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace as Namespace
 
 import h5py
 import numpy as np
@@ -23,7 +24,7 @@ from test_capture_models import BIN, SIZES, make_model, needs_programs, run_prog
 import msalab.transformers as mt  # noqa: E402
 from msalab import results  # noqa: E402
 from msalab.capture.__main__ import main as capture  # noqa: E402
-from msalab.evaluation import exercises, scoring  # noqa: E402
+from msalab.evaluation import exercises, run, scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
 from msalab.selectors import Choice, Rule  # noqa: E402
@@ -343,6 +344,19 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
     assert main([*arguments, "--out", str(tmp_path / "one"), "--top-k", "1", "--selectors", "index",
                  "--forced-first", "1"]) == 2
     assert "are 2 blocks, must be at most the least budget, 1 block" in capsys.readouterr().err
+
+
+def test_a_plain_kernel_of_an_index_branch_is_noted_once(folder, text_file, tmp_path, capsys, monkeypatch):
+    fit = make_indexer(tmp_path / "results.h5", range(4), groups=2, dim=16, model_dim=SIZES["hidden_size"])
+    more = ("--indexer", fit, "--tasks", "", "--sequences", 1, "--selectors", "window,index", "--overwrite")
+    assert evaluate(folder, text_file, tmp_path / "out", *more) == 0
+    assert "plain" not in capsys.readouterr().err
+    monkeypatch.setattr(run, "backend_of", lambda _: Namespace(
+        answered_by="index_select_any; sm90: k is 64, must be at most 32"))
+    assert evaluate(folder, text_file, tmp_path / "out", *more) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "plain" in line]
+    assert said == [f"note: index@{tokens}: the Index Branch selects by the plain kernel, many times slower than another "
+                    "would (sm90: k is 64, must be at most 32)" for tokens in (2 * BLOCK, ALL * BLOCK)]
 
 
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):

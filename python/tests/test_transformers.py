@@ -6,6 +6,7 @@ module."""
 
 import copy
 import inspect
+import types
 from contextlib import contextmanager
 
 import h5py
@@ -783,3 +784,32 @@ def test_rule_is_part_of_selecting():
     assert (ids[own >= 1, :, 0] == 0).all()
     newest = selectors.select("window", q, k, selectors.Rule(8, 3))
     assert newest[-1].tolist() == [[0, 3, 4]] * 2
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 6])
+def test_blocks_attended_to_in_parts_are_as_attended_to_at_once(at_once):
+    """Parts of a sequence's first queries are empty."""
+    rng, ends = np.random.default_rng(5), [0, 90, TOKENS]
+    q, k, v = (torch.as_tensor(rng.standard_normal((TOKENS, heads, 16), np.float32)) for heads in (4, 2, 2))
+    ids = torch.cat([selectors.select("oracle", q[at:end], k[at:end], Rule(BLOCK, 7, 1)) for at, end in zip(ends, ends[1:])])
+    assert (ids[0] == -1).sum() == 2 * 6
+    how = {"block_size": BLOCK, "softmax_scale": 0.5, "softcap": None, "sinks": None, "cu_seqlens_q": ends,
+           "cu_seqlens_k": ends}
+    whole = mt._attended(q, k, v, ids, **how)
+    found = mt._attended_in_parts(q, k, v, ids, at_once, **how)
+    assert found.dtype is q.dtype and torch.allclose(found, whole, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(found, mt._attended(q, k, v, ids[..., :-1].contiguous(), **how), atol=1e-3)
+
+
+@pytest.mark.parametrize("blocks, on_gpu, sinks, gradient, in_parts", [
+    (33, True, None, False, True), (32, True, None, False, False), (33, False, None, False, False),
+    (33, True, "sinks", False, False), (33, True, None, True, False)])
+def test_only_more_blocks_than_tuned_kernels_take_are_attended_to_in_parts(monkeypatch, blocks, on_gpu, sinks, gradient,
+                                                                           in_parts):
+    monkeypatch.setattr(mt.m, "sparse_attention", lambda *_, **__: "whole")
+    monkeypatch.setattr(mt, "_attended_in_parts", lambda *_, **__: "parts")
+    q, k = (types.SimpleNamespace(is_cuda=on_gpu, requires_grad=one) for one in (False, gradient))
+    ids = torch.zeros((1, 1, blocks), dtype=torch.int32)
+    assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts else "whole")
+    with torch.no_grad():
+        assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts or gradient else "whole")

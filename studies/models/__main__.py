@@ -68,8 +68,8 @@ def parser() -> CommandLine:
     top.add_argument("--held-out", type=int, default=6, metavar="N", help="documents that the loss is measured on (6)")
     top.add_argument("--queries", type=int, default=256, metavar="N", help="of each layer that are analysed (256)")
     top.add_argument("--steps", type=int, default=0, metavar="N", help="of a fit (0, the closed form)")
-    top.add_argument("--exercises", type=int, default=256, metavar="N", help="of each task that the model may solve; a record "
-                     "of fewer is made again (256)")
+    top.add_argument("--exercises", type=int, default=256, metavar="N", help="of each task that the model may solve; "
+                     "a record of fewer is made again (256)")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     top.add_argument("--workers", type=int, default=1, metavar="N", help="pieces that run at once (1)")
     top.add_argument("--fitters", type=int, default=1, metavar="N", help="processes that share the layers of a fit (1)")
@@ -125,9 +125,9 @@ class Survey:
     def record(self, piece: str) -> Report | None:
         """None also of one with fewer exercises than are asked for."""
         found = records.read(self.archive).get((self.kind, piece))
-        if found is not None and piece in OF_EXERCISES and min(found["retrieval_total"]["exercises"]) < self.exercises(piece):
-            return None
-        return found
+        has_few = found is not None and piece in OF_EXERCISES and (
+            min(found["retrieval_total"]["exercises"]) < self.exercises(piece))
+        return None if has_few else found
 
     # What pieces read
 
@@ -284,7 +284,8 @@ PIECES: dict[str, Callable[[Survey], Path]] = {
     "keeps-64": lambda one: one.keeps(64), "heads": Survey.heads, "fit-64": lambda one: one.fit(64),
     **by_budget("loss", Survey.loss), "asked": Survey.asked, "solved": Survey.solved, "retrieval": Survey.retrieval,
     "fit-wide": lambda one: one.fit(one.head_dim()), **by_budget("wide", Survey.wide),
-    "retrieval-wide": lambda one: one.retrieval(wide=True), "advice": Survey.advice, "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128),
+    "retrieval-wide": lambda one: one.retrieval(wide=True), "advice": Survey.advice,
+    "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128),
     "reuse": Survey.reuse, "precision": Survey.precision, "cache": Survey.cache}
 
 

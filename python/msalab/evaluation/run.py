@@ -17,7 +17,7 @@ from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
 from ..capture.gguf import not_loaded, place_of
 from ..capture.layer import require
-from ..operations import _msalab
+from ..operations import _msalab, backend_of
 from ..progress import Progress
 from ..results import Report
 from . import exercises, text
@@ -57,8 +57,8 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
-    require(found or not names, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
-            "more than each budget has")
+    require(found or not names, "the selector index keeps "
+            f"{fitted and counted(fitted.forced_first + local, 'blocks')} in any case, more than each budget has")
     return list(found.values())
 
 
@@ -281,6 +281,7 @@ def run(options, note) -> Report:
     longest = max([*(options.lengths if options.tasks else []), *(len(sequence.ids) for sequence in sequences)])
     for budget in sorted({min(rule.tokens for rule in one.rules()) for one in settings}):
         note_if_dense(budget, longest, note)
+    note_if_plain(scorer, model.get_input_embeddings().weight, note)
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, variants, scorer.layers, sequences)
     watch = Watch(scorer, note)
@@ -296,6 +297,32 @@ def run(options, note) -> Report:
         scorer.settings if name.startswith("text") else settings), partial(make, *which))
         for name, (tokens, make, *which) in zip(unit_names(record, plan), units)}
     return work(Path(options.out), options, record, plan, makers, note, watch)
+
+
+PLAIN = "index_select_any"
+
+
+def note_if_plain(scorer, like, note):
+    """Says where an Index Branch has no fast kernel on the device of `like`, which a first call of it shows."""
+    import torch
+
+    from .. import torch as m
+
+    known = set()
+    for setting, plan in zip(scorer.settings, scorer.plans):
+        for branch, rule in ((one.branch, one.rule) for one in plan.layers.values() if one.branch is not None):
+            sizes = branch.groups, len(branch.w_k), rule
+            if sizes in known:
+                continue
+            known.add(sizes)
+            q = torch.zeros(rule.block_size, *sizes[:2], dtype=like.dtype if like.is_cuda else torch.float32,
+                            device=like.device)
+            m.index_select(q, q.new_zeros(rule.block_size, sizes[1]), rule.top_k, block_size=rule.block_size,
+                           forced_first=rule.forced_first, forced_local=rule.forced_local)
+            kernel, _, why = backend_of(q).answered_by.partition("; ")
+            if kernel == PLAIN:
+                note(f"note: {setting.name}: the Index Branch selects by the plain kernel, many times slower than another "
+                     f"would ({why})")
 
 
 class Watch:
