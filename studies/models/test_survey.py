@@ -209,11 +209,11 @@ def test_records_of_fewer_exercises_and_of_older_pieces_are_replaced(asking):
     run, answers, archive = asking
     answers |= dict.fromkeys(("asked", "solved", "retrieval", "retrieval-wide"), {"needle": 1.0})
     assert [one[:2] for one in run(8)[1]] == [(piece, "8") for piece in survey.OF_EXERCISES]
-    for piece in ("retrieval-512", "retrieval-4096", "loss-512"):
+    for piece in ("retrieval-512", "retrieval-4096", "heads"):
         records.write(archive, "code", piece, exercises_of({"needle": 1.0}, 16))
     assert [one[:2] for one in run(24)[1]] == [("asked", "16"), ("solved", "24"), ("retrieval", "24"),
                                                ("retrieval-wide", "24")]
-    assert {piece for _, piece in records.read(archive)} == {*survey.OF_EXERCISES, "loss-512"}
+    assert {piece for _, piece in records.read(archive)} == {*survey.OF_EXERCISES, "heads"}
     assert run(20) == (0, [])  # more are there
 
 
