@@ -46,7 +46,8 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     said = capfd.readouterr().err
     assert "gemma3 1024 code heads: not begun" in said and (tmp_path / "records/gemma3/crossover.json").exists()
     real = survey._msalab
-    monkeypatch.setattr(survey, "_msalab", lambda *more: real(*more) if more[0] != "evaluate" else real("evaluate"))
+    monkeypatch.setattr(survey, "_msalab", lambda *more, **how: real(
+        *more, **how) if more[0] != "evaluate" else real("evaluate"))
     assert survey.main(words) == 1  # what fails is said, and the others go on
     said = capfd.readouterr().err
     assert "loss-512: msalab evaluate ended with exit code 2" in said and "retrieval: needs the piece asked" in said
@@ -71,6 +72,15 @@ def test_from_a_folder_to_records_and_the_page(words, tmp_path, capfd, monkeypat
     assert found["loss-512"].run["survey"]["kind"] == "code"
     assert len(found["heads"]["heads"]) == 2 * 8
     assert "| Gemma 3 270M | 1K | code |" in (tmp_path / "page.md").read_text()
+    for share in ("PROMISING", "LEAST_RIGHT"):  # of a model that answers nothing
+        monkeypatch.setattr(survey, share, 0.0)
+    assert survey.main([*words[:-len(PIECES)], "solved", "retrieval", "retrieval-wide"]) == 0
+    found = page.load(tmp_path / "records").found["gemma3", 1024, "code"]
+    forced = {f"{one}@512,first=1" for one in ("oracle", "mean-key", "index")}
+    assert set(found["retrieval"]["configs"]["config"]) == {"dense", *forced}
+    assert set(found["retrieval-wide"]["configs"]["config"]) == {"dense", "index@512,first=1"}
+    assert set(found["solved"]["configs"]["config"]) == {"dense"} and len(found["solved"]["retrieval_total"]) == 4
+    assert found["retrieval"].run["survey"]["evaluators"] == 2 and found["heads"].run["survey"]["evaluators"] == 1
     (tmp_path / "work").rename(tmp_path / "moved")
     assert survey.main(words) == 0  # nothing is missing but what has no answer: no capture is made anew
     assert not (tmp_path / "work/gemma3/1024-code/capture.h5").exists()
