@@ -13,7 +13,7 @@ from . import operations
 from .operations import InputError
 from .rule import Rule
 
-QUERIES_AT_ONCE = 2048  # scores [queries, Hkv, B] are held of so many queries
+SCORES_AT_ONCE = 1 << 25  # in memory, [queries, Hkv, B]: all queries of 32K tokens, whose layout attention has, too
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,9 @@ def select(selector: str | Callable[..., Tensor], q: Tensor, k: Tensor, rule: Ru
     [Nk, Hkv, dh]. attention: softmax_scale, sinks and softcap of the layer, which oracle reads."""
     score, begin = find(selector), held_first(rule, selector)
     first, parts = len(k) - len(q), []
-    for at in range(0, len(q), QUERIES_AT_ONCE):
-        some = q[at:at + QUERIES_AT_ONCE]
+    at_once = max(1, SCORES_AT_ONCE // (k.shape[1] * max(1, -(-len(k) // rule.block_size))))
+    for at in range(0, len(q), at_once):
+        some = q[at:at + at_once]
         seen = k[:first + at + len(some)]
         parts.append(operations.select_blocks(
             score(some, seen, rule.block_size, **attention).contiguous(), rule.top_k,

@@ -44,6 +44,7 @@ from .selectors import Choice, Rule
 NAME = "msalab_msa"
 _ATTRIBUTE = "_msalab"  # of an attention module: its Layer
 OWN = "own"  # selector of a model that has an Index Branch itself
+AT_ONCE = 32  # blocks of a query that tuned kernels attend to: kMostSelected of gpu/plan/limits.h
 MARKED_AT_ONCE = 1 << 22  # numbers of keys
 _CACHES = ("cache", "past_key_values", "past_key_value")  # an argument's names, newest first
 
@@ -294,7 +295,8 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     the first of four layers selects, and the others take its ids; with ":leaders=0+3+11" these layers do.
     indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
     block_size, top_k, forced_first, forced_local: which blocks are kept; where nothing is said,
-    what the indexer was fitted for, without one those of selectors.Rule.
+    what the indexer was fitted for, without one those of selectors.Rule. On a GPU more than 32 blocks are attended to
+    32 at a time without a gradient, and an Index Branch selects them by a plain kernel, many times slower.
     advice: each layer's own setting: the summary.json of msa-advise, or {layer: selectors.Choice, or
     None where it stays dense}.
     dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
@@ -634,7 +636,7 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
     cu_q, cu_k = lengths.values()
     if layer.selector is None or attention_mask.window is not None:
         ids = None
-        out = m.dense_attention(q, k, v, window=attention_mask.window, **given, **lengths)
+        out = _dense(q, k, v, attention_mask.window, **given, **lengths)
     else:
         if layer.selector == OWN:
             ids = _own_ids(block_indices, spans, cu_q)
@@ -649,11 +651,54 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
             layer.ids = (ids, lengths) if layer.shares else None
-        out = m.sparse_attention(q, k, v, ids, block_size=layer.rule.block_size, **given,
-                                 **lengths)
+        out = _attended(q, k, v, ids, block_size=layer.rule.block_size, **given, **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, attention_mask, cu_q)
+
+
+def _may_be_cut(q, k, v, sinks) -> bool:
+    """On a GPU attention may be made of several calls where it has no sinks, and nothing has a gradient."""
+    return q.is_cuda and sinks is None and not (torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)))
+
+
+def _dense(q, k, v, window: int | None, **how) -> Tensor:
+    """m.dense_attention. On a GPU only its plain kernel has a window, and PyTorch attends in one that is short."""
+    ends = how["cu_seqlens_q"]
+    if (window is None or how["softcap"] is not None or ends != how["cu_seqlens_k"] or not _may_be_cut(q, k, v, how["sinks"])
+            or any(end - begin <= window for begin, end in zip(ends, ends[1:]))):
+        return m.dense_attention(q, k, v, window=window, **how)
+    return _joined([_in_window(*(one[begin:end] for one in (q, k, v)), window, how["softmax_scale"])
+                    for begin, end in zip(ends, ends[1:])])
+
+
+def _in_window(q, k, v, window: int, scale: float | None) -> Tensor:
+    """[n, Hq, dh] of a sequence q [n, Hq, dh], k and v [n, Hkv, dh], n more than the window, by PyTorch: `window` queries
+    at a time with as many keys before them and their own. What fills up the last of them is after all queries."""
+    tokens, many = len(q), -(-len(q) // window)
+    q, k, v = (torch.nn.functional.pad(one, (0, 0, 0, 0, 0, many * window - tokens)).unflatten(0, (many, window)).transpose(
+        1, 2) for one in (q, k, v))  # [many, heads, window, dh]
+    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+    query, key = torch.arange(window, device=q.device)[:, None], torch.arange(2 * window, device=q.device)
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, scale=scale)
+    rest = attend(q[1:], *(torch.cat([one[:-1], one[1:]], 2) for one in (k, v)),
+                  attn_mask=(key > query) & (key <= query + window))
+    return torch.cat([attend(q[:1], k[:1], v[:1], is_causal=True), rest]).transpose(1, 2).flatten(0, 1)[:tokens]
+
+
+def _attended(q, k, v, ids, **how) -> Tensor:
+    """m.sparse_attention. On a GPU more blocks than its tuned kernels take are attended to in parts, whose softmaxes are
+    joined: out differs by the rounding of the parts to q's type."""
+    if ids.shape[-1] <= AT_ONCE or not _may_be_cut(q, k, v, how["sinks"]):
+        return m.sparse_attention(q, k, v, ids, **how)
+    return _attended_in_parts(q, k, v, ids, AT_ONCE, **how)
+
+
+def _attended_in_parts(q, k, v, ids, at_once: int, **how) -> Tensor:
+    parts = [m.sparse_attention(q, k, v, part.contiguous(), return_softmax_lse=True, **how)
+             for part in ids.split(at_once, -1)]  # the first has a block of each query: -1 are behind all ids
+    shares = torch.softmax(torch.stack([lse for _, lse in parts]), 0)
+    return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(q.dtype)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace as Namespace
 
 import h5py
 import numpy as np
@@ -23,7 +24,7 @@ from test_capture_models import BIN, SIZES, make_model, needs_programs, run_prog
 import msalab.transformers as mt  # noqa: E402
 from msalab import results  # noqa: E402
 from msalab.capture.__main__ import main as capture  # noqa: E402
-from msalab.evaluation import exercises, scoring  # noqa: E402
+from msalab.evaluation import exercises, run, scoring  # noqa: E402
 from msalab.evaluation.__main__ import main  # noqa: E402
 from msalab.evaluation.text import Tokenizer  # noqa: E402
 from msalab.selectors import Choice, Rule  # noqa: E402
@@ -67,6 +68,18 @@ def summary_of(out):
     assert repr(found) == repr({name: table.records() for name, table in answer.tables.items()})
     assert (by_json.run, by_json.columns, by_json.notes) == (answer.run, answer.columns, answer.notes)
     return found
+
+
+def test_the_models_own_attention_runs_alone(folder, text_file, tmp_path, capsys):
+    for name, selectors in (("alone", ""), ("beside", "window")):
+        assert evaluate(folder, text_file, tmp_path / name, "--selectors", selectors, "--tasks", "needle,copy") == 0
+    alone, beside = (summary_of(tmp_path / name) for name in ("alone", "beside"))
+    assert [row["config"] for row in alone["configs"]] == ["dense"] and not alone["differences"]
+    for table in ("configs", "by_position", "retrieval_total", "retrieval"):
+        dense = [row for row in beside[table] if row["config"] == "dense"]
+        assert [[row[key] for key in dense[0] if row[key] == row[key]] for row in alone[table]] == [
+            [row[key] for key in dense[0] if row[key] == row[key]] for row in dense]
+    assert "needle" in capsys.readouterr().out and not list((tmp_path / "alone").glob("*.svg"))
 
 
 def test_loss_is_the_models_own_and_that_of_the_sparse_model(folder, text_file, tmp_path, capsys):
@@ -333,6 +346,19 @@ def test_an_index_is_scored_as_it_was_fitted(folder, text_file, tmp_path, capsys
     assert "are 2 blocks, must be at most the least budget, 1 block" in capsys.readouterr().err
 
 
+def test_a_plain_kernel_of_an_index_branch_is_noted_once(folder, text_file, tmp_path, capsys, monkeypatch):
+    fit = make_indexer(tmp_path / "results.h5", range(4), groups=2, dim=16, model_dim=SIZES["hidden_size"])
+    more = ("--indexer", fit, "--tasks", "", "--sequences", 1, "--selectors", "window,index", "--overwrite")
+    assert evaluate(folder, text_file, tmp_path / "out", *more) == 0
+    assert "plain" not in capsys.readouterr().err
+    monkeypatch.setattr(run, "backend_of", lambda _: Namespace(
+        answered_by="index_select_any; sm90: k is 64, must be at most 32"))
+    assert evaluate(folder, text_file, tmp_path / "out", *more) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "plain" in line]
+    assert said == [f"note: index@{tokens}: the Index Branch selects by the plain kernel, many times slower than another "
+                    "would (sm90: k is 64, must be at most 32)" for tokens in (2 * BLOCK, ALL * BLOCK)]
+
+
 def test_the_first_block_is_an_axis(folder, text_file, tmp_path, capsys):
     assert evaluate(folder, text_file, tmp_path / "out", "--selectors", "mean-key,window", "--top-k", 2,
                     "--tasks", "", "--forced-first", "0,1") == 0
@@ -423,8 +449,6 @@ def test_the_error_behind_a_layer_counts_every_token_alike():
 @pytest.mark.parametrize("arguments, said", [
     (["--selectors", "best"], "--selectors names best; there are: oracle, mean-key"),
     (["--selectors", "index"], "--selectors index needs --indexer"),
-    (["--selectors", ","], "--selectors names none; there are: oracle, mean-key"),
-    (["--selectors", ""], "--selectors names none; there are: oracle, mean-key"),
     (["--selectors", "window,window"], "--selectors names one twice"),
     (["--tasks", "poem"], "--tasks names poem"),
     (["--tasks", "needle,needle"], "--tasks names one twice"),

@@ -51,6 +51,19 @@ def test_the_programs_choose_the_same_blocks(tmp_path):
         assert other == 0 if name == "window" else other < 1e-3, name
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_of_some_queries_at_a_time_choose_the_same_blocks(name, monkeypatch):
+    rng = np.random.default_rng(2)
+    q, k = (torch.as_tensor(rng.standard_normal((count, heads, 16), np.float32)) for count, heads in ((110, 4), (150, 2)))
+    rule, real, sizes = selectors.Rule(16, 4, 1), selectors.SCORES[name], []
+    monkeypatch.setitem(selectors.SCORES, name, lambda q, k, *more, **how: (sizes.append((len(q), len(k))), real(
+        q, k, *more, **how))[1])
+    whole = selectors.select(name, q, k, rule)
+    monkeypatch.setattr(selectors, "SCORES_AT_ONCE", 2 * 10 * 40)  # groups, blocks, queries
+    assert torch.equal(selectors.select(name, q, k, rule), whole)
+    assert sizes == [(110, 150), (40, 80), (40, 120), (30, 150)]
+
+
 @pytest.mark.parametrize("norm", ["none", "rms"])
 def test_a_fitted_index_branch_is_read_as_it_was_fitted(tmp_path, norm):
     run("msa-fit-indexer", SAMPLE, "--out", tmp_path / "fit", "--block-size", BLOCK, "--top-k",

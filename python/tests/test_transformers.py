@@ -6,6 +6,7 @@ module."""
 
 import copy
 import inspect
+import types
 from contextlib import contextmanager
 
 import h5py
@@ -783,3 +784,75 @@ def test_rule_is_part_of_selecting():
     assert (ids[own >= 1, :, 0] == 0).all()
     newest = selectors.select("window", q, k, selectors.Rule(8, 3))
     assert newest[-1].tolist() == [[0, 3, 4]] * 2
+
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU"))])
+HOW = {"softmax_scale": 0.25, "softcap": None, "sinks": None}
+
+
+def heads_of(tokens, device, groups=2):
+    """q, k and v of 4 heads of 64 channels, and what they may differ by."""
+    rng = np.random.default_rng(5)
+    element, off = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 2e-2)
+    return *(torch.as_tensor(rng.standard_normal((tokens, heads, 64), np.float32)).to(device, element)
+             for heads in (4, groups, groups)), off
+
+
+def assert_like(found, expected, off):
+    assert found.dtype is expected.dtype and found.shape == expected.shape
+    assert torch.allclose(found.float(), expected.float(), atol=off, rtol=off)
+
+
+@DEVICES
+@pytest.mark.parametrize("at_once", [1, 3, 6])
+def test_blocks_attended_to_in_parts_are_as_attended_to_at_once(at_once, device):
+    """Parts of a sequence's first queries are empty."""
+    ends, block = [0, 390, 900], 64
+    q, k, v, off = heads_of(ends[-1], device)
+    ids = torch.cat([selectors.select("oracle", q[at:end], k[at:end], Rule(block, 7, 1)) for at, end in zip(ends, ends[1:])])
+    assert (ids[0] == -1).sum() == 2 * 6
+    how = HOW | {"block_size": block, "cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    whole = mt.m.sparse_attention(q, k, v, ids, **how)
+    assert_like(mt._attended_in_parts(q, k, v, ids, at_once, **how), whole, off)
+    with pytest.raises(AssertionError):  # the last block of some is missing
+        assert_like(mt._attended_in_parts(q, k, v, ids[..., :-1].contiguous(), at_once, **how), whole, off)
+
+
+@DEVICES
+@pytest.mark.parametrize("tokens, window, groups", [(300, 40, 2), (280, 40, 1), (41, 40, 4), (300, 299, 2)])
+def test_attention_in_a_window_by_pytorch_is_ours(tokens, window, groups, device):
+    q, k, v, off = heads_of(tokens, device, groups)
+    for scale in (0.25, None):
+        ours = mt.m.dense_attention(q, k, v, window=window, softmax_scale=scale)
+        assert_like(mt._in_window(q, k, v, window, scale), ours, off)
+        with pytest.raises(AssertionError):
+            assert_like(mt._in_window(q, k, v, window // 2, scale), ours, off)
+
+
+@pytest.mark.parametrize("ends, window, more, cut", [
+    ([0, 9, 20], 8, {}, True), ([0, 8, 20], 8, {}, False), ([0, 9, 20], None, {}, False),
+    ([0, 9, 20], 8, {"softcap": 50.0}, False), ([0, 9, 20], 8, {"sinks": 1}, False),
+    ([0, 9, 20], 8, {"cu_seqlens_k": [0, 10, 21]}, False)])
+def test_pytorch_attends_in_windows_that_are_short_on_a_gpu(monkeypatch, ends, window, more, cut):
+    q = torch.zeros(ends[-1], 2, 8)
+    monkeypatch.setattr(mt, "_may_be_cut", lambda q, k, v, sinks: sinks is None)
+    monkeypatch.setattr(mt, "_in_window", lambda q, *_: q + 1)
+    monkeypatch.setattr(mt.m, "dense_attention", lambda q, *_, window, **how: q)
+    how = HOW | {"cu_seqlens_q": ends, "cu_seqlens_k": ends} | more
+    found = mt._dense(q, q, q, window, **how)
+    assert found.shape == q.shape and (found == cut).all()
+
+
+@pytest.mark.parametrize("blocks, on_gpu, sinks, gradient, in_parts", [
+    (33, True, None, False, True), (32, True, None, False, False), (33, False, None, False, False),
+    (33, True, "sinks", False, False), (33, True, None, True, False)])
+def test_only_more_blocks_than_tuned_kernels_take_are_attended_to_in_parts(monkeypatch, blocks, on_gpu, sinks, gradient,
+                                                                           in_parts):
+    monkeypatch.setattr(mt.m, "sparse_attention", lambda *_, **__: "whole")
+    monkeypatch.setattr(mt, "_attended_in_parts", lambda *_, **__: "parts")
+    q, k = (types.SimpleNamespace(is_cuda=on_gpu, requires_grad=one) for one in (False, gradient))
+    ids = torch.zeros((1, 1, blocks), dtype=torch.int32)
+    assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts else "whole")
+    with torch.no_grad():
+        assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts or gradient else "whole")

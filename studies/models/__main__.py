@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +35,9 @@ from . import page, records, texts
 BLOCKS = (64, 32, 128)
 BUDGETS = (512, 1024, 2048, 4096)
 TASKS = ("needle", "multi_key", "tracking", "definition")
+FIRST_EXERCISES, PROMISING = 16, 0.5  # of each task; what a model solves of them, if more are worth a pass
 LEAST_RIGHT = 0.8  # of a task that the model solves with its own attention
+RETRIEVED = (512, 1024, 2048)  # budgets, of a sixteenth to a half of the context
 LOSE = 0.01  # of the mass, that layers may lose with ids of others
 STEPS = 1024  # of decode, that a cache sees
 SELECTORS = "oracle,mean-key,window,index"  # that a model runs with
@@ -66,10 +68,13 @@ def parser() -> CommandLine:
     top.add_argument("--held-out", type=int, default=6, metavar="N", help="documents that the loss is measured on (6)")
     top.add_argument("--queries", type=int, default=256, metavar="N", help="of each layer that are analysed (256)")
     top.add_argument("--steps", type=int, default=0, metavar="N", help="of a fit (0, the closed form)")
-    top.add_argument("--exercises", type=int, default=16, metavar="N", help="of each task (16)")
+    top.add_argument("--exercises", type=int, default=256, metavar="N", help="of each task that the model may solve; "
+                     "a record of fewer is made again (256)")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     top.add_argument("--workers", type=int, default=1, metavar="N", help="pieces that run at once (1)")
     top.add_argument("--fitters", type=int, default=1, metavar="N", help="processes that share the layers of a fit (1)")
+    top.add_argument("--evaluators", type=int, default=1, metavar="N", help="processes that share the exercises of a piece "
+                     "(1)")
     top.add_argument("--seconds", type=float, metavar="N", help="no piece begins after so many")
     return top
 
@@ -114,8 +119,15 @@ class Survey:
     def archive(self) -> Path:
         return records.path_of(self.options.records, self.options.name, self.context)
 
+    def exercises(self, piece: str) -> int:
+        return min(FIRST_EXERCISES, self.options.exercises) if piece == "asked" else self.options.exercises
+
     def record(self, piece: str) -> Report | None:
-        return records.read(self.archive).get((self.kind, piece))
+        """None also of one with fewer exercises than are asked for."""
+        found = records.read(self.archive).get((self.kind, piece))
+        has_few = found is not None and piece in OF_EXERCISES and (
+            min(found["retrieval_total"]["exercises"]) < self.exercises(piece))
+        return None if has_few else found
 
     # What pieces read
 
@@ -166,11 +178,11 @@ class Survey:
                  *self.backend, "--overwrite")
         return out
 
-    def evaluate(self, name: str, *words) -> Path:
+    def evaluate(self, name: str, *words, times: int = 1) -> Path:
         out = self.work / name
         if not (out / "summary.json").exists():  # it resumes by itself
             _msalab("evaluate", self.options.model, "--out", out, "--text", self.texts["held_out"][0], "--context",
-                    self.context, *self.how, *words)
+                    self.context, *self.how, *words, times=times)
         return out
 
     def on_text(self, name: str, *words) -> Path:
@@ -185,21 +197,42 @@ class Survey:
     def settings(self, selectors: str, budget: int) -> list:
         return ["--selectors", selectors, "--block-size", BLOCKS[0], "--budgets", budget, "--forced-first", "0,1"]
 
-    def asked(self) -> Path:
-        """How much the model retrieves with its own attention; one setting must be named beside it."""
-        return self.evaluate("asked", "--sequences", 0, "--tasks", ",".join(TASKS), "--exercises",
-                             self.options.exercises, "--selectors", "window", "--block-size", BLOCKS[0], "--budgets",
-                             self.budgets[0], "--forced-first", 1)
+    def on_exercises(self, piece: str, tasks: Iterable[str], *words) -> Path:
+        """In a folder by their number, since a run with more of them is another one."""
+        count = self.exercises(piece)
+        return self.evaluate(f"{piece}-of-{count}", "--sequences", 0, "--tasks", ",".join(tasks), "--exercises", count,
+                             *words, times=self.options.evaluators)
 
-    def retrieval(self, budget: int) -> Path:
-        asked = self.record("asked")
-        if asked is None:
-            raise Refusal("retrieval needs the piece asked")
-        solved = solved_tasks(asked)
-        if not solved:
-            raise Skipped(f"the model solves no task to {LEAST_RIGHT:.0%}")
-        return self.evaluate(f"retrieval-{budget}", "--sequences", 0, "--tasks", ",".join(solved), "--exercises",
-                             self.options.exercises, "--indexer", self.fit(64), *self.settings(SELECTORS, budget))
+    def asked(self) -> Path:
+        """Which tasks the model may solve with its own attention, by few exercises."""
+        return self.on_exercises("asked", TASKS, "--selectors", "")
+
+    def solved(self) -> Path:
+        """How much of these tasks it solves."""
+        return self.on_exercises("solved", self.right("asked", PROMISING), "--selectors", "")
+
+    def right(self, piece: str, least: float) -> list[str]:
+        """Tasks of which the model solves so much with its own attention."""
+        found = self.record(piece)
+        if found is None:
+            raise Refusal(f"needs the piece {piece}")
+        dense = found["retrieval_total"].where(config="dense").records()
+        tasks = [row["task"] for row in dense if row["right_answers"] >= least]
+        if not tasks:
+            raise Skipped(f"the model solves no task to {least:.0%}")
+        return tasks
+
+    def retrieval(self, wide: bool = False) -> Path:
+        """wide: by the Index Branch of the head's own width."""
+        self.right("asked", PROMISING)
+        tasks = self.right("solved", LEAST_RIGHT)
+        if wide and self.head_dim() == 64:
+            raise Skipped("its heads have the 64 channels of the other Index Branch")
+        budgets = [one for one in RETRIEVED if self.context // 16 <= one <= self.context // 2]
+        return self.on_exercises("retrieval-wide" if wide else "retrieval", tasks, "--indexer",
+                                 self.fit(self.head_dim() if wide else 64), "--selectors",
+                                 "index" if wide else "oracle,mean-key,index", "--block-size", BLOCKS[0], "--budgets",
+                                 ",".join(map(str, budgets)), "--forced-first", 1)
 
     def advice(self) -> Path:
         return self.answer("msa-advise", self.capture(), "advice", "--budgets", self.context // 4, "--block-size", "64",
@@ -249,28 +282,37 @@ def by_budget(name: str, made: Callable[[Survey, int], Path]) -> dict[str, Calla
 # In the order in which they are worth most.
 PIECES: dict[str, Callable[[Survey], Path]] = {
     "keeps-64": lambda one: one.keeps(64), "heads": Survey.heads, "fit-64": lambda one: one.fit(64),
-    **by_budget("loss", Survey.loss), "asked": Survey.asked, **by_budget("retrieval", Survey.retrieval),
-    "fit-wide": lambda one: one.fit(one.head_dim()), **by_budget("wide", Survey.wide), "advice": Survey.advice,
+    **by_budget("loss", Survey.loss), "asked": Survey.asked, "solved": Survey.solved, "retrieval": Survey.retrieval,
+    "fit-wide": lambda one: one.fit(one.head_dim()), **by_budget("wide", Survey.wide),
+    "retrieval-wide": lambda one: one.retrieval(wide=True), "advice": Survey.advice,
     "advised": Survey.advised, "keeps-32": lambda one: one.keeps(32), "keeps-128": lambda one: one.keeps(128),
     "reuse": Survey.reuse, "precision": Survey.precision, "cache": Survey.cache}
 
 
+OF_EXERCISES = ("asked", "solved", "retrieval", "retrieval-wide")
+OLDER = {"retrieval": tuple(f"retrieval-{budget}" for budget in BUDGETS)}  # records that it takes the place of
+
+
 def belongs(piece: str, context: int) -> bool:
-    """A budget of the whole context leaves nothing out."""
+    """A budget of the whole context leaves nothing out; what is retrieved with more than half of it says little."""
     name, _, number = piece.partition("-")
-    return name not in ("loss", "wide", "retrieval") or int(number) < context
+    if name == "retrieval":
+        return RETRIEVED[0] <= context // 2
+    return name not in ("loss", "wide") or int(number) < context
 
 
 # What several pieces read, and the first of them makes.
 SHARED = {"keeps": ("capture",), "heads": ("capture",), "fit": ("capture", "{piece}"), "loss": ("capture", "fit-64"),
-          "wide": ("capture", "fit-wide"), "asked": ("asked",), "retrieval": ("capture", "fit-64", "asked"),
+          "wide": ("capture", "fit-wide"), "asked": ("asked",), "solved": ("asked", "solved"),
+          "retrieval": ("capture", "fit-64", "asked", "solved"),
+          "retrieval-wide": ("capture", "fit-wide", "asked", "solved"),
           "advice": ("capture", "advice"), "advised": ("capture", "advice"),
           **dict.fromkeys(("reuse", "precision", "cache"), ("capture", "fit-64"))}
 
 
 def shared(survey: Survey, piece: str) -> set[str]:
     """What of it is not there yet."""
-    names = {name.format(piece=piece) for name in SHARED[records.piece_of(piece)]}
+    names = {name.format(piece=piece) for name in SHARED.get(piece) or SHARED[records.piece_of(piece)]}
     return {name for name in names if not _is_there(survey, name)}
 
 
@@ -278,7 +320,7 @@ def _is_there(survey: Survey, name: str) -> bool:
     capture = survey.work / "capture.h5"
     if name == "capture":
         return capture.exists()
-    if name == "asked":
+    if name in OF_EXERCISES:
         return survey.record(name) is not None
     if name == "fit-wide":
         return capture.exists() and (survey.work / f"fit-{survey.head_dim()}/summary.json").exists()
@@ -287,11 +329,6 @@ def _is_there(survey: Survey, name: str) -> bool:
 
 class Skipped(Exception):
     """The piece has no answer for this model, by the rules."""
-
-
-def solved_tasks(answer: Report) -> list[str]:
-    dense = answer["retrieval_total"].where(config="dense").records()
-    return [row["task"] for row in dense if row["right_answers"] >= LEAST_RIGHT]
 
 
 def _environment() -> dict:
@@ -318,8 +355,8 @@ def _program(name: str, *words, answer: Path | None = None, times: int = 1) -> N
     _run(name, find_program(name), *words, answer=answer, times=times)
 
 
-def _msalab(*words) -> None:
-    _run(f"msalab {words[0]}", sys.executable, "-m", "msalab", *words)
+def _msalab(*words, times: int = 1) -> None:
+    _run(f"msalab {words[0]}", sys.executable, "-m", "msalab", *words, times=times)
 
 
 def heads_of(path: Path) -> dict:
@@ -353,8 +390,9 @@ def do(survey: Survey, piece: str) -> None:
     content["run"]["survey"] = {
         "context": survey.context, "kind": survey.kind, "device": survey.options.device,
         "seconds": round(time.monotonic() - began, 1), "load": [round(one, 1) for one in os.getloadavg()],
-        "processor_seconds": round(_own.seconds, 1), "workers": survey.options.workers}
-    records.write(survey.archive, survey.kind, piece, content)
+        "processor_seconds": round(_own.seconds, 1), "workers": survey.options.workers,
+        "evaluators": survey.options.evaluators if piece in OF_EXERCISES else 1}
+    records.write(survey.archive, survey.kind, piece, content, OLDER.get(piece, ()))
 
 
 def price(model: str, name: str, path: Path) -> None:

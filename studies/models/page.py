@@ -90,7 +90,12 @@ def together(names) -> str:
     found = defaultdict(list)
     for name in names:
         found[records.piece_of(name)].append(name.removeprefix(records.piece_of(name)).lstrip("-"))
-    return ", ".join(f"`{piece}" + f"-{'/'.join(rest)}" * bool(rest[0]) + "`" for piece, rest in found.items())
+    shown = []
+    for piece, rest in found.items():
+        shown += [piece] * ("" in rest)
+        more = [one for one in rest if one]
+        shown += [f"{piece}-{'/'.join(more)}"] * bool(more)
+    return ", ".join(f"`{one}`" for one in shown)
 
 
 def ran(of: Records):
@@ -226,30 +231,40 @@ def by_position(of: Records):
 
 
 def asked(of: Records):
-    """What a model retrieves with its own attention."""
-    found = [(model, context, record["retrieval_total"].records()) for model, context, _, _, record in of.each("asked")]
-    tasks = list(dict.fromkeys(row["task"] for _, _, table in found for row in table))
-    rows = [("model", "context", "exercises of each task", *(f"`{task}`" for task in tasks))]
-    for model, context, table in found:
-        own = {row["task"]: row for row in table if row["config"] == "dense"}
-        rows.append((MODELS[model], called(context), str(next(iter(own.values()))["exercises"]),
-                     *(interval(own[task], "right_answers", ".2f") if task in own else "-" for task in tasks)))
+    """What a model retrieves with its own attention, of each task by the record with most exercises."""
+    found = defaultdict(dict)
+    for piece in ("asked", "solved"):
+        for model, context, _, _, record in of.each(piece):
+            found[model, context] |= {row["task"]: row for row in record["retrieval_total"].where(config="dense").records()}
+    tasks = list(dict.fromkeys(task for own in found.values() for task in own))
+    rows = [("model", "context", *(f"`{task}`" for task in tasks))]
+    for (model, context), own in found.items():
+        rows.append((MODELS[model], called(context), *(
+            f"{interval(own[task], 'right_answers', '.2f')} of {own[task]['exercises']}" if task in own else "-"
+            for task in tasks)))
     return rows if found else NONE
 
 
 def retrieval(of: Records):
-    """Of the tasks that a model solves: right answers of each selector, the better of its settings."""
-    selectors = ("dense", "oracle", "index", "mean-key", "window")
+    """Of the tasks that a model solves: right answers of each selector, the better of its settings where it has several.
+    `wide` is the Index Branch of the head's own width."""
+    selectors = ("dense", "oracle", "index", "wide", "mean-key", "window")
+    found = defaultdict(lambda: defaultdict(list))
+    for model, context, _, rest, record in of.each("retrieval"):
+        table = record["retrieval_total"].records()
+        sparse = [(row, *row["config"].split(",")[0].split("@")) for row in table if row["config"] != "dense"]
+        dense = {row["task"]: row for row in table if row["config"] == "dense"}
+        for row, selector, budget in sparse:
+            own = found[model, context, row["task"], int(budget)]
+            own["wide" if rest == "wide" else selector].append(row)
+            own["dense"] = own["dense"] or [dense[row["task"]]]
+    selectors = [name for name in selectors if any(own[name] for own in found.values())]
     rows = [("model", "context", "task", "budget", "exercises", *selectors)]
-    for model, context, _, budget, record in of.each("retrieval"):
-        found = defaultdict(lambda: defaultdict(list))
-        for row in record["retrieval_total"].records():
-            found[row["task"]][row["config"].split("@")[0]].append(row)
-        for task, own in found.items():
-            best = [max(own[name], key=lambda row: row["right_answers"]) if own[name] else None for name in selectors]
-            rows.append((MODELS[model], called(context), f"`{task}`", budget,
-                         str(next(one for one in best if one)["exercises"]),
-                         *(interval(one, "right_answers", ".2f") if one else "-" for one in best)))
+    for (model, context, task, budget), own in found.items():
+        best = [max(own[name], key=lambda row: row["right_answers"]) if own[name] else None for name in selectors]
+        rows.append((MODELS[model], called(context), f"`{task}`", str(budget),
+                     str(next(one for one in best if one)["exercises"]),
+                     *(interval(one, "right_answers", ".2f") if one else "-" for one in best)))
     return rows if len(rows) > 1 else NONE
 
 

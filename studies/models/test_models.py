@@ -117,21 +117,40 @@ def test_positions_are_those_beyond_the_budget_of_the_paper(tmp_path):
         ("Qwen2.5-Coder-0.5B", "8K", "2048 to 8191", "4.000", "+0.1250", "-", "-", "+0.1250")]
 
 
-def test_retrieval_is_of_the_better_setting_and_what_was_asked_of_dense_attention(tmp_path):
+def retrieved(exercises, right):
+    """The content of an evaluation with these right answers, by config, of the task needle."""
     content = evaluation({})
-    content["tables"]["retrieval_total"] = {"about": "", "key": [], "columns": [], "rows": [
-        {"config": config, "task": "needle", "exercises": 16} | estimate("right_answers", right, right / 2, 1)
-        for config, right in (("dense", 1.0), ("index@512", 0.25), ("index@512,first=1", 0.5))]}
-    content["tables"]["retrieval_total"]["columns"] = ["config", "task", "exercises", "right_answers"]
-    content["columns"] |= {"task": {"type": "text", "unit": "", "definition": ""},
-                           "exercises": {"type": "integer", "unit": "", "definition": ""},
-                           "right_answers": {"type": "estimate", "unit": "", "definition": ""}}
+    kinds = {"config": "text", "task": "text", "exercises": "integer", "right_answers": "estimate"}
+    content["tables"]["retrieval_total"] = {"about": "", "key": [], "columns": list(kinds), "rows": [
+        {"config": config, "task": "needle", "exercises": exercises} | estimate("right_answers", share, share / 2, 1)
+        for config, share in right.items()]}
+    content["columns"] |= {name: {"type": kind, "unit": "", "definition": ""} for name, kind in kinds.items()}
+    return content
+
+
+def test_retrieval_is_of_the_better_setting_and_what_was_asked_of_dense_attention(tmp_path):
     for piece in ("asked", "retrieval-512"):
-        put(tmp_path, "qwen", piece, content)
+        put(tmp_path, "qwen", piece, retrieved(16, {"dense": 1.0, "index@512": 0.25, "index@512,first=1": 0.5}))
     of = page.load(tmp_path)
-    assert page.asked(of)[1:] == [("Qwen2.5-Coder-0.5B", "2K", "16", "1.00 (0.50 to 1.00)")]
-    assert page.retrieval(of)[1:] == [("Qwen2.5-Coder-0.5B", "2K", "`needle`", "512", "16", "1.00 (0.50 to 1.00)", "-",
-                                       "0.50 (0.25 to 1.00)", "-", "-")]
+    assert page.asked(of) == [("model", "context", "`needle`"), ("Qwen2.5-Coder-0.5B", "2K", "1.00 (0.50 to 1.00) of 16")]
+    assert page.retrieval(of) == [("model", "context", "task", "budget", "exercises", "dense", "index"), (
+        "Qwen2.5-Coder-0.5B", "2K", "`needle`", "512", "16", "1.00 (0.50 to 1.00)", "0.50 (0.25 to 1.00)")]
+
+
+def test_retrieval_has_a_row_of_each_budget_and_the_wider_index_branch(tmp_path):
+    put(tmp_path, "gemma3", "asked", retrieved(16, {"dense": 1.0}))
+    put(tmp_path, "gemma3", "solved", retrieved(256, {"dense": 0.75}))
+    put(tmp_path, "gemma3", "retrieval", retrieved(256, {"dense": 0.75, **{
+        f"{name}@{budget},first=1": budget / 2048 for name in ("oracle", "mean-key", "index") for budget in (512, 1024)}}))
+    put(tmp_path, "gemma3", "retrieval-wide", retrieved(256, {"dense": 1.0, "index@512,first=1": 0.75,
+                                                              "index@1024,first=1": 1.0}))
+    of = page.load(tmp_path)
+    assert page.asked(of)[1:] == [("Gemma 3 270M", "2K", "0.75 (0.38 to 1.00) of 256")]
+    dense, quarter, half = ("0.75 (0.38 to 1.00)", "0.25 (0.12 to 1.00)", "0.50 (0.25 to 1.00)")
+    assert page.retrieval(of) == [
+        ("model", "context", "task", "budget", "exercises", "dense", "oracle", "index", "wide", "mean-key"),
+        ("Gemma 3 270M", "2K", "`needle`", "512", "256", dense, quarter, quarter, dense, quarter),
+        ("Gemma 3 270M", "2K", "`needle`", "1024", "256", dense, half, half, "1.00 (0.50 to 1.00)", half)]
 
 
 def report_of(tables):
@@ -172,6 +191,7 @@ def test_what_layers_allow_is_of_the_mean_target_and_of_the_formats_that_a_user_
 
 def test_names_of_pieces_are_shown_together():
     assert page.together(["asked", "keeps-32", "keeps-64", "loss-512"]) == "`asked`, `keeps-32/64`, `loss-512`"
+    assert page.together(["retrieval", "retrieval-wide", "wide-512"]) == "`retrieval`, `retrieval-wide`, `wide-512`"
 
 
 def some_points(exponent, noise, seed=1, models=("a", "b", "c")):

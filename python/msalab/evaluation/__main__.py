@@ -30,7 +30,8 @@ def parser() -> CommandLine:
                         "folder: the selector index")
     select.add_argument("--selectors", type=names, metavar="A,B",
                         help="oracle, mean-key, quest, window, index (default: mean-key,window,"
-                             "oracle, and index with --indexer; with --from-advice none). "
+                             "oracle, and index with --indexer; with --from-advice none); '' for none: the "
+                             "model's own attention alone. "
                              "Layers that share ids: NAME:every=4, the first of four layers selects for all, "
                              "NAME:leaders=0+3+11, these select for those behind them"
                         ).offered = ("oracle", "mean-key", "quest", "window", "index")

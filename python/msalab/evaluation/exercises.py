@@ -94,23 +94,35 @@ def _plan(task: str, style: Style, pairs: int, depth: float, rng):
     return lines, questions
 
 
+class _Planted:
+    """Lines and questions of an exercise, which any filler may go around. CaptureError where they alone take more than
+    `length` tokens."""
+
+    def __init__(self, task: str, vocabulary, length: int, depth: float, pairs: int, rng):
+        self.style = OF_BYTES if vocabulary.separator == "\0" else OF_WORDS
+        lines, self._questions = _plan(task, self.style, pairs, depth, rng)
+        self._lines, self._vocabulary = sorted(lines), vocabulary
+        self.most, self.needed = length - len(vocabulary.prefix), len(self.made("")[0])
+        require(self.needed <= self.most, f"an exercise of {task} takes {self.needed + len(vocabulary.prefix)} tokens without "
+                f"any filler, a length is {length}")
+
+    def made(self, filler: str):
+        """Its ids, and where in them the answers are."""
+        return self._vocabulary.locate(*_text(self._lines, self._questions, filler))
+
+
+def require_room(task: str, vocabulary, length: int, depth: float, pairs: int, seed):
+    """What make_exercise requires, without its filler, which takes most of the time."""
+    _Planted(task, vocabulary, length, depth, pairs, np.random.default_rng(seed))
+
+
 def make_exercise(task: str, vocabulary, documents, length: int, depth: float, pairs: int,
                   seed) -> Exercise:
     """At most `length` tokens, those of its whole text, and as many as the filler's characters allow: a
     function of its arguments. documents: texts of the filler."""
     rng = np.random.default_rng(seed)
-    style = OF_BYTES if vocabulary.separator == "\0" else OF_WORDS
-    lines, questions = _plan(task, style, pairs, depth, rng)
-    most = length - len(vocabulary.prefix)
-
-    def made(filler: str):
-        text, answers = _text(sorted(lines), questions, filler)
-        return vocabulary.locate(text, answers)
-
-    needed = len(made("")[0])
-    require(needed <= most, f"an exercise of {task} takes {needed + len(vocabulary.prefix)} tokens without any filler, "
-            f"a length is {length}")
-    ids, answers = _filled(made, _Filler(documents, rng), needed, most, CHARACTERS[style])
+    planted = _Planted(task, vocabulary, length, depth, pairs, rng)
+    ids, answers = _filled(planted.made, _Filler(documents, rng), planted.needed, planted.most, CHARACTERS[planted.style])
     before = len(vocabulary.prefix)
     return Exercise(np.asarray([*vocabulary.prefix, *ids], np.int64),
                     [(begin + before, end + before) for begin, end in answers], depth)

@@ -17,7 +17,7 @@ from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
 from ..capture.gguf import not_loaded, place_of
 from ..capture.layer import require
-from ..operations import _msalab
+from ..operations import _msalab, backend_of
 from ..progress import Progress
 from ..results import Report
 from . import exercises, text
@@ -57,8 +57,8 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
-    require(found, f"the selector index keeps {fitted and counted(fitted.forced_first + local, 'blocks')} in any case, "
-            "more than each budget has")
+    require(found or not names, "the selector index keeps "
+            f"{fitted and counted(fitted.forced_first + local, 'blocks')} in any case, more than each budget has")
     return list(found.values())
 
 
@@ -71,7 +71,6 @@ def _selectors_of(options) -> list[str]:
     known = [*selectors.SCORES, "index"]
     bare = [selectors.sharing(name)[0] for name in names]
     require(set(bare) <= set(known), refuse_unknown(bare, known, "--selectors names"))
-    require(names or options.from_advice, f"--selectors names none; there are: {', '.join(known)}")
     require("index" not in bare or options.indexer is not None,
             "--selectors index needs --indexer, the results.h5 of msa-fit-indexer")
     return names
@@ -282,6 +281,7 @@ def run(options, note) -> Report:
     longest = max([*(options.lengths if options.tasks else []), *(len(sequence.ids) for sequence in sequences)])
     for budget in sorted({min(rule.tokens for rule in one.rules()) for one in settings}):
         note_if_dense(budget, longest, note)
+    note_if_plain(scorer, model.get_input_embeddings().weight, note)
     record = record_of(options, model, settings)
     plan = plan_of(options, model, settings, variants, scorer.layers, sequences)
     watch = Watch(scorer, note)
@@ -289,7 +289,7 @@ def run(options, note) -> Report:
              for sequence in sequences]
     for task in options.tasks:
         for length in options.lengths:
-            _exercise(options, task, length, 0, vocabulary, documents)  # is there room?
+            exercises.require_room(task, vocabulary, *_of_exercise(options, task, length, 0))
             units += [(length, lambda *which: _answer(scorer, _exercise(options, *which, vocabulary, documents),
                                                       len(settings)), task, length, number)
                       for number in range(options.exercises)]
@@ -297,6 +297,32 @@ def run(options, note) -> Report:
         scorer.settings if name.startswith("text") else settings), partial(make, *which))
         for name, (tokens, make, *which) in zip(unit_names(record, plan), units)}
     return work(Path(options.out), options, record, plan, makers, note, watch)
+
+
+PLAIN = "index_select_any"
+
+
+def note_if_plain(scorer, like, note):
+    """Says where an Index Branch has no fast kernel on the device of `like`, which a first call of it shows."""
+    import torch
+
+    from .. import torch as m
+
+    known = set()
+    for setting, plan in zip(scorer.settings, scorer.plans):
+        for branch, rule in ((one.branch, one.rule) for one in plan.layers.values() if one.branch is not None):
+            sizes = branch.groups, len(branch.w_k), rule
+            if sizes in known:
+                continue
+            known.add(sizes)
+            q = torch.zeros(rule.block_size, *sizes[:2], dtype=like.dtype if like.is_cuda else torch.float32,
+                            device=like.device)
+            m.index_select(q, q.new_zeros(rule.block_size, sizes[1]), rule.top_k, block_size=rule.block_size,
+                           forced_first=rule.forced_first, forced_local=rule.forced_local)
+            kernel, _, why = backend_of(q).answered_by.partition("; ")
+            if kernel == PLAIN:
+                note(f"note: {setting.name}: the Index Branch selects by the plain kernel, many times slower than another "
+                     f"would ({why})")
 
 
 class Watch:
@@ -339,10 +365,14 @@ def _text(scorer, sequence, settings: int) -> dict:
             "bytes": sequence.bytes, "document": sequence.document}
 
 
+def _of_exercise(options, task, length, number) -> tuple:
+    """Its length, depth, pairs and seed."""
+    return (length, (number + 0.5) / options.exercises, options.pairs,
+            [options.seed, exercises.TASKS.index(task), length, number])
+
+
 def _exercise(options, task, length, number, vocabulary, documents):
-    depth = (number + 0.5) / options.exercises
-    return exercises.make_exercise(task, vocabulary, documents, length, depth, options.pairs,
-                                   [options.seed, exercises.TASKS.index(task), length, number])
+    return exercises.make_exercise(task, vocabulary, documents, *_of_exercise(options, task, length, number))
 
 
 def _answer(scorer, exercise, settings: int) -> dict:

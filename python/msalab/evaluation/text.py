@@ -193,7 +193,7 @@ def cut(documents, vocabulary, context: int, most: int) -> list[Sequence]:
     prefix = np.asarray(vocabulary.prefix, np.int64)
     room = context - len(prefix)
     by_turn: list[list[Sequence]] = []
-    for number, document in enumerate(documents):
+    for number, document in enumerate(documents if most else []):
         ids, widths = vocabulary.with_bytes(document)
         for turn, begin in enumerate(range(0, len(ids), room)):
             part = np.concatenate([prefix, ids[begin:begin + room]])

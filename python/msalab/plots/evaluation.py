@@ -215,7 +215,9 @@ def numbers(answer) -> Table:
 
 
 def pictures(answer):
-    """Name and drawing function of what the answer has."""
+    """Name and drawing function of what the answer has; of dense attention alone there is nothing to draw."""
+    if not _settings(answer):
+        return
     if len(answer["by_position"]):
         yield "loss_by_budget", loss_by_budget
         yield "loss_by_position", loss_by_position
