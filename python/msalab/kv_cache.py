@@ -131,7 +131,8 @@ def _attend(q, k, v, keys, values, ids, sinks, q_scales, table, lengths, block_s
 
 attend = _Operator(
     "cache_attend", "(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor ids, Tensor? sinks, "
-    "Tensor? q_scales, Tensor table, Tensor lengths, SymInt block_size, float? scale, float? softcap, SymInt[]? known) -> Tensor",
+    "Tensor? q_scales, Tensor table, Tensor lengths, SymInt block_size, float? scale, float? softcap, SymInt[]? known) "
+    "-> Tensor",
     _attend, lambda q, *_: torch.empty_like(q, dtype=result_dtype(q), memory_format=torch.contiguous_format))
 
 

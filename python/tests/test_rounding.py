@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 import msalab  # noqa: E402
 import msalab.transformers as mt  # noqa: E402
-from msalab import rounding  # noqa: E402
+from msalab import results, rounding  # noqa: E402
 from msalab.conform.reference import e4m3  # noqa: E402
 from msalab.evaluation.tables import element_table  # noqa: E402
 
@@ -259,7 +259,8 @@ def evaluated(folder, text_file, tmp_path, capsys):  # noqa: F811
     words = ("--selectors", "mean-key,oracle", "--element", "e4m3,e4m3:unscaled", "--tasks", "")
     assert test_evaluation.evaluate(folder, text_file, tmp_path / "out", *words) == 0
     with h5py.File(tmp_path / "out/results.h5") as file:
-        return tmp_path / "out", capsys.readouterr().out, file["evaluate/text/nats"][()], file["configs"].asstr()[()].tolist()
+        nats, configs = file["evaluate/text/nats"][()], file["configs"].asstr()[()].tolist()
+    return tmp_path / "out", capsys.readouterr().out, nats, configs
 
 
 def test_evaluate_has_each_setting_in_each_element(evaluated, folder, text_file):  # noqa: F811

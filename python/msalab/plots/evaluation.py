@@ -43,10 +43,11 @@ def _look(line: str, lines) -> dict:
     """Of a selector; an element type is as an option of it; with first blocks forced beside the same without, dots and
     their number as marker."""
     name, *options = line.split(",")
-    forced = "".join(option.removeprefix(FIRST) for option in options if option.startswith(FIRST))
-    look = style.selector_style(":".join([name, *(option for option in options if not option.startswith(FIRST))]))
-    if forced and line.replace(f",{FIRST}{forced}", "") in lines:
-        look |= {"linestyle": ":", "marker": f"${forced}$", "markersize": 7,
+    forced = "".join(option for option in options if option.startswith(FIRST))
+    others = [option for option in options if option != forced]
+    look = style.selector_style(":".join([name, *others]))
+    if forced and ",".join([name, *others]) in lines:
+        look |= {"linestyle": ":", "marker": f"${forced.removeprefix(FIRST)}$", "markersize": 7,
                  "markerfacecolor": look["color"]}
     return look
 
