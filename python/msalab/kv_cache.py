@@ -19,6 +19,7 @@ from . import operations
 from .nn import rotation
 from .operations import InputError
 from .selectors import Rule
+from .torch import result_dtype
 
 PAGE = 64  # a capacity is a multiple: what the tuned kernels ask of pages
 GROWTH = 8  # a cache without a capacity grows by this part of what it holds
@@ -77,7 +78,7 @@ class _Calls:
         """[N, ...]"""
         if self.spans is None:
             return tokens.flatten(0, 1).contiguous()
-        return torch.cat([row[first:] for row, first in zip(tokens, self.spans)])
+        return torch.cat([_movable(row[first:]) for row, first in zip(tokens, self.spans)]).view(tokens.dtype)
 
     def unpacked(self, packed: Tensor, rows: int, new: int) -> Tensor:
         """Padding is 0."""
@@ -115,9 +116,11 @@ select = _Operator(
         index_q.new_empty((*index_q.shape[:3], top_k), dtype=torch.int32))
 
 
-def _attend(q, k, v, keys, values, ids, sinks, table, lengths, block_size, scale, softcap, known=None):
+def _attend(q, k, v, keys, values, ids, sinks, q_scales, table, lengths, block_size, scale, softcap, known=None):
     calls = _Calls.of(q, keys, table, lengths, known)
     options = {"sinks": sinks, "block_size": block_size, "softmax_scale": scale, "softcap": softcap}
+    if q_scales is not None:
+        options["scales"] = calls.packed(q_scales), None, None
     if calls.is_whole(known, q.shape[1]):
         pools, where = (calls.packed(k), calls.packed(v)), calls.lengths()
     else:
@@ -128,8 +131,9 @@ def _attend(q, k, v, keys, values, ids, sinks, table, lengths, block_size, scale
 
 attend = _Operator(
     "cache_attend", "(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor ids, Tensor? sinks, "
-    "Tensor table, Tensor lengths, SymInt block_size, float? scale, float? softcap, SymInt[]? known) -> Tensor",
-    _attend, lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
+    "Tensor? q_scales, Tensor table, Tensor lengths, SymInt block_size, float? scale, float? softcap, SymInt[]? known) "
+    "-> Tensor",
+    _attend, lambda q, *_: torch.empty_like(q, dtype=result_dtype(q), memory_format=torch.contiguous_format))
 
 
 class KeyLength(int):
@@ -227,16 +231,22 @@ class Rows:
         self._measure()
 
 
+def _movable(tensor: Tensor) -> Tensor:
+    """The same memory; e4m3 as bytes, since PyTorch moves these everywhere."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+
+
 class CachedLayer(cache_utils.CacheLayerMixin):
     """Keys, values and index keys of one layer. `seen`: tokens of a row, those of its padding among them, where the
-    capacity is not fixed."""
+    capacity is not fixed. in_e4m3: keys and values are float8_e4m3fn, without scales: a scale could be known only when all
+    tokens that share it have come."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, number: int, rows: Rows, leads: bool):
+    def __init__(self, number: int, rows: Rows, leads: bool, in_e4m3: bool):
         super().__init__()
-        self.number, self.rows, self.leads = number, rows, leads
+        self.number, self.rows, self.leads, self.in_e4m3 = number, rows, leads, in_e4m3
         self.index_keys = None
         self.seen = 0
         self.pools = ()
@@ -260,7 +270,8 @@ class CachedLayer(cache_utils.CacheLayerMixin):
         # The kernels of the CPU take float32 alone.
         self.kept = torch.float32 if self.device.type == "cpu" else self.dtype
         for name, states in (("keys", key_states), ("values", value_states)):
-            setattr(self, name, self._pool(self.kept, states.shape[1], states.shape[3], key_states.shape[2]))
+            setattr(self, name, self._pool(torch.float8_e4m3fn if self.in_e4m3 else self.kept, states.shape[1],
+                                           states.shape[3], key_states.shape[2]))
         self.is_initialized = True
 
     def _pool(self, dtype, *shape) -> Tensor:
@@ -330,7 +341,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
             # From the kernels that make the tokens. A place below 0 counts from the row's end: no token comes there, since
             # a row's padding takes room, too.
             for tokens, pool in pools:
-                pool.index_put_((rows.table.long(), rows.places), tokens)
+                _movable(pool).index_put_((rows.table.long(), rows.places), _movable(tokens))
         elif at is not None and not any(rows.begins):
             for tokens, pool in pools:
                 pool.narrow(1, at - new, new).copy_(tokens)
@@ -426,7 +437,7 @@ class CachedLayer(cache_utils.CacheLayerMixin):
     def _choose(self, choose):
         for name in self._all():
             old = getattr(self, name)
-            new = choose(old)
+            new = choose(_movable(old)).view(old.dtype)
             if new.shape == old.shape:
                 old.copy_(new)
             else:

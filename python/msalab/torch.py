@@ -161,11 +161,15 @@ def _has_tangent(tensor) -> bool:
     return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
 
 
+def result_dtype(q: Tensor) -> torch.dtype:
+    """Of attention's output: that of q, of e4m3 as wide as the backend gives it."""
+    if q.dtype is not torch.float8_e4m3fn:
+        return q.dtype
+    return torch.bfloat16 if q.is_cuda else torch.float32
+
+
 def _fake_attention(q, *_):
-    dtype = q.dtype
-    if dtype is torch.float8_e4m3fn:
-        dtype = torch.bfloat16 if q.is_cuda else torch.float32
-    return torch.empty_like(q, dtype=dtype), q.new_empty(q.shape[:2], dtype=torch.float32)
+    return torch.empty_like(q, dtype=result_dtype(q)), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 def _four(gradients, q: Tensor):

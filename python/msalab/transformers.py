@@ -33,7 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from . import advice as advices
 from . import indexer as indexers
 from . import joined as joins
-from . import kv_cache, operations, selectors
+from . import kv_cache, operations, rounding, selectors
 from . import torch as m
 from .capture.decoder import decoder_of, number_attention
 from .capture.other_kinds import other_kind
@@ -215,6 +215,7 @@ class Layer:
     number: int
     rule: Rule | None
     selector: str | Callable | None  # None: dense
+    element: str | None = None  # of q, k and v, one of rounding.ELEMENTS; None: the model's own
     branch: indexers.IndexBranch | None = None
     source: Layer | None = None  # whose ids it takes
     shares: bool = False  # another layer takes its ids,
@@ -287,7 +288,7 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
               forced_first: int | None = None, forced_local: int | None = None,
               advice: str | Path | dict[int, Choice | None] | None = None,
               observe: Callable[[int, Tensor | None], object] | None = None,
-              index_keys: str | None = None) -> list[int]:
+              index_keys: str | None = None, element: str | None = None) -> list[int]:
     """Says how each attention layer of a loaded model selects; may be called again.
 
     selector: "oracle", "mean-key" (where nothing is said), "quest", "window"; "own": the model's
@@ -303,6 +304,10 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     to it. observe(layer, ids): is told the blocks [n, Hkv, k] that the n queries of all rows
     attend to, and for a dense layer None.
     index_keys: "int8", how an Index Branch, and with it a cache, has its keys; None: as the model has its own.
+    element: "e4m3" rounds queries, keys and values of the layers that select, behind their selection, to e4m3: with a scale
+    of each row and head of q, and of each block and group of k and of v, all of whose tokens decide it. "e4m3:unscaled":
+    k and v have none, and beyond 448 they are 448. None: as the model has them. There is no gradient. A Cache holds k and
+    v without scales alone.
     Returns the layers that select. InputError where a layer cannot."""
     parts = {"block_size": block_size, "top_k": top_k, "forced_first": forced_first,
              "forced_local": forced_local}
@@ -314,7 +319,7 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
                  "layer")
         how = advice if isinstance(advice, dict) else advices.read(advice)
     _require(index_keys in (None, "int8"), f"index_keys is {index_keys!r}, must be 'int8' or None")
-    made = plan(model, how, indexer, dense_layers, observe, index_keys)
+    made = plan(model, how, indexer, dense_layers, observe, index_keys, element)
     made.apply()
     return made.sparse
 
@@ -329,8 +334,9 @@ def choice(selector, indexer, **parts) -> Choice:
                                              if value is not None}), **shares)
 
 
-def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_keys=None) -> Plan:
+def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_keys=None, element=None) -> Plan:
     """What configure() would apply. how: of every layer, or of each one."""
+    rounding.check_element(element)
     modules, windows = attention_modules(model)
     dense = set(dense_layers)
     unknown = sorted(dense - modules.keys())
@@ -357,7 +363,7 @@ def plan(model, how: Choice | dict, indexer, dense_layers, observe=None, index_k
     for number, module in sorted(modules.items()):
         one, branch = choices.get(number), branches.get(number)
         layer = layers[module] = numbered[number] = Layer(number, one and one.rule, one and one.selector,
-                                                          observe=observe)
+                                                          one and element, observe=observe)
         if branch is not None:
             _check_fit(branch, module, number)
             if branch.layer == number:
@@ -490,7 +496,8 @@ class Cache(cache_utils.Cache):
         unit = kv_cache.unit_of(layers[number].rule for number in cached)
         self.rows = kv_cache.Rows(None if max_cache_len is None else -(-max_cache_len // unit) * unit, unit)
         for number in cached:
-            self.layers[number] = kv_cache.CachedLayer(number, self.rows, number == cached[0])
+            self.layers[number] = kv_cache.CachedLayer(number, self.rows, number == cached[0],
+                                                       layers[number].element is not None)
         for module in model.modules():
             layer = getattr(module, _ATTRIBUTE, None)
             if layer is not None and layer.branch is not None:
@@ -537,6 +544,9 @@ def why_not_cached(layers: dict, config, fixed: bool) -> str:
         return "no layer selects by an Index Branch; the caches of transformers serve the others"
     if getattr(config, "num_kv_shared_layers", 0):
         return "layers share keys; use a DynamicCache"
+    if any(layer.element == rounding.SCALED for layer in layers.values()):
+        return (f"element is {rounding.SCALED}, where all tokens of a block decide its scale, and a cache takes one at a "
+                f"time; {rounding.UNSCALED} has no such scale, and a DynamicCache keeps what the model gives it")
     if fixed and others:
         return (f"layers {others} do not select by an Index Branch; a cache of fixed capacity is for models whose layers "
                 "all do")
@@ -596,6 +606,9 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
     if cache.offloading:
         kept.prefetch()
     q, k, v = (heads.transpose(1, 2).to(kept.kept) for heads in (query, key, value))
+    q_scales = None
+    if layer.element is not None:
+        (q, q_scales), k, v = rounding.rows_in_e4m3(q), rounding.nearest(k), rounding.nearest(v)
     branch, index_q, index_k = layer.branch, None, None
     lengths, known = kept.step(branch, new)
     if branch is not None:
@@ -609,8 +622,8 @@ def _attention_cached(layer, cache, x, query, key, value, softmax_scale, softcap
         layer.ids = (ids, new) if layer.shares else None
     else:
         ids = _taken_ids(layer, new)
-    out = kv_cache.attend(q, k, v, kept.keys, kept.values, ids, sinks, *where, rule.block_size, softmax_scale, softcap,
-                          known)
+    out = kv_cache.attend(q, k, v, kept.keys, kept.values, ids, sinks, q_scales, *where, rule.block_size, softmax_scale,
+                          softcap, known)
     if kept is cache.last:
         kept.end()
     if cache.offloading:
@@ -651,7 +664,10 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
             layer.ids = (ids, lengths) if layer.shares else None
-        out = _attended(q, k, v, ids, block_size=layer.rule.block_size, **given, **lengths)
+        scales = None
+        if layer.element is not None:
+            q, k, v, scales = _in_e4m3(layer, q, k, v, attention_mask)
+        out = _attended(q, k, v, ids, scales=scales, block_size=layer.rule.block_size, **given, **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, attention_mask, cu_q)
@@ -688,7 +704,7 @@ def _in_window(q, k, v, window: int, scale: float | None) -> Tensor:
 
 def _attended(q, k, v, ids, **how) -> Tensor:
     """m.sparse_attention. On a GPU more blocks than its tuned kernels take are attended to in parts, whose softmaxes are
-    joined: out differs by the rounding of the parts to q's type."""
+    joined: out differs by the rounding of the parts to its type."""
     if ids.shape[-1] <= AT_ONCE or not _may_be_cut(q, k, v, how["sinks"]):
         return m.sparse_attention(q, k, v, ids, **how)
     return _attended_in_parts(q, k, v, ids, AT_ONCE, **how)
@@ -698,7 +714,23 @@ def _attended_in_parts(q, k, v, ids, at_once: int, **how) -> Tensor:
     parts = [m.sparse_attention(q, k, v, part.contiguous(), return_softmax_lse=True, **how)
              for part in ids.split(at_once, -1)]  # the first has a block of each query: -1 are behind all ids
     shares = torch.softmax(torch.stack([lse for _, lse in parts]), 0)
-    return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(q.dtype)
+    return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(parts[0][0].dtype)
+
+
+def _in_e4m3(layer, q, k, v, mask: Spans):
+    """What sparse_attention takes of these, and the scales."""
+    _require(not (torch.is_grad_enabled() and q.requires_grad), f"element {layer.element} has no gradient: call the model "
+             "under torch.no_grad()")
+    q, q_scales = rounding.rows_in_e4m3(q)
+    if layer.element == rounding.UNSCALED:
+        return q, rounding.nearest(k), rounding.nearest(v), (q_scales, None, None)
+    numbers = mask.once(_block_numbers, layer.rule.block_size, k.device)
+    (k, k_scales), (v, v_scales) = (rounding.blocks_in_e4m3(heads, *numbers) for heads in (k, v))
+    return q, k, v, (q_scales, k_scales, v_scales)
+
+
+def _block_numbers(mask: Spans, block_size: int, device):
+    return rounding.block_numbers(_ends(mask.rows, 0), block_size, device)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

@@ -53,6 +53,10 @@ def parser() -> CommandLine:
     select.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                         help="layers that attend to everything; those with a sliding window always "
                              "keep to it")
+    select.add_argument("--element", type=names, metavar="A,B",
+                        help="e4m3, e4m3:unscaled: each setting also with queries, keys and values in it, in layers that "
+                             "select; e4m3 has scales of blocks, unscaled keys and values have none"
+                        ).offered = ("e4m3", "e4m3:unscaled")
     select.add_argument("--sensitivity", choices=("dense", "sparse"), metavar="ONE",
                         help="of each setting, on the text, one layer at a time: dense (what is gained "
                              "by it) or alone sparse (what is lost by it); as many passes more as there "

@@ -10,6 +10,7 @@ from .intervals import FEWEST, RESAMPLES, SHARE
 NO_TEXT = "no text was scored"
 DENSE = "the model's own attention"
 BY_LAYER = "the setting differs by layer: options of the run have it"
+OWN = "that of the model"
 INTERVALS = (f"{SHARE:.0%} intervals: percentile bootstrap, {RESAMPLES} resamples of whole documents, or of sequences where "
              f"there is one document, of exercises for answers. Of fewer than {FEWEST} there is none.")
 
@@ -45,6 +46,7 @@ SHAPES = [
         "top_k": _c("integer", "blocks", "k, blocks that a query and group keeps, forced ones included", BY_LAYER),
         "forced_first": _c("integer", "blocks", "the oldest blocks, which every query keeps", BY_LAYER),
         "forced_local": _c("integer", "blocks", "the newest blocks, which every query keeps, its own among them", BY_LAYER),
+        "element": _c("text", "", "type of the operands", OWN),
         "bits_of_text": BITS,
         "bits_of_bytes": _c("real", "bits", "the same sum over the UTF-8 bytes of the text foretold", "the tokenizer does "
                             "not say which they are"),

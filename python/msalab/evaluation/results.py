@@ -209,7 +209,7 @@ def _differences(described, over) -> list[dict]:
 def _first_block(described, over) -> list[dict]:
     """Selectors that ran with and without it."""
     places = {(c["selector"], c["budget"], c["forced_first"]): row
-              for row, c in enumerate(described) if c.get("forced_first") is not None}
+              for row, c in enumerate(described) if c.get("forced_first") is not None and not c.get("element")}
     rows = []
     for (selector, budget, first), row in places.items():
         forced = places.get((selector, budget, 1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import advice as advices
 from .. import indexer as indexers
-from .. import selectors
+from .. import rounding, selectors
 from ..arguments import counted, note_if_dense, refuse_unknown
 from ..capture.fitted import file_of
 from ..capture.gguf import not_loaded, place_of
@@ -28,8 +28,8 @@ from .units import PROGRAM, work
 
 
 def settings_of(options, note) -> list[Setting]:
-    """Every selector at every budget, with and without forced first blocks, and the advice.
-    CaptureError naming the option."""
+    """Every selector at every budget, with and without forced first blocks, and the advice; then all of them in each
+    element type. CaptureError naming the option."""
     names = _selectors_of(options)
     fitted = None if options.indexer is None else indexers.rule(options.indexer)
     size, counts = _sizes_of(options, fitted)
@@ -57,6 +57,9 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
+    for element in options.element or []:
+        found |= {f"{name},{element}": replace(one, name=f"{name},{element}", element=element)
+                  for name, one in found.items() if one.element is None}
     require(found or not names, "the selector index keeps "
             f"{fitted and counted(fitted.forced_first + local, 'blocks')} in any case, more than each budget has")
     return list(found.values())
@@ -137,13 +140,15 @@ def check_options(options):
                         ("pairs", 1), ("seed", 0)):
         value = getattr(options, name)
         require(value >= least, f"--{name} is {value}, must be at least {least}")
-    for name in ("selectors", "tasks", "lengths"):
+    for name in ("selectors", "element", "tasks", "lengths"):
         values = getattr(options, name) or []
         require(len(set(values)) == len(values), f"--{name} names one twice")
     least = min(options.lengths or [1])
     require(least >= 1, f"--lengths has {least}, must be at least 1")
     unknown = [task for task in options.tasks if task not in exercises.TASKS]
     require(not unknown, refuse_unknown(options.tasks, exercises.TASKS, "--tasks names"))
+    unknown = refuse_unknown(options.element or [], rounding.ELEMENTS, "--element names")
+    require(not unknown, unknown)
     require(not options.sensitivity or options.sequences, "--sensitivity is of text, and --sequences is 0")
     require(options.sequences or options.tasks, "--sequences 0 and no tasks: nothing to do")
 
@@ -237,7 +242,7 @@ def software() -> str:
 def _described(setting) -> dict:
     """A setting in results: what differs by layer is in `layers`."""
     found = {"config": setting.name, "selector": setting.selector, "budget": setting.budget,
-             "forced_first": setting.forced_first}
+             "forced_first": setting.forced_first, "element": setting.element}
     if not isinstance(setting.how, dict):
         return found | vars(setting.how.rule)
     return found | {"layers": {str(layer): one and {"selector": one.selector} | vars(one.rule)

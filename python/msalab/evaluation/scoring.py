@@ -30,6 +30,7 @@ class Setting:
     selector: str
     how: Choice | dict
     dense_layers: tuple = ()
+    element: str | None = None  # as configure() takes it
 
     def rules(self) -> list:
         choices = self.how.values() if isinstance(self.how, dict) else [self.how]
@@ -81,7 +82,7 @@ class Scorer:
 
     def add(self, settings: list[Setting]):
         self.settings += settings
-        self.plans += [msa.plan(self.model, one.how, self._branches, one.dense_layers)
+        self.plans += [msa.plan(self.model, one.how, self._branches, one.dense_layers, element=one.element)
                        for one in settings]
 
     @torch.no_grad()

@@ -39,7 +39,7 @@ def differences_table(answer) -> str:
     parts, width, differences = [], _width(answer), answer["differences"].records()
     for budget in dict.fromkeys(row["token_budget"] for row in differences):
         here = answer["configs"].where(token_budget=budget).records()
-        best = min((config for config in here if config["selector"] != "oracle"), default=None,
+        best = min((config for config in here if config["selector"] != "oracle" and not config["element"]), default=None,
                    key=lambda config: config["excess"])
         if best is None:
             continue
@@ -54,6 +54,21 @@ def differences_table(answer) -> str:
             lines.append(f"{other:<{width}}{bits['mean']:>+9.4f}  {interval_text(bits, _resampled(answer))}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def element_table(answer) -> str:
+    """For each element type, the paired difference of every setting in it to the same one in the model's own."""
+    parts, width, configs = [], _width(answer), answer["configs"].records()
+    own = {config["config"] for config in configs if not config["element"]}
+    for element in dict.fromkeys(config["element"] for config in configs if config["element"]):
+        lines = [f"{element:<{width}}{'above':>9}  interval of 95 % of the paired difference from the model's own type"]
+        for row in answer["differences"].records():
+            if row["config"] == f"{row['above']},{element}" and row["above"] in own:
+                bits = interval_of(row, "more_bits")
+                lines.append(f"{row['above']:<{width}}{bits['mean']:>+9.5f}  "
+                             f"{interval_text(bits, _resampled(answer), 5)}")
+        parts.append("\n".join(lines) if len(lines) > 1 else "")
+    return "\n\n".join(part for part in parts if part)
 
 
 def _width(answer) -> int:
@@ -109,6 +124,6 @@ def retrieval_table(answer) -> str:
 
 
 def print_tables(answer) -> None:
-    parts = (table(answer), differences_table(answer), first_block_table(answer), sensitivity_table(answer),
+    parts = (table(answer), differences_table(answer), element_table(answer), first_block_table(answer), sensitivity_table(answer),
              retrieval_table(answer))
     print("\n\n".join(part for part in parts if part))

@@ -11,6 +11,7 @@ from ..table import Table
 from . import style
 
 HEIGHT = 2.6  # inches of a panel
+FIRST = "first="  # option of a line
 
 
 def read_evaluation(path) -> results.Report:
@@ -18,14 +19,15 @@ def read_evaluation(path) -> results.Report:
 
 
 def _settings(answer) -> list[dict]:
-    """With their budget, and the name of the line that they lie on: a selector, and how many first blocks it keeps."""
+    """With their budget, and the name of the line that they lie on: a selector, how many first blocks it keeps, and in
+    which element type."""
     return [config | {"line": _line(config), "budget": int(config["token_budget"])}
             for config in answer["configs"].records() if config["selector"]]
 
 
 def _line(config) -> str:
-    first = config["forced_first"]
-    return f"{config['selector']},first={int(first)}" if first > 0 else config["selector"]
+    first, element = config["forced_first"], config.get("element")
+    return config["selector"] + (f",{FIRST}{int(first)}" if first > 0 else "") + (f",{element}" if element else "")
 
 
 def _estimate(row, key: str) -> tuple:
@@ -38,11 +40,14 @@ def _lines(settings) -> list[str]:
 
 
 def _look(line: str, lines) -> dict:
-    """Of a selector; with first blocks forced beside the same without, dots and their number as marker."""
-    name, _, forced = line.partition(",first=")
-    look = style.selector_style(name)
-    if forced and name in lines:
-        look |= {"linestyle": ":", "marker": f"${forced}$", "markersize": 7,
+    """Of a selector; an element type is as an option of it; with first blocks forced beside the same without, dots and
+    their number as marker."""
+    name, *options = line.split(",")
+    forced = "".join(option for option in options if option.startswith(FIRST))
+    others = [option for option in options if option != forced]
+    look = style.selector_style(":".join([name, *others]))
+    if forced and ",".join([name, *others]) in lines:
+        look |= {"linestyle": ":", "marker": f"${forced.removeprefix(FIRST)}$", "markersize": 7,
                  "markerfacecolor": look["color"]}
     return look
 
