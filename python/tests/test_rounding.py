@@ -303,7 +303,7 @@ def test_evaluate_has_each_setting_in_each_element(evaluated, folder, text_file)
         loss = model(first, labels=first).loss.item() / np.log(2)
     assert of["mean-key@32,e4m3"][:first.shape[1] - 1].mean() == pytest.approx(loss, rel=1e-6)
     drawn = (out / "loss_by_budget.csv").read_text()
-    assert "mean-key,e4m3," in drawn and "oracle,e4m3:unscaled," in drawn
+    assert '"mean-key,e4m3",' in drawn and '"oracle,e4m3:unscaled",' in drawn
 
 
 @pytest.mark.parametrize("more, said", [
