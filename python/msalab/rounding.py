@@ -26,11 +26,11 @@ def check_element(element) -> None:
 def block_numbers(cu_seqlens_k, block_size: int, device=None) -> tuple[Tensor, int]:
     """[Nk] int64, the block of each key, counted over all sequences, each of which begins with a block; and how many
     blocks there are."""
-    parts, blocks = [torch.empty(0, dtype=torch.int64)], 0
+    parts, blocks = [torch.empty(0, dtype=torch.int64, device=device)], 0
     for begin, end in pairwise(cu_seqlens_k):
-        parts.append(torch.arange(end - begin) // block_size + blocks)
+        parts.append(torch.arange(end - begin, device=device) // block_size + blocks)
         blocks += -(-(end - begin) // block_size)
-    return torch.cat(parts).to(device), blocks
+    return torch.cat(parts), blocks
 
 
 def rows_in_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:

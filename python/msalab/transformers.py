@@ -487,7 +487,7 @@ class Cache(cache_utils.Cache):
 
     def __init__(self, model, max_cache_len: int | None = None, offloading: bool = False):
         layers, config = layers_of(model), model.config.get_text_config(decoder=True)
-        reason = why_not_cached(layers, config, max_cache_len is not None)
+        reason = why_not_cached(model, max_cache_len is not None)
         _require(not reason, reason)
         super().__init__(layers=(DynamicCache(config=config) if max_cache_len is None else
                                  StaticCache(config=config, max_cache_len=max_cache_len)).layers, offloading=offloading)
@@ -537,8 +537,9 @@ def layers_of(model) -> dict:
     return found
 
 
-def why_not_cached(layers: dict, config, fixed: bool) -> str:
-    """Why there is no Cache for a model of these layers; empty where there is."""
+def why_not_cached(model, fixed: bool) -> str:
+    """Why there is no Cache for a configured model, of fixed capacity or growing; empty where there is."""
+    layers, config = layers_of(model), model.config.get_text_config(decoder=True)
     others = [number for number, layer in sorted(layers.items()) if layer.selector != "index"]
     if len(others) == len(layers):
         return "no layer selects by an Index Branch; the caches of transformers serve the others"
@@ -547,6 +548,9 @@ def why_not_cached(layers: dict, config, fixed: bool) -> str:
     if any(layer.element == rounding.SCALED for layer in layers.values()):
         return (f"element is {rounding.SCALED}, where all tokens of a block decide its scale, and a cache takes one at a "
                 f"time; {rounding.UNSCALED} has no such scale, and a DynamicCache keeps what the model gives it")
+    if any(layer.element for layer in layers.values()) and model.device.type == "cuda":
+        return (f"element is {rounding.UNSCALED}, and a cache of it on a GPU has not been shown to be right; a DynamicCache "
+                "keeps what the model gives it")
     if fixed and others:
         return (f"layers {others} do not select by an Index Branch; a cache of fixed capacity is for models whose layers "
                 "all do")
@@ -562,7 +566,7 @@ def _prepare_cache(model, generation_config, model_kwargs, *args, **kwargs):
             or config._attn_implementation != NAME or len(made) == 0):
         return
     most = made.layers[0].max_cache_len if type(made) is StaticCache else None
-    if not why_not_cached(layers_of(model), config, most is not None):
+    if not why_not_cached(model, most is not None):
         model_kwargs[name] = Cache(model, most, made.offloading)
 
 
