@@ -104,7 +104,9 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
         return heads, ids, q.new_zeros(())
     support = ids
     if kl_full_support and sparse:  # of which the forward pass knows nothing
-        support = main_lse = index_lse = None
+        support = index_lse = None
+        with torch.no_grad():  # the fast kernel of a GPU asks for it
+            main_lse = m.dense_attention(q, k, v, return_softmax_lse=True, **main)[1]
     return heads, ids, m.index_kl(q, k, index_q, index_k, support, main_lse=main_lse,
                                   index_lse=index_lse, block_size=rule.block_size, **main)
 
