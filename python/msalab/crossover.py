@@ -216,8 +216,9 @@ def text_of(context: int | None) -> str:
 
 # What was measured.
 
-# Arms of bench/time_serve.py. Dense prefill in a graph is none: transformers masks N x N there.
-COUNTED = {"decode": ("msa-replayed", "flash-replayed"), "prefill": ("msa-compiled", "msa-replayed", "flash", "cudnn")}
+# Arms of bench/time_serve.py. Dense prefills that mask N x N, as transformers does in a graph without a cache, are none.
+COUNTED = {"decode": ("msa-replayed", "flash-replayed"),
+           "prefill": ("msa-compiled", "msa-replayed", "flash", "cudnn", "flash-causal", "cudnn-causal")}
 EAGER = ("flash", "cudnn")
 OF_THE_HOST = 1024  # models narrower than this take the host longer than the GPU, except in a graph
 
