@@ -14,6 +14,9 @@ cache, or decode, the next token behind a cache that holds the context (random k
                       nobody can have it. Not compiled: where the host and small kernels count, static-replayed is faster
   flash-replayed      the same compiled: what dense attention could reach at best
   *-graph             prefill: a CUDA graph of the eager pass
+  *-causal            prefill: compiled, in a CUDA graph, with the cache that generate() makes. Without a cache transformers
+                      does not know there that no documents are packed, and masks N x N: the other dense prefills that
+                      are compiled or in a graph take that mask
   msa, msa-compiled   prefill: eager, torch.compile(fullgraph=True)
   *-replayed          prefill: as -compiled, captured in a CUDA graph
   msa                 decode: msalab.transformers.Cache that grows, eager
@@ -83,13 +86,13 @@ STEPS, SPARE = 24, 192
 ROWS = """
 8b-4/decode/8K/1: msa-replayed msa-compiled flash-graph flash-replayed static-replayed msa flash static-compiled msa-static msa-graph
 8b-4/decode/128K/1: msa-replayed msa-compiled flash-graph flash-replayed msa flash static-replayed msa-static msa-graph
-8b-4/prefill/8K/1: msa-compiled cudnn-graph cudnn-compiled cudnn flash msa
-8b-4/prefill/32K/1: msa-compiled cudnn-compiled cudnn flash msa
-8b-4/prefill/128K/1: msa-compiled cudnn cudnn-compiled msa
+8b-4/prefill/8K/1: msa-compiled cudnn-causal flash-causal cudnn-graph cudnn-compiled cudnn flash msa
+8b-4/prefill/32K/1: msa-compiled cudnn-causal cudnn-compiled cudnn flash msa
+8b-4/prefill/128K/1: msa-compiled cudnn-causal cudnn cudnn-compiled msa
 8b-4/decode/1M/1: msa-replayed flash-graph flash-replayed flash msa-compiled
 8b-32/decode/128K/1: msa-replayed flash-graph flash-replayed flash msa-compiled
 8b-4/decode/32K/1: msa-replayed flash-graph flash-replayed msa flash msa-compiled
-small-30/prefill/8K/1: msa-replayed cudnn-graph flash-graph cudnn-replayed msa-compiled cudnn-compiled msa flash cudnn
+small-30/prefill/8K/1: msa-replayed cudnn-causal flash-causal cudnn-graph flash-graph cudnn-replayed msa-compiled cudnn-compiled msa flash cudnn
 small-30/decode/8K/1: msa-replayed flash-graph flash-replayed static-replayed msa flash msa-compiled static-compiled
 8b-4/decode/8K/8: msa-graph flash-graph msa-replayed flash-replayed
 8b-4/decode/32K/8: msa-graph flash-graph msa-replayed flash-replayed msa flash
@@ -294,12 +297,12 @@ def decode_call(model, context: int, batch: int, arm: str):
 def prefill_call(model, context: int, batch: int, arm: str):
     ids = torch.randint(model.config.vocab_size, (batch, context), device=DEVICE)
     call = model
-    if arm.endswith(("compiled", "replayed")):
+    if arm.endswith(("compiled", "replayed", "causal")):
         call = torch.compile(model, fullgraph=arm.startswith("msa"), dynamic=False)
 
     def step(tokens):
-        return call(tokens, use_cache=False, logits_to_keep=1).logits.argmax(-1)
-    if arm.endswith(("graph", "replayed")):
+        return call(tokens, use_cache=arm.endswith("causal"), logits_to_keep=1).logits.argmax(-1)
+    if arm.endswith(("graph", "replayed", "causal")):
         replay = captured(step, ids)
         return lambda: replay(ids)
     return lambda: step(ids)

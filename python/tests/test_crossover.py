@@ -16,6 +16,8 @@ from msalab.selectors import Rule  # noqa: E402
 RECORDS = Path(__file__).parents[2] / "data/bench"
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16}
+SMALL = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+         "num_key_value_heads": 3, "vocab_size": 49152}
 LIKE_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 8, "vocab_size": 128256}
 
@@ -46,15 +48,26 @@ def test_what_the_host_takes_is_no_price():
     assert graphs == {"model-h200-graph.json"}
 
 
-def test_decode_by_a_static_cache_is_priced(monkeypatch):
-    """Its rows are right also where FlashAttention is faster."""
-    monkeypatch.setattr(c, "COUNTED", {"decode": ("static-replayed",)})
-    rates = {gpu: c.replace(of, dense_step=1.0) for gpu, of in c.RATES.items()}
-    monkeypatch.setattr(c, "RATES", rates)
-    rows = [row for row in c.measured(RECORDS) if row.name.endswith("static-replayed")]
-    assert {row.name.split("/")[0] for row in rows} == {"8b-4", "small-30", "qwen-24"}
-    for row in rows:
-        assert row.predicted_ms == pytest.approx(row.ms, rel=0.15), row.name
+def test_decode_is_counted_compiled_on_both_sides():
+    """Also with eight rows and with experts; ways to run dense attention that were slower are on record, not counted."""
+    names = [row.name for row in c.measured(RECORDS) if "/decode/" in row.name]
+    assert {name.rpartition("/")[2] for name in names} == {"msa-replayed", "flash-replayed"}
+    lines = {name.rpartition("/")[0] for name in names}
+    assert len(names) == 2 * len(lines)
+    assert {"8b-32/decode/128K/1", "8b-4/decode/128K/8", "small-30/decode/8K/8", "a3b-4/decode/8K/1"} < lines
+
+
+def test_it_pays_where_the_difference_is_no_error_of_a_price():
+    """At SmolLM2's 8K decode was measured to be slower with MSA, by 3 %, and at 8B's 32K faster, by 19."""
+    h200 = c.RATES["h200"]
+    small, large = (c.shape_model(json.dumps(sizes)) for sizes in (SMALL, LIKE_8B))
+    assert c.crossover(small, "decode", h200, c.Msa(Rule(64, 16))) > 8192
+    assert 8192 < c.crossover(large, "decode", h200, c.Msa(Rule(128, 16))) <= 32768
+    for model in small, large:
+        for work in c.WORK:
+            msa, context = c.Msa(Rule(128, 16)), c.crossover(model, work, h200, c.Msa(Rule(128, 16)))
+            dense, sparse = (c.seconds(model, work, context, h200, of) for of in (None, msa))
+            assert sparse * c.PAYS <= dense
 
 
 def mean_error():
@@ -90,12 +103,12 @@ def test_layers_of_each_kind_are_priced_as_what_they_are():
         assert c.seconds(one, work, 1 << 16, rates, msa) == c.seconds(one, work, 1 << 16, rates, None)
     first, second = (c.seconds(one, "decode", n, rates, None) for n in (1 << 10, 1 << 20))
     assert first == second  # of 32 keys each
-    # By hand: 2^16 queries of 4 heads of 16 channels see 32 keys each, the first 31 fewer; a compiled step reads keys and
-    # values for each of these heads.
+    # By hand: 2^16 queries of 4 heads of 16 channels see 32 keys each, the first 31 fewer; a step reads 32 keys and values
+    # of 2 heads.
     bare = c.replace(one, layers=(c.Layer(c.OTHER),))
     pairs = 32 * (1 << 16) - 31 * 32 // 2
     for work, by_hand in (("prefill", 4 * 4 * 16 * pairs / rates.dense),
-                          ("decode", 2 * 2 * 4 * 16 * 32 / rates.static_read)):
+                          ("decode", 2 * 2 * 2 * 16 * 32 / rates.copy)):
         assert c.seconds(one, work, 1 << 16, rates, msa) - c.seconds(bare, work, 1 << 16, rates, msa) == pytest.approx(
             by_hand, rel=1e-6), work
     text = c.describe(mixed)
@@ -144,7 +157,7 @@ def test_the_command_answers(tmp_path, capsys):
     for work, pays in answer["pays"].items():
         for row in answer["table"]:
             if row["work"] == work and row["context"] >= (pays or 1 << 30):
-                assert row["msa_ms"] < row["dense_ms"]
+                assert row["msa_ms"] * c.PAYS <= row["dense_ms"]
     assert answer["pays"]["prefill"] and answer["pays"]["training"] and answer["pays"]["decode"]
 
 

@@ -116,6 +116,24 @@ def test_a_token_reads_its_experts_alone(monkeypatch):
     assert read == {1: 8 / 128, 8: 0.5, 99: 1} and serve.share_read("layers.0.self_attn.q_proj", config, 1) == 1
 
 
+def test_a_dense_prefill_in_a_graph_has_no_mask_where_it_is_called_causal(monkeypatch):
+    """transformers makes one as soon as it thinks that a graph is captured, of a pass without a cache."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    serve = importlib.import_module("time_serve")
+    attend, masks = torch.nn.functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(serve, "captured", lambda step, ids: step)
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention",
+                        lambda *of, **how: masks.append(how.get("attn_mask")) or attend(*of, **how))
+    model = serve.make_model("tiny-2", 64).float()
+    model.set_attn_implementation("sdpa")
+    for arm in ("flash-graph", "flash-causal"):
+        serve.prefill_call(model, 64, 1, arm)()
+    assert [mask is not None for mask in masks] == [True, True, False, False]
+
+
 def test_steps_of_a_graph_wait_for_the_cache_and_the_token(monkeypatch):
     """As on a GPU, whose streams run at once: a large cache took longer to fill than the first step to read its token."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
