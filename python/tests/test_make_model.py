@@ -112,7 +112,7 @@ def test_a_wrong_tokenizer_is_refused(module, tmp_path, monkeypatch, capsys):
 def test_a_tokenizer_that_splits_its_words_is_refused(module, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: of_words(joins_words=False))
     assert module.main(["small", str(tmp_path / "made")]) == 2
-    assert "splits 3 of 3 words which its own vocabulary has as one token" in capsys.readouterr().err
+    assert "splits 3 of 3 words that its vocabulary has as one token" in capsys.readouterr().err
 
 
 def test_a_damaged_download_is_refused_by_name(module, tmp_path, capsys):

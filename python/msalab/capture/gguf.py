@@ -33,9 +33,9 @@ def place_of(model: str) -> tuple[str, dict]:
 
 def checked(tokenizer, name):
     """The tokenizer that transformers made of the GGUF file `name`. CaptureError where it splits more than half of the
-    first 1000 words (three letters or more, a blank before them) that its own vocabulary has as one token: its merges are
-    wrong, as of Gemma in transformers 5.17, which decodes as it should and asks the model nothing that it knows. One whose
-    vocabulary has no such words passes. It does not see a missing token at the beginning of a text."""
+    first 1000 words (three letters or more, a blank before them) that its own vocabulary has as one token. Its merges are
+    wrong then, as those of Gemma in transformers 5.17: what it encodes is decoded as it was, but a model was trained on other
+    tokens. One whose vocabulary has no such words passes. A token that is missing before a text is not seen."""
     import transformers
 
     words = sorted((at, word[1:]) for word, at in tokenizer.get_vocab().items() if WORD.fullmatch(word))[:WORDS]
@@ -43,9 +43,9 @@ def checked(tokenizer, name):
         return tokenizer
     found = tokenizer([f"a {word}" for _, word in words], add_special_tokens=False)["input_ids"]
     split = [word for (at, word), ids in zip(words, found) if ids[-1:] != [at]]
-    require(len(split) <= MOST_SPLIT * len(words), f"{name}: transformers {transformers.__version__} makes a tokenizer of it "
-            f"that splits {len(split)} of {len(words)} words which its own vocabulary has as one token, as {split[:3]}; at "
-            f"most half may be split. The model would not know its text. Use another version: {READS}")
+    require(len(split) <= MOST_SPLIT * len(words),
+            f"{name}: transformers {transformers.__version__} makes a tokenizer of it that splits {len(split)} of {len(words)} words "
+            f"that its vocabulary has as one token, as {split[:3]}; at most half may be split. The model would not know its text. Use another version: {READS}")
     return tokenizer
 
 
