@@ -34,8 +34,8 @@ def place_of(model: str) -> tuple[str, dict]:
 def checked(tokenizer, name):
     """The tokenizer that transformers made of the GGUF file `name`. CaptureError where it splits more than half of the
     first 1000 words (three letters or more, a blank before them) that its own vocabulary has as one token. Its merges are
-    wrong then, as those of Gemma in transformers 5.17: what it encodes is decoded as it was, but a model was trained on other
-    tokens. One whose vocabulary has no such words passes. A token that is missing before a text is not seen."""
+    wrong then, as those of Gemma in transformers 5.17: what it encodes is decoded as it was, but the model was trained on
+    other tokens. One whose vocabulary has no such words passes. A token that is missing before a text is not seen."""
     import transformers
 
     words = sorted((at, word[1:]) for word, at in tokenizer.get_vocab().items() if WORD.fullmatch(word))[:WORDS]
@@ -44,8 +44,9 @@ def checked(tokenizer, name):
     found = tokenizer([f"a {word}" for _, word in words], add_special_tokens=False)["input_ids"]
     split = [word for (at, word), ids in zip(words, found) if ids[-1:] != [at]]
     require(len(split) <= MOST_SPLIT * len(words),
-            f"{name}: transformers {transformers.__version__} makes a tokenizer of it that splits {len(split)} of {len(words)} words "
-            f"that its vocabulary has as one token, as {split[:3]}; at most half may be split. The model would not know its text. Use another version: {READS}")
+            f"{name}: transformers {transformers.__version__} makes a tokenizer of it that splits {len(split)} of "
+            f"{len(words)} words that its vocabulary has as one token, as {split[:3]}; at most half may be split. The model "
+            f"would not know its text. Use another version: {READS}")
     return tokenizer
 
 
