@@ -3,8 +3,8 @@
 
 A model is its configuration: no weight is read. Of each layer the products with weights, the reading of weights and
 keys, attention and what an Index Branch adds are priced by rates that were measured on the GPU (RATES), one after the
-other, at batch 1 and in bfloat16. MSA pays from where it is at least 5 % faster: smaller differences are within the
-errors of these prices. Decode and small models run in a CUDA graph, so what the host adds counts for neither side. MSA
+other, at batch 1 and in bfloat16. MSA pays from where it is at least 5 % faster, by convention: prices
+are right within 15 % where something was measured. Decode and small models run in a CUDA graph, so what the host adds counts for neither side. MSA
 runs compiled. Dense attention runs in the fastest of the ways that were measured: in decode FlashAttention in a compiled
 step over keys of one length, which no cache that transformers compiles reaches; in prefill cuDNN without a compiler,
 with which it is slower; in training cuDNN compiled. Training keeps no activations within a layer, and has no optimizer.
@@ -29,7 +29,7 @@ WORK = ("prefill", "decode", "training")
 SELECTS, WINDOW, SHARES, OTHER = "attention", "window", "shared keys", "no attention"
 BYTES = 2  # of an element
 CONTEXTS = [1 << n for n in range(10, 21)]
-PAYS = 1.05  # times as fast: of less these prices are no judge
+PAYS = 1.05  # times as fast
 
 
 @dataclass(frozen=True)

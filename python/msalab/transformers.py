@@ -297,7 +297,7 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     indexer: the results.h5 of msa-fit-indexer, whose weights then select ("index").
     block_size, top_k, forced_first, forced_local: which blocks are kept; where nothing is said,
     what the indexer was fitted for, without one those of selectors.Rule. On a GPU more than 32 blocks are attended to
-    32 at a time without a gradient, and an Index Branch selects them by a plain kernel, many times slower.
+    32 at a time without a gradient or a Cache, and an Index Branch selects them by a plain kernel, many times slower.
     advice: each layer's own setting: the summary.json of msa-advise, or {layer: selectors.Choice, or
     None where it stays dense}.
     dense_layers: numbers of layers that attend to everything; layers with a sliding window keep
@@ -683,7 +683,8 @@ def _may_be_cut(q, k, v, sinks) -> bool:
 
 
 def _dense(q, k, v, window: int | None, **how) -> Tensor:
-    """m.dense_attention. On a GPU only its plain kernel has a window, and PyTorch attends in one that is short."""
+    """m.dense_attention. On a GPU only its plain kernel has a window, and PyTorch attends where each row is longer than it
+    and has its own keys alone."""
     ends = how["cu_seqlens_q"]
     if (window is None or how["softcap"] is not None or ends != how["cu_seqlens_k"] or not _may_be_cut(q, k, v, how["sinks"])
             or any(end - begin <= window for begin, end in zip(ends, ends[1:]))):
@@ -708,16 +709,18 @@ def _in_window(q, k, v, window: int, scale: float | None) -> Tensor:
 
 def _attended(q, k, v, ids, **how) -> Tensor:
     """m.sparse_attention. On a GPU more blocks than its tuned kernels take are attended to in parts, whose softmaxes are
-    joined: out differs by the rounding of the parts to its type."""
-    if ids.shape[-1] <= AT_ONCE or not _may_be_cut(q, k, v, how["sinks"]):
+    joined, in a type that these kernels have: out differs by the rounding of the parts to its type."""
+    if (ids.shape[-1] <= AT_ONCE or q.dtype is torch.float32 or how["softcap"] is not None
+            or not _may_be_cut(q, k, v, how["sinks"])):
         return m.sparse_attention(q, k, v, ids, **how)
     return _attended_in_parts(q, k, v, ids, AT_ONCE, **how)
 
 
 def _attended_in_parts(q, k, v, ids, at_once: int, **how) -> Tensor:
     parts = [m.sparse_attention(q, k, v, part.contiguous(), return_softmax_lse=True, **how)
-             for part in ids.split(at_once, -1)]  # the first has a block of each query: -1 are behind all ids
-    shares = torch.softmax(torch.stack([lse for _, lse in parts]), 0)
+             for part in ids.split(at_once, -1)]
+    lse = torch.stack([lse for _, lse in parts])
+    shares = torch.where(lse.isneginf().all(0), 0.0, torch.softmax(lse, 0))  # of a query without a block
     return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(parts[0][0].dtype)
 
 

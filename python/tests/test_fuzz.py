@@ -300,7 +300,7 @@ PROGRAMS = {  # program, its commands, its options
         "--precision", "--cost", "--bench", "--layers", "--activations", "--only")),
     "msalab.evaluation": (run_evaluation, (["."],), (
         "--text", "--indexer", "--selectors", "--budgets", "--top-k", "--block-size",
-        "--forced-first", "--forced-local", "--dense-layers", "--sensitivity", "--from-advice",
+        "--forced-first", "--forced-local", "--dense-layers", "--element", "--sensitivity", "--from-advice",
         "--context", "--sequences",
         "--tasks", "--lengths", "--exercises", "--depths", "--pairs", "--bytes", "--seed", "--device",
         "--dtype", "--revision", "--overwrite")),

@@ -315,6 +315,7 @@ def test_evaluate_has_each_setting_in_each_element(evaluated, folder, text_file)
 
 @pytest.mark.parametrize("more, said", [
     (("--element", "e4m2"), "--element names e4m2 (did you mean 'e4m3'?); there are: e4m3, e4m3:unscaled"),
+    (("--element", "e4m3", "--selectors", ""), "--element is of settings, and --selectors names none"),
     (("--element", "e4m3,e4m3"), "--element names one twice")])
 def test_evaluate_refuses_an_unknown_element(folder, text_file, tmp_path, capsys, more, said):  # noqa: F811
     assert test_evaluation.evaluate(folder, text_file, tmp_path / "out", *more) == 2

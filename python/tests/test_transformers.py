@@ -812,6 +812,7 @@ def test_blocks_attended_to_in_parts_are_as_attended_to_at_once(at_once, device)
     q, k, v, off = heads_of(ends[-1], device)
     ids = torch.cat([selectors.select("oracle", q[at:end], k[at:end], Rule(block, 7, 1)) for at, end in zip(ends, ends[1:])])
     assert (ids[0] == -1).sum() == 2 * 6
+    ids[5] = -1  # a query without a block
     how = HOW | {"block_size": block, "cu_seqlens_q": ends, "cu_seqlens_k": ends}
     whole = mt.m.sparse_attention(q, k, v, ids, **how)
     assert_like(mt._attended_in_parts(q, k, v, ids, at_once, **how), whole, off)
@@ -844,15 +845,17 @@ def test_pytorch_attends_in_windows_that_are_short_on_a_gpu(monkeypatch, ends, w
     assert found.shape == q.shape and (found == cut).all()
 
 
-@pytest.mark.parametrize("blocks, on_gpu, sinks, gradient, in_parts", [
-    (33, True, None, False, True), (32, True, None, False, False), (33, False, None, False, False),
-    (33, True, "sinks", False, False), (33, True, None, True, False)])
-def test_only_more_blocks_than_tuned_kernels_take_are_attended_to_in_parts(monkeypatch, blocks, on_gpu, sinks, gradient,
-                                                                           in_parts):
+@pytest.mark.parametrize("blocks, on_gpu, dtype, softcap, sinks, gradient, in_parts", [
+    (33, True, torch.bfloat16, None, None, False, True), (32, True, torch.bfloat16, None, None, False, False),
+    (33, False, torch.bfloat16, None, None, False, False), (33, True, torch.float32, None, None, False, False),
+    (33, True, torch.bfloat16, 30.0, None, False, False), (33, True, torch.bfloat16, None, "sinks", False, False),
+    (33, True, torch.bfloat16, None, None, True, False)])
+def test_only_more_blocks_than_tuned_kernels_take_are_attended_to_in_parts(monkeypatch, blocks, on_gpu, dtype, softcap,
+                                                                           sinks, gradient, in_parts):
     monkeypatch.setattr(mt.m, "sparse_attention", lambda *_, **__: "whole")
     monkeypatch.setattr(mt, "_attended_in_parts", lambda *_, **__: "parts")
-    q, k = (types.SimpleNamespace(is_cuda=on_gpu, requires_grad=one) for one in (False, gradient))
-    ids = torch.zeros((1, 1, blocks), dtype=torch.int32)
-    assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts else "whole")
+    q, k = (types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype, requires_grad=one) for one in (False, gradient))
+    ids, how = torch.zeros((1, 1, blocks), dtype=torch.int32), {"sinks": sinks, "softcap": softcap}
+    assert mt._attended(q, k, k, ids, **how) == ("parts" if in_parts else "whole")
     with torch.no_grad():
-        assert mt._attended(q, k, k, ids, sinks=sinks) == ("parts" if in_parts or gradient else "whole")
+        assert mt._attended(q, k, k, ids, **how) == ("parts" if in_parts or gradient else "whole")

@@ -57,6 +57,7 @@ def settings_of(options, note) -> list[Setting]:
     if options.from_advice is not None:
         found["advice"] = Setting("advice", "advice", advices.read(options.from_advice),
                                   tuple(options.dense_layers))
+    require(found or not options.element, "--element is of settings, and --selectors names none")
     for element in options.element or []:
         found |= {f"{name},{element}": replace(one, name=f"{name},{element}", element=element)
                   for name, one in found.items() if one.element is None}
