@@ -172,8 +172,8 @@ TEST_F(PretrainSweep, WordsOfTheFileAreThoseOfAllArms) {
 /// Every run of Pilot II has a command line, and those that begin with a trunk read it.
 TEST_F(PretrainSweep, BlocksOfThePilotAreSweeps) {
     const std::vector<std::tuple<const char*, size_t, int64_t>> blocks{
-        {"block_a", 60, 6},  {"block_a2", 36, 12}, {"block_b", 12, 12}, {"block_c", 48, 48},
-        {"block_d", 36, 36}, {"block_d2", 8, 8},   {"block_f", 9, 9}};
+        {"block_a", 60, 6},  {"block_a2", 36, 12}, {"block_b", 20, 20}, {"block_c", 48, 48},
+        {"block_d", 36, 36}, {"block_d2", 8, 8},   {"block_f", 9, 9},   {"block_g", 2, 2}};
     for (const auto& [name, count, beginners] : blocks) {
         arms(file_text(concat(MSA_SOURCE_DIR, "/studies/pilot/", name, ".json")));
         const std::vector<SweepRun> runs = planned();
