@@ -16,6 +16,16 @@ cudaError_t by_block_size(int block_size, Launch launch) {
     }
 }
 
+/// Calls launch.operator()<Dim>() with the index dim of the call: 64, 128 or 256.
+template <typename Launch>
+cudaError_t by_index_dim(int dim, Launch launch) {
+    switch (dim) {
+        case 64: return launch.template operator()<64>();
+        case 128: return launch.template operator()<128>();
+        default: return launch.template operator()<256>();
+    }
+}
+
 /// Calls launch.operator()<Dim, BlockSize>() with the sizes of the call; Dim is 64 or 128.
 template <typename Launch>
 cudaError_t by_sizes(int dim, int block_size, Launch launch) {

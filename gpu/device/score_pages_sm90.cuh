@@ -14,7 +14,7 @@ __device__ void produce_pages(const CUtensorMap* keys, const KeyMap& map, int co
                               int count, char* tiles, Ring<Stages>& ring,
                               Keep keep = Keep::normal) {
     const int lane = threadIdx.x % kWarp, boxes = map.halved ? 2 : 1;  // of a tile
-    const int box_keys = kTileKeys / boxes;
+    const int box_keys = Shape::kKeys / boxes;
     const auto rows_from = [&](int n) { return map.row(first + (n + lane) * box_keys); };
     Cursor<Stages> at;
     int rows = 0, coming = rows_from(0);

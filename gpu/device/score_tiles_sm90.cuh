@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Products of fixed rows with a stream of key tiles, for index_select and block_mass.
 //
-// One producer thread streams tiles of 128 keys through a ring in shared memory (TMA). Consumer
+// One producer thread streams tiles of keys through a ring in shared memory (TMA). Consumer
 // warpgroups hold their rows as register operands, one or two times 64: while the tensor cores work
 // on one half, an epilogue reduces the other. Rows are (query, head) pairs of one QueryTile, heads
 // innermost. L2 traffic: one key tile per thread block.
@@ -35,19 +35,20 @@ struct TileRows {
 using PrefillRows = TileRows<2, 2>;  // 256
 using DecodeRows = TileRows<1, 1>;   // 64; two thread blocks share an SM
 
-constexpr int kSums = kHalfRows * kTileKeys / kWarpgroup;  // accumulators per thread and half
-constexpr int kSwizzle = 128;                              // bytes of a row in one box
+constexpr int kSwizzle = 128;  // bytes of a row in one box
 
-/// Keys and rows of Dim channels of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t.
-template <int Dim, typename T>
+/// Keys and rows of Dim channels of type T: __nv_bfloat16, __half, __nv_fp8_e4m3 or int8_t. A tile
+/// in the ring has Keys keys.
+template <int Dim, typename T, int Keys = kTileKeys>
 struct ScoreShape {
     using Value = T;
     using Sum = std::conditional_t<std::is_same_v<T, int8_t>, int32_t, float>;
-    static constexpr int kDim = Dim, kBytes = sizeof(T);
+    static constexpr int kDim = Dim, kBytes = sizeof(T), kKeys = Keys;
+    static constexpr int kSums = kHalfRows * Keys / kWarpgroup;  // of a thread and half
     static constexpr int kRowBytes = Dim * kBytes;
     static constexpr int kSteps = kRowBytes / 32;  // matrix instructions per half and tile
     static constexpr int kBoxes = (kRowBytes + kSwizzle - 1) / kSwizzle;  // one may be half empty
-    static constexpr int kBoxBytes = kTileKeys * kSwizzle;
+    static constexpr int kBoxBytes = Keys * kSwizzle;
     static constexpr int kTileBytes = kBoxes * kBoxBytes;
 };
 
@@ -83,8 +84,8 @@ __device__ void produce(const CUtensorMap* keys, int column, int64_t key, int co
         full.expect(Shape::kTileBytes);
         for (int box = 0; box < Shape::kBoxes; ++box)
             copy_box(tiles + at.stage * Shape::kTileBytes + box * Shape::kBoxBytes, keys,
-                     column + box * kSwizzle / Shape::kBytes, static_cast<int>(key) + t * kTileKeys,
-                     &full, keep);
+                     column + box * kSwizzle / Shape::kBytes,
+                     static_cast<int>(key) + t * Shape::kKeys, &full, keep);
     }
 }
 
@@ -153,7 +154,7 @@ __device__ void multiply(Sum (&sum)[Sums], const RowOperand<Shape>& rows, uint32
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
-    typename Shape::Sum sum0[kSums], sum1[kSums];
+    typename Shape::Sum sum0[Shape::kSums], sum1[Shape::kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
         const uint32_t keys = keys_low(tiles + at.stage * Shape::kTileBytes);
@@ -170,7 +171,7 @@ __device__ void consume(const RowOperand<Shape> (&rows)[2], int count, const cha
 template <typename Shape, int Stages, typename Epilogue>
 __device__ void consume(const RowOperand<Shape> (&rows)[1], int count, const char* tiles,
                         Ring<Stages>& ring, Epilogue&& epilogue) {
-    typename Shape::Sum sum[kSums];
+    typename Shape::Sum sum[Shape::kSums];
     Cursor<Stages> at;
     for (int t = 0; t < count; ++t, at.advance()) {
         const uint32_t keys = keys_low(tiles + at.stage * Shape::kTileBytes);

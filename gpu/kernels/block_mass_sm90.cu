@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(RowsOf<Shape>::kThreads, 1)
     auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
     constexpr int kTilesPerRound = kWarp / kBlocksPerTile;
+    constexpr int kSums = Shape::kSums;
 
     const QueryTile tile = args.tiles[blockIdx.y];
     const int group = static_cast<int>(blockIdx.x);

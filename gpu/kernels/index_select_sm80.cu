@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
     constexpr int kBlocksPerTile = kIndexTileKeys / BlockSize;
     constexpr int kColumns = kStageKeys < BlockSize ? kStageKeys : BlockSize;  // of a maximum
     constexpr int kMergeTiles = kWarp / kBlocksPerTile;
-    constexpr int kAtOnce = kM == 1 ? 1 : 4;  // one a warp where there are few
+    constexpr int kAtOnce = C::kRows == kIndexDecodeRows ? 1 : 4;  // one a warp where there are few
 
     const TilePart piece = args.parts[blockIdx.x];
     const QueryTile& tile = piece.tile;
@@ -80,8 +80,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerSm)
             // A tile's last keys may lie behind all keys.
             const int64_t there = min(args.keys - key, int64_t{kStageKeys});
             const int64_t from = min(key, args.keys - 1);
-            copy_rows<Dim, kStageKeys, C::kThreads, kTileDim<Dim>>(
-                shared.keys[stage % kStages], index_k + from * Dim, Dim, static_cast<int>(there));
+            // In halves of wide rows, of which few threads copy as many at once as they must.
+            constexpr int kCopied = Dim < 128 ? Dim : 128;
+#pragma unroll
+            for (int first = 0; first < Dim; first += kCopied)
+                copy_rows<kCopied, kStageKeys, C::kThreads, kTileDim<Dim>>(
+                    shared.keys[stage % kStages] + first, index_k + from * Dim + first, Dim,
+                    static_cast<int>(there));
         }
         commit_copies();
     };
@@ -196,26 +201,37 @@ cudaError_t launch(const IndexSelectArgs& args, cudaStream_t stream) {
 }
 
 // Of many queries: lists of 16, lists of 32 where shared memory is that of 8.0 and 9.0, and of less
-// memory (8.6, 8.9, 12.0). Of few queries: two thread blocks an SM of 164 KB.
-template <int Kept>
-using LargeCut = Cut<8, 2, Kept == 16 ? 5 : 3, 1>;
-template <int Kept>
-using SmallCut = std::conditional_t<Kept == 16, Cut<8, 2, 2, 1>, Cut<4, 2, 3, 1>>;
-using DecodeCut = Cut<4, 1, 3, 2>;
-static_assert(DecodeCut::kRows == kIndexDecodeRows);
-static_assert(sizeof(Shared<SmallCut<16>, 128, 16>) <= kLeastShared &&
-              sizeof(Shared<SmallCut<32>, 128, 32>) <= kLeastShared &&
-              sizeof(Shared<DecodeCut, 128, 32>) <= kLeastShared &&
-              sizeof(Shared<LargeCut<32>, 128, 32>) <= kLargeShared);
-static_assert(LargeCut<32>::kRows == index_rows_sm80(true, 32) &&
-              SmallCut<32>::kRows == index_rows_sm80(false, 32) &&
-              SmallCut<16>::kRows == index_rows_sm80(false, 16));
+// memory (8.6, 8.9, 12.0). Of few queries: two thread blocks an SM of 164 KB. Rows of 256 values
+// are the operand of 16 rows a warp.
+template <int Dim, int Kept>
+using LargeCut = std::conditional_t<Dim == 256, Cut<8, 1, Kept == 16 ? 4 : 3, 1>,
+                                    Cut<8, 2, Kept == 16 ? 5 : 3, 1>>;
+template <int Dim, int Kept>
+using SmallCut =
+    std::conditional_t<Dim == 256, Cut<Kept == 16 ? 8 : 4, 1, 2, 1>,
+                       std::conditional_t<Kept == 16, Cut<8, 2, 2, 1>, Cut<4, 2, 3, 1>>>;
+template <int Dim>
+using DecodeCut = std::conditional_t<Dim == 256, Cut<4, 1, 2, 1>, Cut<4, 1, 3, 2>>;
+
+/// Whether all cuts have the rows that the plan counts on, and their memory suffices.
+template <int Dim, int Kept>
+constexpr bool are_as_planned() {
+    using Large = LargeCut<Dim, Kept>;
+    using Small = SmallCut<Dim, Kept>;
+    return DecodeCut<Dim>::kRows == kIndexDecodeRows &&
+           Large::kRows == index_rows_sm80(true, Kept, 2 * Dim) &&
+           Small::kRows == index_rows_sm80(false, Kept, 2 * Dim) &&
+           sizeof(Shared<DecodeCut<Dim>, Dim, Kept>) <= kLeastShared &&
+           sizeof(Shared<Small, Dim, Kept>) <= kLeastShared &&
+           sizeof(Shared<Large, Dim, Kept>) <= kLargeShared;
+}
 
 template <typename T, int Dim, int BlockSize, int Kept>
 cudaError_t launch_rows(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
-    if (args.decode) return launch<T, DecodeCut, Dim, BlockSize, Kept>(args, stream);
-    return large ? launch<T, LargeCut<Kept>, Dim, BlockSize, Kept>(args, stream)
-                 : launch<T, SmallCut<Kept>, Dim, BlockSize, Kept>(args, stream);
+    static_assert(are_as_planned<Dim, Kept>());
+    if (args.decode) return launch<T, DecodeCut<Dim>, Dim, BlockSize, Kept>(args, stream);
+    return large ? launch<T, LargeCut<Dim, Kept>, Dim, BlockSize, Kept>(args, stream)
+                 : launch<T, SmallCut<Dim, Kept>, Dim, BlockSize, Kept>(args, stream);
 }
 
 template <typename T, int Dim, int BlockSize>
@@ -228,8 +244,11 @@ cudaError_t launch_kept(const IndexSelectArgs& args, bool large, cudaStream_t st
 
 template <typename T>
 cudaError_t launch_index_select_sm80(const IndexSelectArgs& args, bool large, cudaStream_t stream) {
-    return by_sizes(args.index_dim, args.block_size, [&]<int Dim, int BlockSize>() {
-        return launch_kept<T, Dim* static_cast<int>(sizeof(T)) / 2, BlockSize>(args, large, stream);
+    return by_index_dim(args.index_dim, [&]<int Dim>() {
+        return by_block_size(args.block_size, [&]<int BlockSize>() {
+            return launch_kept<T, Dim* static_cast<int>(sizeof(T)) / 2, BlockSize>(args, large,
+                                                                                   stream);
+        });
     });
 }
 

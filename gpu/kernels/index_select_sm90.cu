@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // index_select fused: scores of blocks, and the best k of each row, in one pass over the keys.
 //
-//   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA)
+//   producer    one thread streams tiles of 128 keys through a ring in shared memory (TMA), of 256
+//               channels of 16 bits in two stages of 64 keys
 //   consumers   hold their rows (query, group) as an operand in registers, multiply it with a tile
 //               (wgmma) and reduce the products of each block to their maximum, per row
 //   merge       every 32 blocks, a warp merges the maxima of a row into its list of the best k,
@@ -34,11 +35,12 @@ using namespace sm90;
 static_assert(kIndexPrefillRows == PrefillRows::kRows && kIndexDecodeRows == DecodeRows::kRows &&
               kIndexTileKeys == kTileKeys && kIndexMergeBlocks == kWarp);
 
-/// Rows of many queries. Four warpgroups of operands of 8 bits fit: while one merges, three
-/// multiply.
-template <typename T>
-using SelectRows = std::conditional_t<sizeof(T) == 1, TileRows<4, 1>, PrefillRows>;
-static_assert(SelectRows<__nv_fp8_e4m3>::kRows == kIndexPrefillRows);
+/// Rows of many queries. Of rows of at most 128 bytes four warpgroups of operands of 8 bits fit:
+/// while one merges, three multiply.
+template <typename Shape>
+using SelectRows =
+    std::conditional_t<Shape::kBytes == 1 && Shape::kRowBytes <= 128, TileRows<4, 1>, PrefillRows>;
+static_assert(SelectRows<ScoreShape<128, __nv_fp8_e4m3>>::kRows == kIndexPrefillRows);
 
 enum class Result : uint8_t { lists, scores };
 
@@ -80,6 +82,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     constexpr bool kLists = Made == Result::lists;
     auto& shared = *reinterpret_cast<S*>(memory);
     constexpr int kBlocksPerTile = kTileKeys / BlockSize;
+    constexpr int kStagesPerTile = kTileKeys / Shape::kKeys;
     using Turns = MergeTurns<kBlocksPerTile, kMergeTurns<Shape, Rows>>;
 
     PartNow part{};
@@ -131,12 +134,12 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
         if (static_cast<int>(threadIdx.x) % kWarpgroup >= producers) return;
         if (!args.keys_settled) wait_for_previous_kernel();
         if (producers == 1)
-            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys, count,
-                           shared.tiles[0], shared.ring, keep);
+            produce<Shape>(&args.index_k, 0, tile.key + int64_t{first_tile} * kTileKeys,
+                           count * kStagesPerTile, shared.tiles[0], shared.ring, keep);
         else
             produce_pages<Shape>(&args.index_k, args.key_map, 0,
-                                 args.key_map.first(tile) + first_tile * kTileKeys, count,
-                                 shared.tiles[0], shared.ring, keep);
+                                 args.key_map.first(tile) + first_tile * kTileKeys,
+                                 count * kStagesPerTile, shared.tiles[0], shared.ring, keep);
         return;
     }
     wait_for_previous_kernel();
@@ -145,6 +148,7 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     if (finds) tell_queries(args, part);
     RowOperand<Shape> operand[Rows::kHalves];
     const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
+#pragma unroll
     for (int half = 0; half < Rows::kHalves; ++half) {
         const int place = first_row<Rows>(warpgroup, half);
         operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
@@ -189,16 +193,28 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     int own_place = warp_place + lane / 4 + 8 * (lane % 2), own_block = lane % 4 / 2;
     asm volatile("" : "+r"(own_place), "+r"(own_block));
     bool no_negative[Rows::kHalves] = {};  // whether the list is past negative scores
-    consume(operand, count, shared.tiles[0], shared.ring,
-            [&](int half, int t, const typename Shape::Sum(&sum)[kSums]) {
-                const int column = t % Turns::kTiles * kBlocksPerTile;
-                float best[kKeptMaxima<BlockSize, kSums>];
-                keep_maxima<BlockSize>(sum, best, no_negative[half]);
+    constexpr int kColumns = BlockSize < Shape::kKeys ? BlockSize : Shape::kKeys;  // of a maximum
+    [[maybe_unused]] float earlier[Rows::kHalves] = {};  // maxima of blocks that two stages have
+    consume(operand, count * kStagesPerTile, shared.tiles[0], shared.ring,
+            [&](int half, int stage, const typename Shape::Sum(&sum)[Shape::kSums]) {
+                const int t = stage / kStagesPerTile, piece = stage % kStagesPerTile;
+                const int column =
+                    t % Turns::kTiles * kBlocksPerTile + piece * Shape::kKeys / BlockSize;
+                float best[kKeptMaxima<kColumns, Shape::kSums>];
+                keep_maxima<kColumns>(sum, best, no_negative[half]);
+                if constexpr (kColumns < BlockSize) {
+                    if (piece == 0) {
+                        earlier[half] = best[0];
+                        return;
+                    }
+                    best[0] = max_or_nan(best[0], earlier[half]);
+                }
                 const int place = own_place + half * kHalfRows;
-                if (own_block < kBlocksPerTile)
+                if (own_block * BlockSize < Shape::kKeys)
 #pragma unroll
-                    for (int n = 0; n < kKeptMaxima<BlockSize, kSums>; ++n)
+                    for (int n = 0; n < kKeptMaxima<kColumns, Shape::kSums>; ++n)
                         shared.scores.at(place, column + own_block + 2 * n) = best[n];
+                if (piece < kStagesPerTile - 1) return;
                 if (t == count - 1 || turns.due(t + 1)) {
                     merge(half, t + 1, t == count - 1);
                     if constexpr (kLists) no_negative[half] = !shared.lists.takes_negative(place);
@@ -276,9 +292,8 @@ cudaError_t launch_rows(const IndexSelectArgs& args, cudaStream_t stream,
 template <typename Shape>
 cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream,
                          const CandidateExchange* exchange) {
-    return args.decode
-               ? launch_rows<Shape, DecodeRows>(args, stream, exchange)
-               : launch_rows<Shape, SelectRows<typename Shape::Value>>(args, stream, exchange);
+    return args.decode ? launch_rows<Shape, DecodeRows>(args, stream, exchange)
+                       : launch_rows<Shape, SelectRows<Shape>>(args, stream, exchange);
 }
 
 }  // namespace
@@ -286,8 +301,11 @@ cudaError_t launch_shape(const IndexSelectArgs& args, cudaStream_t stream,
 template <typename T>
 cudaError_t launch_index_select_sm90(const IndexSelectArgs& args, cudaStream_t stream,
                                      const CandidateExchange* exchange) {
-    return args.index_dim == 64 ? launch_shape<ScoreShape<64, T>>(args, stream, exchange)
-                                : launch_shape<ScoreShape<128, T>>(args, stream, exchange);
+    const auto launch_dim = [&]<int Dim>() {
+        return launch_shape<ScoreShape<Dim, T, index_stage_keys(Dim * sizeof(T))>>(args, stream,
+                                                                                   exchange);
+    };
+    return by_index_dim(args.index_dim, launch_dim);
 }
 
 #define MSA_INSTANTIATE(T)                                                                 \

@@ -22,6 +22,11 @@ constexpr int kIndexDecodeRows = 64;    // where few queries share their keys
 constexpr int kIndexTileKeys = 128;
 constexpr int kIndexMergeBlocks = 32;  // whose scores a warp takes at once
 constexpr int kMostIndexParts = 512;
+/// Keys of a stage of Hopper's ring: half of a tile where rows of 512 bytes leave registers for the
+/// sums of no more.
+constexpr int index_stage_keys(int64_t row_bytes) {
+    return row_bytes > 256 ? kIndexTileKeys / 2 : kIndexTileKeys;
+}
 constexpr int kMostTilesNow = 1 << 14;  // that a CutNow cuts
 
 /// Scores of blocks of the rows (query, group): -inf of those that are no candidates. What lies
@@ -36,11 +41,11 @@ struct IndexSelectArgs {
     const void* index_q;    // [Nq, Hkv, didx]
     const void* all_keys;   // [Nk, didx], the same as index_k
     int64_t keys;           // Nk
-    CUtensorMap index_k;    // on Hopper: boxes of 128 keys x 128 bytes; of pages of 64 half of it
+    CUtensorMap index_k;    // on Hopper: boxes of a stage's keys, or of 64 in pages, x 128 bytes
     KeyMap key_map;         // on Hopper
     bool keys_settled;      // no earlier work in the stream writes index_k, its pages' table and
                             // lengths: they may be read early
-    int index_dim;          // 64 or 128
+    int index_dim;          // 64, 128 or 256
     const TilePart* parts;  // of tiles, the most work first
     int part_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv

@@ -42,13 +42,19 @@ int64_t most_tiles(const Problem& p) {
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.index_dim)) return not_tuned("the index dim", p.index_dim);
+    if (!is_tuned_width(p.index_dim) && !is_wide(p.index_dim))
+        return not_tuned("the index dim", p.index_dim, true);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.kv_heads > kIndexDecodeRows) return above("Hkv", p.kv_heads, kIndexDecodeRows);
     if (p.index_scale() <= 0) return Support::no("the index scale is not positive");
     if (p.keys() == 0 && p.queries() > 0) return Support::no("there are no keys");
     return {};
+}
+
+/// Of index_q and index_k.
+int64_t row_bytes(const Problem& p, const IndexInput& in) {
+    return p.index_dim * element_bytes(in.index_k.element());
 }
 
 /// Row length of scores, in whole merges of a warp.
@@ -208,7 +214,8 @@ void index_select_sm80(const Call& call, const SelectionRule& rule, const IndexI
                        View<int32_t, 3> ids) {
     if (ids.size() == 0) return;
     const bool large = call.device.shared_bytes >= kLargeShared;
-    IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k), false);
+    IndexPlan plan(call, in, index_rows_sm80(large, rule.top_k, row_bytes(call.problem, in)),
+                   false);
     plan.make_room(call, false);
     const IndexSelectArgs args = plan.args(call, rule, in, ids);
     const auto launch = [&]<typename T>() {
@@ -223,8 +230,9 @@ namespace {
 IndexSelectArgs args_sm90(const Call& call, IndexPlan& plan, const SelectionRule& rule,
                           const IndexInput& in, View<int32_t, 3> ids) {
     IndexSelectArgs args = plan.args(call, rule, in, ids);
-    args.key_map = KeyMap(in.index_k, kIndexTileKeys, key_starts(call.layout, in.index_k));
-    args.index_k = tensor_map(in.index_k, args.key_map.box_rows(kIndexTileKeys));
+    const int64_t stage_keys = index_stage_keys(row_bytes(call.problem, in));
+    args.key_map = KeyMap(in.index_k, stage_keys, key_starts(call.layout, in.index_k));
+    args.index_k = tensor_map(in.index_k, args.key_map.box_rows(stage_keys));
     args.keys_settled = !call.ahead.writes(in.index_k) &&
                         !call.ahead.writes(in.index_k.page_table()) &&
                         !call.ahead.writes(in.index_k.seqused_k());

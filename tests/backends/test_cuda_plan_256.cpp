@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which tuned kernels of the cuda backend take heads of 256 channels, on any machine.
+// Which tuned kernels of the cuda backend take heads, or an index, of 256 channels, on any machine.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -80,6 +80,27 @@ TEST(CudaPlan, HeadsOf256InTheGradient) {
     Problem narrow = heads_of_256(128);
     narrow.head_dim = 128;
     EXPECT_EQ(cuda::grad_problem(narrow).block_size, 128);
+}
+
+TEST(CudaPlan, IndexOf256InIndexSelect) {
+    const auto why_not = [](int64_t index_dim, Element element, const cuda::Device& on,
+                            int64_t page_size = 0) {
+        const Problem p = square_problem(4096, 64, 4, 128, index_dim, 128);
+        const IndexSelectRequest request{.element = element, .top_k = 32, .page_size = page_size};
+        return (on.is_hopper() ? cuda::takes_index_select_sm90 : cuda::takes_index_select_sm80)(
+                   on, p, request, true)
+            .why_not;
+    };
+    for (const cuda::Device& device : {kWideHopper, kWideAmpere, kWideAda})
+        for (const Element element : {Element::bf16, Element::f16, Element::int8}) {
+            EXPECT_EQ(why_not(256, element, device), "");
+            EXPECT_EQ(why_not(192, element, device),
+                      "the index dim is 192, must be 64, 128 or 256");
+        }
+    EXPECT_EQ(why_not(256, Element::e4m3, kWideHopper), "");
+    EXPECT_EQ(why_not(256, Element::bf16, kWideHopper, 64), "");
+    EXPECT_EQ(why_not(256, Element::f32, kWideHopper),
+              "an operand or output is f32, must be bf16, f16, e4m3 or int8");
 }
 
 }  // namespace

@@ -136,13 +136,16 @@ TEST_P(IndexLists, AreTheReferenceSelection) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
     // Alone, a tile's keys are split over the SMs of a GPU, and few of them meet in one list.
-    // Warps of a GPU merge in one turn or, with 128 channels, in four. Hopper keeps scores, no
-    // lists, of as few blocks.
+    // Warps of a GPU merge in one turn or, with 128 channels or more, in four. Hopper keeps scores,
+    // no lists, of as few blocks.
     for (const auto& [top_k, others, block_size, dim] : {std::tuple{16, 0, 64, 64},
                                                          {16, 200, 64, 128},
                                                          {16, 200, 128, 128},
                                                          {32, 0, 32, 64},
-                                                         {32, 200, 32, 64}}) {
+                                                         {32, 200, 32, 64},
+                                                         {16, 200, 128, 256},
+                                                         {32, 200, 64, 256},
+                                                         {32, 0, 32, 256}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", others " + std::to_string(others) +
                      ", blocks of " + std::to_string(block_size));
         Problem p = square_problem(0, 4, 2, 64, dim, block_size);
@@ -161,7 +164,10 @@ TEST_P(IndexLists, OfFewPartsAreTheReferenceSelection) {
                                                                   {5, 33, 8, 128, 128},
                                                                   {16, 1, 200, 32, 64},
                                                                   {16, 8, 200, 32, 128},
-                                                                  {32, 1, 150, 32, 128}}) {
+                                                                  {32, 1, 150, 32, 128},
+                                                                  {16, 33, 60, 32, 256},
+                                                                  {5, 33, 8, 128, 256},
+                                                                  {16, 8, 200, 32, 256}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries) +
                      ", blocks " + std::to_string(blocks));
         Problem p = square_problem(0, 4, 2, 64, dim, block_size);
@@ -176,8 +182,11 @@ TEST_P(IndexLists, OfLongRowsAreTheReferenceSelection) {
     if (subject.backend != "cuda") GTEST_SKIP() << "only cuda keeps scores of shorter rows";
     Runner runner(subject);
     // The more sequences, the longer are the parts of each: 4 to 172 blocks.
-    for (const auto& [top_k, queries, others, dim] :
-         {std::tuple{16, 33, 0, 64}, {16, 65, 10, 64}, {32, 1, 0, 64}, {5, 8, 0, 128}}) {
+    for (const auto& [top_k, queries, others, dim] : {std::tuple{16, 33, 0, 64},
+                                                      {16, 65, 10, 64},
+                                                      {32, 1, 0, 64},
+                                                      {5, 8, 0, 128},
+                                                      {16, 33, 0, 256}}) {
         SCOPED_TRACE("k " + std::to_string(top_k) + ", queries " + std::to_string(queries));
         Problem p = square_problem(0, 4, 2, 64, dim, 32);
         std::vector<int64_t> ends_q{0, queries}, ends_k{0, 2080 * p.block_size};
@@ -194,13 +203,14 @@ TEST_P(IndexLists, OfLongRowsAreTheReferenceSelection) {
 TEST_P(IndexLists, MayEndAnywhereBetweenTheirMerges) {
     const auto& [subject, order] = GetParam();
     Runner runner(subject);
-    for (const auto& [top_k, block_size, dim] : {std::tuple{4, 64, 64}, {16, 128, 128}}) {
-        SCOPED_TRACE("k " + std::to_string(top_k));
+    for (const auto& [top_k, block_size, dim] :
+         {std::tuple{4, 64, 64}, {16, 128, 128}, {16, 128, 256}}) {
+        SCOPED_TRACE("k " + std::to_string(top_k) + ", channels " + std::to_string(dim));
         Problem p = square_problem(0, 4, 4, 64, dim, block_size);
         // Warps of a GPU merge after every 32 blocks, or once; elsewhere there are no merges. The
         // more sequences, the longer are the parts: 4 or 10 to 20 blocks.
         const bool cuda = subject.backend == "cuda";
-        p.batch = ends_anywhere(cuda ? 71 : 16, cuda && dim == 128 ? 2 : 5, p.block_size);
+        p.batch = ends_anywhere(cuda ? 71 : 16, cuda && dim >= 128 ? 2 : 5, p.block_size);
         const Operands o = with_scores(p, order);
         const SelectionRule rule{.top_k = top_k, .forced_local = 2, .forced_first = 1};
         expect_reference_selection(subject, runner, p, rule, o);

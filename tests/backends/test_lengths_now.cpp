@@ -40,6 +40,8 @@ const ServedStep kServedSteps[] = {
     {"chunks", kSmallSizes, 3, 70, 4400, 64},
     {"h96_decode", {32, 2, 96, 64, 128}, 7, 1, 4400, 128},
     {"h192_chunks", {8, 2, 192, 64, 64}, 3, 70, 4400, 64},
+    {"i256_decode", {8, 2, 64, 256, 128}, 7, 1, 4400, 128},
+    {"i256_chunks", {8, 2, 64, 256, 64}, 3, 70, 4400, 64},
     {"chunks_of_tiles", kPaperSizes, 2, 171, 4400, 128, Pool::by_row},
     {"chunks_of_many", kSmallSizes, 70, 40, 4400, 64},
     {"chunks_by_lists", kLongRows, 2, 300, 66000, 64},

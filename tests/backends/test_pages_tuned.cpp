@@ -46,6 +46,10 @@ const PagedShape kShapes[] = {
     {"h256_decode", {32, 2, 256, 128, 128}, kLengths, 1, 64},
     {"h256_chunk", {64, 4, 256, 64, 128}, {1500, 0, 129, 700}, 300, 64, Pool::by_row},
     {"h256_chunk_128", {32, 8, 256, 64, 64}, {1500, 0, 129, 700}, 300, 128, Pool::by_page},
+    {"i256_decode", {32, 2, 64, 256, 128}, kLengths, 1, 64},
+    {"i256_decode_192", {16, 2, 64, 256, 64}, kLengths, 1, 192, Pool::by_row},
+    {"i256_chunk", {64, 4, 64, 256, 64}, {1500, 0, 129, 700}, 300, 64, Pool::by_row},
+    {"i256_chunk_128", {32, 8, 64, 256, 128}, {1500, 0, 129, 700}, 300, 128, Pool::by_page},
 };
 
 class TunedPages : public testing::TestWithParam<std::tuple<PagedShape, Element>> {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Cases of heads of 256 channels, whose kernels take blocks of 128 as two halves: the last one is
-// seen partly, not at all, and by some of a tile's queries.
+// seen partly, not at all, and by some of a tile's queries. Cases of an index of 256 channels
+// (i256), of which Hopper's kernel takes a tile of keys as two halves.
 #include "tests/support/case_rows.h"
 
 namespace msa::test {
 
 namespace {
 
-constexpr Sizes kHeads256{32, 2, 256, 128, 128};
+constexpr Sizes kHeads256{32, 2, 256, 128, 128}, kIndex256{16, 4, 64, 256, 64};
 const std::vector<CaseRow> kRowsOf256{
     {"sinks_of_h256",
      kOwnAttention,
@@ -83,6 +84,33 @@ const std::vector<CaseRow> kRowsOf256{
      {0, 40, 300},
      {0, 20, 280},
      k(2)},
+    {"i256", kTuned, {32, 2, 64, 256, 128}, {0, 1100}, {0, 1100}, k(2)},
+    {"i256_h256", kTuned, {16, 2, 256, 256, 128}, {0, 200}, {0, 900}, k(3)},
+    {"i256_packed", kTuned, kIndex256, kQueries, kKeys, k(3)},
+    {"i256_blocks_of_32", kTuned, {16, 4, 64, 256, 32}, {0, 715}, {0, 715}, k(5)},
+    {"i256_k32", kTuned, {16, 4, 64, 256, 32}, kQueries, {0, 1228, 1358, 1395, 2895}, k(32)},
+    {"i256_odd_groups", kTuned, {30, 10, 64, 256, 64}, {0, 90}, {0, 1200}, k(2)},
+    {"i256_prefix", kTuned, {32, 2, 64, 256, 128}, {0, 100}, {0, 1500}, k(6)},
+    {"i256_middle", kTuned, kIndex256, {0, 900}, {0, 900}, k(4), {.part = QueryRange{100, 300}}},
+    {"i256_decode", kTuned, {16, 2, 64, 256, 128}, {0, 1, 2, 10}, {0, 1000, 3500, 4100}, k(16)},
+    {"i256_decode_blocks_of_64", kTuned, kIndex256, {0, 1, 2, 6}, {0, 1000, 3507, 4107}, k(32)},
+    {"i256_decode_blocks_of_32",
+     kTuned,
+     {16, 4, 64, 256, 32},
+     {0, 1, 2, 6},
+     {0, 1000, 3507, 4107},
+     k(19)},
+    {"i256_forced",
+     kTuned,
+     kIndex256,
+     {0, 120},
+     {0, 2000},
+     {.top_k = 7, .forced_local = 3, .forced_first = 2}},
+    {"i256_k_above_blocks", kTuned, kIndex256, {0, 300}, {0, 300}, k(32)},
+    {"i256_empty_keys", kTuned, kIndex256, {0, 5, 70}, {0, 0, 65}, k(2)},
+    {"i256_more_queries_than_keys", kTuned, kIndex256, {0, 90}, {0, 70}, k(2)},
+    {"i256_all_equal", kTuned, kIndex256, {0, 500}, {0, 500}, k(4), {.values = Values::equal}},
+    {"i256_extreme", kTuned, kIndex256, {0, 300}, {0, 300}, k(3), {.values = Values::extreme}},
 };
 
 }  // namespace
