@@ -217,7 +217,7 @@ protected:
             else
                 index_select_any(CallNow(call, in.index_k), rule, in, ids);
             index_lse(call, in, ids, lse);
-            return kernel_name("index_select", tuned);
+            return kernel_name("index_select", tuned) + (tuned.yes ? index_padding_of(p) : "");
         });
     }
     void do_sparse_attention(const Problem& p, const AttentionInput& in, View<const int32_t, 3> ids,

@@ -16,14 +16,12 @@ cudaError_t by_block_size(int block_size, Launch launch) {
     }
 }
 
-/// Calls launch.operator()<Dim>() with the index dim of the call: 64, 128 or 256.
+/// Calls launch.operator()<Dim>() with the least Dim of 64, 128 and 256 that has `dim` channels.
 template <typename Launch>
 cudaError_t by_index_dim(int dim, Launch launch) {
-    switch (dim) {
-        case 64: return launch.template operator()<64>();
-        case 128: return launch.template operator()<128>();
-        default: return launch.template operator()<256>();
-    }
+    return dim <= 64    ? launch.template operator()<64>()
+           : dim <= 128 ? launch.template operator()<128>()
+                        : launch.template operator()<256>();
 }
 
 /// Calls launch.operator()<Dim, BlockSize>() with the sizes of the call; Dim is 64 or 128.

@@ -98,27 +98,29 @@ __device__ int first_row(int consumer, int half) {
 }
 
 /// The rows of one half as register operands. Row r is (query r / heads, head r % heads), its
-/// channels at base + query * query_bytes + head * kRowBytes; rows from `rows` on are 0.
+/// channels at base + query * query_bytes + head * row_bytes; rows from `rows` on are 0, as are
+/// channels behind row_bytes, a multiple of 16.
 template <typename Shape>
 struct RowOperand {
     uint32_t word[4 * Shape::kSteps];
 
     /// `row`: the two rows of this thread.
     __device__ void load(const char* base, int64_t query_bytes, int heads, int rows,
-                         const int (&row)[2]) {
+                         const int (&row)[2], int row_bytes = Shape::kRowBytes) {
         const int quad = threadIdx.x % 4;
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
             const int r = row[side];
             const char* const from =
-                base + r / heads * query_bytes + r % heads * int64_t{Shape::kRowBytes} + 4 * quad;
+                base + r / heads * query_bytes + int64_t{r % heads} * row_bytes + 4 * quad;
 #pragma unroll
             for (int s = 0; s < Shape::kSteps; ++s)
 #pragma unroll
                 for (int part = 0; part < 2; ++part)
                     word[4 * s + 2 * part + side] =
-                        r < rows ? *reinterpret_cast<const uint32_t*>(from + 32 * s + 16 * part)
-                                 : 0;
+                        r < rows && 32 * s + 16 * part < row_bytes
+                            ? *reinterpret_cast<const uint32_t*>(from + 32 * s + 16 * part)
+                            : 0;
         }
     }
     /// Rows in shared memory, the warp's from `row` on.

@@ -74,6 +74,30 @@ __device__ int row_at(int place) {
     return place % 16 * kWarps + place / 16;
 }
 
+/// Writes this thread's maxima of a stage, the tile's `piece`th, to `scores` at `place`, the tile's
+/// blocks from `column` on. Of a block of two stages, the maximum of the first waits in `earlier`.
+template <int BlockSize, typename Shape, typename Rows>
+__device__ void store_maxima(const typename Shape::Sum (&sum)[Shape::kSums],
+                             RowBuffer<Rows>& scores, int place, int own_block, int column,
+                             int piece, bool no_negative, float& earlier) {
+    constexpr int kColumns = BlockSize < Shape::kKeys ? BlockSize : Shape::kKeys;  // of a maximum
+    constexpr int kKept = kKeptMaxima<kColumns, Shape::kSums>;
+    float best[kKept];
+    keep_maxima<kColumns>(sum, best, no_negative);
+    if constexpr (kColumns < BlockSize) {
+        if (piece == 0) {
+            earlier = best[0];
+            return;
+        }
+        best[0] = max_or_nan(best[0], earlier);
+    }
+    if (own_block * BlockSize < Shape::kKeys)
+#pragma unroll
+        for (int n = 0; n < kKept; ++n)
+            scores.at(place, column + piece * Shape::kKeys / BlockSize + own_block + 2 * n) =
+                best[n];
+}
+
 template <typename Shape, typename Rows, int BlockSize, int Kept, Result Made>
 __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     index_select(const __grid_constant__ IndexSelectArgs args) {
@@ -147,13 +171,14 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     setmaxnreg_inc<Rows::kConsumerRegisters>();
     if (finds) tell_queries(args, part);
     RowOperand<Shape> operand[Rows::kHalves];
-    const int64_t query_bytes = int64_t{args.groups} * Shape::kRowBytes;
+    const int row_bytes = args.index_dim * Shape::kBytes;
+    const int64_t query_bytes = int64_t{args.groups} * row_bytes;
 #pragma unroll
     for (int half = 0; half < Rows::kHalves; ++half) {
         const int place = first_row<Rows>(warpgroup, half);
         operand[half].load(static_cast<const char*>(args.index_q) + tile.query * query_bytes,
                            query_bytes, args.groups, rows,
-                           {row_at<Rows>(place), row_at<Rows>(place + 8)});
+                           {row_at<Rows>(place), row_at<Rows>(place + 8)}, row_bytes);
     }
 
     const int lane = threadIdx.x % kWarp;
@@ -193,29 +218,15 @@ __global__ void __launch_bounds__(Rows::kThreads, Rows::kBlocksPerSm)
     int own_place = warp_place + lane / 4 + 8 * (lane % 2), own_block = lane % 4 / 2;
     asm volatile("" : "+r"(own_place), "+r"(own_block));
     bool no_negative[Rows::kHalves] = {};  // whether the list is past negative scores
-    constexpr int kColumns = BlockSize < Shape::kKeys ? BlockSize : Shape::kKeys;  // of a maximum
-    [[maybe_unused]] float earlier[Rows::kHalves] = {};  // maxima of blocks that two stages have
+    float earlier[Rows::kHalves] = {};
     consume(operand, count * kStagesPerTile, shared.tiles[0], shared.ring,
             [&](int half, int stage, const typename Shape::Sum(&sum)[Shape::kSums]) {
                 const int t = stage / kStagesPerTile, piece = stage % kStagesPerTile;
-                const int column =
-                    t % Turns::kTiles * kBlocksPerTile + piece * Shape::kKeys / BlockSize;
-                float best[kKeptMaxima<kColumns, Shape::kSums>];
-                keep_maxima<kColumns>(sum, best, no_negative[half]);
-                if constexpr (kColumns < BlockSize) {
-                    if (piece == 0) {
-                        earlier[half] = best[0];
-                        return;
-                    }
-                    best[0] = max_or_nan(best[0], earlier[half]);
-                }
                 const int place = own_place + half * kHalfRows;
-                if (own_block * BlockSize < Shape::kKeys)
-#pragma unroll
-                    for (int n = 0; n < kKeptMaxima<kColumns, Shape::kSums>; ++n)
-                        shared.scores.at(place, column + own_block + 2 * n) = best[n];
-                if (piece < kStagesPerTile - 1) return;
-                if (t == count - 1 || turns.due(t + 1)) {
+                store_maxima<BlockSize, Shape>(sum, shared.scores, place, own_block,
+                                               t % Turns::kTiles * kBlocksPerTile, piece,
+                                               no_negative[half], earlier[half]);
+                if (piece == kStagesPerTile - 1 && (t == count - 1 || turns.due(t + 1))) {
                     merge(half, t + 1, t == count - 1);
                     if constexpr (kLists) no_negative[half] = !shared.lists.takes_negative(place);
                 }

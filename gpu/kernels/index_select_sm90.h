@@ -45,7 +45,7 @@ struct IndexSelectArgs {
     KeyMap key_map;         // on Hopper
     bool keys_settled;      // no earlier work in the stream writes index_k, its pages' table and
                             // lengths: they may be read early
-    int index_dim;          // 64, 128 or 256
+    int index_dim;          // 64, 128 or 256; on Hopper from 64 to 256, in rows of 16 bytes
     const TilePart* parts;  // of tiles, the most work first
     int part_count;
     bool decode;  // at most kIndexDecodeRows / Hkv queries a tile, else kIndexPrefillRows / Hkv

@@ -9,6 +9,7 @@
 #include "gpu/kernels/select_blocks_warp.h"
 #include "gpu/layout.h"
 #include "gpu/plan/limits.h"
+#include "gpu/plan/padded_heads.h"
 #include "gpu/plan/tuned.h"
 #include "gpu/tensor_map.h"
 
@@ -42,8 +43,6 @@ int64_t most_tiles(const Problem& p) {
 /// What both kernels take.
 Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool aligned) {
     if (!aligned) return not_aligned();
-    if (!is_tuned_width(p.index_dim) && !is_wide(p.index_dim))
-        return not_tuned("the index dim", p.index_dim, true);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
     if (request.top_k > kMostSelected) return above("k", request.top_k, kMostSelected);
     if (p.kv_heads > kIndexDecodeRows) return above("Hkv", p.kv_heads, kIndexDecodeRows);
@@ -52,9 +51,9 @@ Support takes_sizes(const Problem& p, const IndexSelectRequest& request, bool al
     return {};
 }
 
-/// Of index_q and index_k.
+/// Of index_q and index_k, as a kernel takes them.
 int64_t row_bytes(const Problem& p, const IndexInput& in) {
-    return p.index_dim * element_bytes(in.index_k.element());
+    return kernel_head_dim(p.index_dim) * element_bytes(in.index_k.element());
 }
 
 /// Row length of scores, in whole merges of a warp.
@@ -175,6 +174,10 @@ Support takes_index_select_sm90(const Device& device, const Problem& p,
     if (!is_half(request.element) && request.element != Element::e4m3 &&
         request.element != Element::int8)
         return not_element(request.element, "bf16, f16, e4m3 or int8");
+    const int64_t width = kernel_head_dim(p.index_dim), step = 16 / element_bytes(request.element);
+    if ((!is_tuned_width(width) && !is_wide(width)) || p.index_dim % step != 0)
+        return Support::no(concat("the index dim is ", p.index_dim, ", must be a multiple of ",
+                                  step, " from 64 to 256"));
     const Support pages = takes_page_size(request.page_size);
     return pages.yes ? takes_sizes(p, request, aligned) : pages;
 }
@@ -187,6 +190,8 @@ Support takes_index_select_sm80(const Device& device, const Problem& p,
     } else if (!is_half(request.element) && request.element != Element::int8) {
         return not_element(request.element, "bf16, f16, e4m3 or int8");
     }
+    if (!is_tuned_width(p.index_dim) && !is_wide(p.index_dim))
+        return not_tuned("the index dim", p.index_dim, true);
     return takes_sizes(p, request, aligned);
 }
 

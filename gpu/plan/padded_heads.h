@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Heads of 96 or 192 channels, and of other multiples of 8, by the tuned kernels of the next width
-// that these have: further channels are 0, in memory or as the TMA unit reads them.
+// that these have: further channels are 0, in memory or as the TMA unit reads them. So are those of
+// such an index on Hopper.
 #pragma once
 
 #include <memory>
@@ -35,6 +36,10 @@ inline Support not_kernel_head(int64_t head_dim) {
 inline std::string padding_of(const Problem& p) {
     return is_padded(p) ? concat(", heads padded to ", kernel_head_dim(p.head_dim), " channels")
                         : "";
+}
+inline std::string index_padding_of(const Problem& p) {
+    const int64_t width = kernel_head_dim(p.index_dim);
+    return width != p.index_dim ? concat(", index padded to ", width, " channels") : "";
 }
 
 /// The call on the problem, whose sequences and blocks are the same. `ahead`: as of Call.

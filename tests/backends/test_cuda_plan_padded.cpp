@@ -85,5 +85,32 @@ TEST(CudaPlan, PaddedHeadsInTheGradientAndBlockMass) {
               "it has no kernel in the instructions of compute capability 8.0");
 }
 
+TEST(CudaPlan, PaddedIndexInIndexSelect) {
+    const auto why_not = [](int64_t index_dim, Element element, const cuda::Device& on) {
+        const Problem p = square_problem(4096, 64, 4, 128, index_dim, 128);
+        const IndexSelectRequest request{.element = element, .top_k = 16};
+        return (on.is_hopper() ? cuda::takes_index_select_sm90 : cuda::takes_index_select_sm80)(
+                   on, p, request, true)
+            .why_not;
+    };
+    for (const int64_t dim : {72, 96, 192, 248})
+        EXPECT_EQ(why_not(dim, Element::bf16, kPadsOnHopper), "");
+    for (const Element element : {Element::e4m3, Element::int8}) {
+        EXPECT_EQ(why_not(80, element, kPadsOnHopper), "");
+        EXPECT_EQ(why_not(72, element, kPadsOnHopper),
+                  "the index dim is 72, must be a multiple of 16 from 64 to 256");
+    }
+    EXPECT_EQ(why_not(56, Element::bf16, kPadsOnHopper),
+              "the index dim is 56, must be a multiple of 8 from 64 to 256");
+    EXPECT_EQ(why_not(264, Element::bf16, kPadsOnHopper),
+              "the index dim is 264, must be a multiple of 8 from 64 to 256");
+    EXPECT_EQ(why_not(192, Element::bf16, kPadsOnAmpere),
+              "the index dim is 192, must be 64, 128 or 256");
+    Problem p = heads_of(128);
+    EXPECT_EQ(cuda::index_padding_of(p), "");
+    p.index_dim = 192;
+    EXPECT_EQ(cuda::index_padding_of(p), ", index padded to 256 channels");
+}
+
 }  // namespace
 }  // namespace msa::test

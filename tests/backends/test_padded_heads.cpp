@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Heads of 96, 192 and other numbers of channels on the tuned kernels, which take them as heads of
-// 128 or 256: the results are those of such heads whose further channels are zeros, bit for bit.
+// 128 or 256: the results are those of such heads whose further channels are zeros, bit for bit. So
+// are those of an index of such channels on Hopper.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "tests/support/compare.h"
+#include "tests/support/scaled.h"
 #include "tests/support/truth.h"
 #include "tests/support/uploaded.h"
 
@@ -34,11 +37,14 @@ const PaddedShape kPaddedShapes[] = {
     {"h248", {8, 2, 248, 64, 64}, {0, 300}, {0, 400}, 4},
 };
 
-/// Rows [N, heads, dh] as [N, heads, width]: with zeros behind them, or cut.
-Tensor<float, 3> resized(const Tensor<float, 3>& rows, int64_t width) {
-    Tensor<float, 3> to({rows.extent(0), rows.extent(1), width});
-    const int64_t dim = rows.extent(2);
-    for (int64_t i = 0; i < rows.extent(0) * rows.extent(1); ++i)
+/// Rows [N, heads, dh] as [N, heads, width], or [N, didx] as [N, width]: with zeros behind them, or
+/// cut.
+template <int Rank>
+Tensor<float, Rank> resized(const Tensor<float, Rank>& rows, int64_t width) {
+    Shape<Rank> shape = rows.shape();
+    const int64_t dim = std::exchange(shape[Rank - 1], width);
+    Tensor<float, Rank> to(shape);
+    for (int64_t i = 0; i < rows.size() / dim; ++i)
         std::copy_n(rows.data() + i * dim, std::min(dim, width), to.data() + i * width);
     return to;
 }
@@ -166,6 +172,89 @@ TEST_P(TunedPaddedHeads, HeadsThatAreNotFiniteStayAlone) {
         EXPECT_TRUE(matches(runner_->sparse_attention(problem(), o, ids_, order), want,
                             half_bounds(problem(), operands_)))
             << to_string(order);
+}
+
+const PaddedShape kPaddedIndices[] = {
+    {"i96", {16, 4, 64, 96, 64}, {0, 300}, {0, 900}, 5},
+    {"i80_decode", {32, 2, 64, 80, 128}, {0, 1, 2, 10}, {0, 1000, 3500, 4100}, 16},
+    {"i192", {16, 2, 64, 192, 128}, {0, 200}, {0, 900}, 4},
+    {"i192_blocks_of_32", {30, 10, 64, 192, 32}, {0, 90}, {0, 1300}, 32},
+    {"i192_decode", {16, 2, 64, 192, 128}, {0, 1, 2, 10}, {0, 1000, 3500, 4100}, 16},
+    {"i240_packed", {32, 2, 64, 240, 64}, {0, 100, 101, 138, 438}, {0, 228, 358, 395, 895}, 4},
+};
+
+class TunedPaddedIndex : public testing::TestWithParam<std::tuple<PaddedShape, Element>> {
+protected:
+    void SetUp() override {
+        MSA_SKIP_UNLESS_USABLE("cuda");
+        backend_ = make_backend("cuda");
+        const PaddedShape& shape = std::get<0>(GetParam());
+        case_ = make_case(shape.name, shape.sizes, shape.cu_seqlens_q, shape.cu_seqlens_k,
+                          {.top_k = shape.top_k});
+    }
+    const Problem& problem() const { return case_.problem; }
+    Tensor<int32_t, 3> select(const Problem& p, const Operands& o) {
+        const Element element = std::get<Element>(GetParam());
+        const Uploaded<3> index_q(*backend_, element, o.index_q);
+        const Uploaded<2> index_k(*backend_, element, o.index_k);
+        auto ids = backend_->make<int32_t, 3>({p.queries(), p.kv_heads, case_.rule.top_k});
+        backend_->index_select(p, case_.rule, {index_q, index_k}, ids);
+        by_ = backend_->answered_by();
+        return backend_->download(ids.view());
+    }
+
+    std::unique_ptr<Backend> backend_;
+    Case case_;
+    std::string by_;  // what answered
+};
+INSTANTIATE_TEST_SUITE_P(All, TunedPaddedIndex,
+                         testing::Combine(testing::ValuesIn(kPaddedIndices),
+                                          testing::Values(Element::bf16, Element::f16,
+                                                          Element::e4m3)),
+                         [](const auto& of) {
+                             return concat(std::get<0>(of.param).name, '_',
+                                           to_string(std::get<1>(of.param)));
+                         });
+
+TEST_P(TunedPaddedIndex, SelectsAsAnIndexWithZerosBehindIt) {
+    Operands o = make_operands(case_, std::get<Element>(GetParam()));
+    const Tensor<int32_t, 3> got = select(problem(), o);
+    if (!by_.starts_with("index_select_sm90")) GTEST_SKIP() << by_;
+    const int64_t width = problem().index_dim < 128 ? 128 : 256;
+    EXPECT_EQ(by_, concat("index_select_sm90, index padded to ", width, " channels"));
+    Problem wide = problem();
+    wide.index_dim = width;
+    wide.index_scale_override = problem().index_scale();
+    o.index_q = resized(o.index_q, width);
+    o.index_k = resized(o.index_k, width);
+    EXPECT_TRUE(identical(got, select(wide, o)));
+    EXPECT_EQ(by_, "index_select_sm90");
+}
+
+/// What lies behind a row's channels is the next row, which it does not see.
+TEST_P(TunedPaddedIndex, SelectsAsTheReferenceBesideRowsOfNan) {
+    case_.values = Values::ternary;  // products are exact
+    Operands o = make_operands(case_, Element::f32);
+    const int64_t query = problem().queries() / 2, key = problem().keys() / 3;
+    for (int64_t d = 0; d < problem().index_dim; ++d)
+        o.index_q(query, problem().kv_heads - 1, d) = o.index_k(key, d) =
+            std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(identical(select(problem(), o), reference().index_select(problem(), case_.rule, o)))
+        << by_;
+}
+
+TEST(PaddedIndex, OfInt8SelectsAsTheReference) {
+    MSA_SKIP_UNLESS_USABLE("cuda");
+    const std::unique_ptr<Backend> backend = make_backend("cuda");
+    Runner truth = reference();
+    for (const PaddedShape& shape : kPaddedIndices) {
+        const Case c = make_case(shape.name, shape.sizes, shape.cu_seqlens_q, shape.cu_seqlens_k,
+                                 {.top_k = shape.top_k});
+        const ScaledIndex o = store_index(c.problem, make_operands(c, Element::f32));
+        EXPECT_TRUE(identical(index_select(*backend, c.problem, c.rule, o),
+                              index_select(truth.backend(), c.problem, c.rule, o)))
+            << shape << ", " << backend->answered_by();
+    }
 }
 
 }  // namespace
