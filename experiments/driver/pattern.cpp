@@ -29,10 +29,16 @@ int64_t pairs_of(int64_t channels) {
 
 int64_t planted_channels(int64_t channels) { return kFirstPair + 2 * pairs_of(channels); }
 
-/// Angular frequencies, geometric between the shortest wave length and the longest.
-double frequency(int64_t pair, int64_t pairs, double longest) {
-    const double step = pairs > 1 ? static_cast<double>(pair) / static_cast<double>(pairs - 1) : 0;
-    return 2 * std::numbers::pi / (kShortestWave * std::pow(longest / kShortestWave, step));
+/// Angular frequencies of `pairs` pairs, geometric between the shortest wave length and the
+/// longest.
+std::vector<double> frequencies(int64_t pairs, double longest) {
+    std::vector<double> all;
+    for (int64_t m = 0; m < pairs; ++m) {
+        const double step = pairs > 1 ? static_cast<double>(m) / static_cast<double>(pairs - 1) : 0;
+        all.push_back(2 * std::numbers::pi /
+                      (kShortestWave * std::pow(longest / kShortestWave, step)));
+    }
+    return all;
 }
 
 /// Unit code of a needle in the needle channels.
@@ -87,12 +93,10 @@ std::vector<Needle> Synthesizer::needles(const LayerInfo& layer, int64_t sequenc
     return planted;
 }
 
-void Synthesizer::plant_key(const std::vector<Needle>& needles, int64_t position,
-                            View<float, 1> head) const {
+void Synthesizer::plant_key(const std::vector<double>& waves, const std::vector<Needle>& needles,
+                            int64_t position, View<float, 1> head) const {
     // width^(1/4) on either side cancels the 1/sqrt(width) of the score.
     const double unit = std::pow(static_cast<double>(head.size()), 0.25);
-    const int64_t pairs = pairs_of(head.size());
-    std::fill_n(head.data(), kFirstPair + 2 * pairs, 0.0F);
     if (position == 0) head(0) = static_cast<float>(unit);
     for (const Needle& needle : needles)
         if (needle.key == position) {
@@ -100,20 +104,17 @@ void Synthesizer::plant_key(const std::vector<Needle>& needles, int64_t position
             for (int64_t c = 0; c < kNeedleChannels; ++c)
                 head(1 + c) += static_cast<float>(unit * code[static_cast<size_t>(c)]);
         }
-    for (int64_t m = 0; m < pairs; ++m) {
-        const double angle =
-            frequency(m, pairs, pattern_.longest_wave) * static_cast<double>(position);
+    for (int64_t m = 0; m < std::ssize(waves); ++m) {
+        const double angle = waves[static_cast<size_t>(m)] * static_cast<double>(position);
         head(kFirstPair + 2 * m) = static_cast<float>(unit * std::cos(angle));
         head(kFirstPair + 2 * m + 1) = static_cast<float>(unit * std::sin(angle));
     }
 }
 
-void Synthesizer::plant_query(const LayerInfo& layer, const std::vector<Needle>& needles,
-                              int64_t group, int64_t position, double gain,
-                              View<float, 1> head) const {
+void Synthesizer::plant_query(const LayerInfo& layer, const std::vector<double>& waves,
+                              const std::vector<Needle>& needles, int64_t group, int64_t position,
+                              double gain, View<float, 1> head) const {
     const double unit = gain * std::pow(static_cast<double>(head.size()), 0.25);
-    const int64_t pairs = pairs_of(head.size());
-    std::fill_n(head.data(), kFirstPair + 2 * pairs, 0.0F);
     head(0) = static_cast<float>(unit * pattern_.sink);
     for (const Needle& needle : needles)
         if (needle.first_query <= position && position < needle.first_query + kNeedleQueries) {
@@ -122,18 +123,17 @@ void Synthesizer::plant_query(const LayerInfo& layer, const std::vector<Needle>&
                 head(1 + c) +=
                     static_cast<float>(unit * pattern_.needle * code[static_cast<size_t>(c)]);
         }
-    for (int64_t m = 0; m < pairs; ++m) {
-        const auto look_at = [&](double strength, int64_t target) {
-            const double angle =
-                frequency(m, pairs, pattern_.longest_wave) * static_cast<double>(target);
-            const double each = unit * strength / static_cast<double>(pairs);
+    const auto look_at = [&](double strength, int64_t target) {
+        const double each = unit * strength / static_cast<double>(std::ssize(waves));
+        for (int64_t m = 0; m < std::ssize(waves); ++m) {
+            const double angle = waves[static_cast<size_t>(m)] * static_cast<double>(target);
             head(kFirstPair + 2 * m) += static_cast<float>(each * std::cos(angle));
             head(kFirstPair + 2 * m + 1) += static_cast<float>(each * std::sin(angle));
-        };
-        look_at(pattern_.diagonal, position);
-        for (int64_t s = 0; s < pattern_.stripes; ++s)
-            look_at(pattern_.stripe, stripe_target(layer, group, s, position));
-    }
+        }
+    };
+    look_at(pattern_.diagonal, position);
+    for (int64_t s = 0; s < pattern_.stripes; ++s)
+        look_at(pattern_.stripe, stripe_target(layer, group, s, position));
 }
 
 Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRange range) const {
@@ -143,10 +143,11 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
     const bool planted = field != Field::v && field != Field::x;
     const int64_t width = values.extent(2);
     double noise = index ? std::sqrt(pattern_.index_noise) : 1;
+    const int64_t first_noise = planted ? planted_channels(width) : 0;
     if (planted)  // logits get theirs from the other channels alone: unit variance all the same
-        noise *= std::pow(
-            static_cast<double>(width) / static_cast<double>(width - planted_channels(width)),
-            0.25);
+        noise *=
+            std::pow(static_cast<double>(width) / static_cast<double>(width - first_noise), 0.25);
+    const std::vector<double> waves = frequencies(pairs_of(width), pattern_.longest_wave);
 #pragma omp parallel for
     for (int64_t n = 0; n < values.extent(0); ++n) {
         const int64_t token = range.begin + n, sequence = sequence_of(token);
@@ -156,7 +157,7 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
             const View<float, 1> head = values.view()[n][h];
             const uint64_t key =
                 mix(pattern_.seed, 104, layer.layer, static_cast<int64_t>(field), token, h);
-            for (int64_t c = 0; c < width; ++c)
+            for (int64_t c = first_noise; c < width; ++c)
                 head(c) = static_cast<float>(noise * random_normal(mix(key, c)));
             if (!planted) continue;
             const int64_t group = field == Field::q ? h * layer.kv_heads / layer.query_heads : h;
@@ -166,9 +167,9 @@ Tensor<float, 3> Synthesizer::make(const LayerInfo& layer, Field field, QueryRan
                     ? 0.8 + 0.4 * random_uniform(mix(pattern_.seed, 105, layer.layer, h))
                     : 1;
             if (query)
-                plant_query(layer, here, group, position, gain, head);
+                plant_query(layer, waves, here, group, position, gain, head);
             else
-                plant_key(here, position, head);
+                plant_key(waves, here, position, head);
         }
     }
     return values;

@@ -54,9 +54,12 @@ public:
     std::vector<Needle> needles(const io::LayerInfo&, int64_t sequence) const;
 
 private:
-    void plant_key(const std::vector<Needle>& needles, int64_t position, View<float, 1> head) const;
-    void plant_query(const io::LayerInfo&, const std::vector<Needle>& needles, int64_t group,
-                     int64_t position, double gain, View<float, 1> head) const;
+    // Add to a head that is 0 in the planted channels. `waves`: the frequencies of its pairs.
+    void plant_key(const std::vector<double>& waves, const std::vector<Needle>& needles,
+                   int64_t position, View<float, 1> head) const;
+    void plant_query(const io::LayerInfo&, const std::vector<double>& waves,
+                     const std::vector<Needle>& needles, int64_t group, int64_t position,
+                     double gain, View<float, 1> head) const;
     int64_t sequence_of(int64_t token) const;
 
     io::ActivationsInfo info_;
