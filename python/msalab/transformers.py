@@ -548,9 +548,6 @@ def why_not_cached(model, fixed: bool) -> str:
     if any(layer.element == rounding.SCALED for layer in layers.values()):
         return (f"element is {rounding.SCALED}, where all tokens of a block decide its scale, and a cache takes one at a "
                 f"time; {rounding.UNSCALED} has no such scale, and a DynamicCache keeps what the model gives it")
-    if any(layer.element for layer in layers.values()) and model.device.type == "cuda":
-        return (f"element is {rounding.UNSCALED}, and a cache of it on a GPU has not been shown to be right; a DynamicCache "
-                "keeps what the model gives it")
     if fixed and others:
         return (f"layers {others} do not select by an Index Branch; a cache of fixed capacity is for models whose layers "
                 "all do")

@@ -28,6 +28,10 @@ BLOCK, DEVICE = kv.BLOCK, kv.DEVICE
 ELEMENTS = pytest.mark.parametrize("element", rounding.ELEMENTS)
 LENGTHS = {"cu_seqlens_q": [0, 20, 20, 45], "cu_seqlens_k": [0, 20, 23, 70]}  # blocks of 8: 3, 1, 6
 CODES = np.unique(e4m3(np.arange(127)))  # from 0 to 448
+# Blocks to select: on a GPU all. Rounding to e4m3 turns what another order of sums changes into some percent of a value,
+# and tuned kernels have weights in e4m3, pages exact ones. With few blocks of the sizes there this decides between some
+# that are about as good, and logits move by more than their deviation: on the CPU, too.
+TOP_K = kv.EVERY if kv.GPU else 3
 
 
 def nearest(x):
@@ -188,13 +192,13 @@ def test_what_cannot_be_had_is_refused_by_name(indexer):  # noqa: F811
     with pytest.raises(msalab.InputError, match="element is e4m3, where all tokens of a block decide its scale"):
         mt.Cache(model)
     kv.configured(indexer, model=model, element="e4m3:unscaled")
-    with pytest.raises(msalab.InputError, match="a cache of it on a GPU" if kv.GPU else "a cache has no gradient"):
+    with pytest.raises(msalab.InputError, match="a cache has no gradient"):
         model(ids, **{kv.CACHE: mt.Cache(model)})
 
 
 @ELEMENTS
 def test_prefill_compiles_without_a_break(indexer, element):  # noqa: F811
-    model, ids = kv.configured(indexer, element=element), kv.tokens_of(rows=2)
+    model, ids = kv.configured(indexer, TOP_K, element=element), kv.tokens_of(rows=2)
     own = kv.logits_of(model, ids)
     model.forward = torch.compile(model.forward, fullgraph=True, backend="inductor" if kv.GPU else "aot_eager")
     assert near(kv.logits_of(model, ids), own)
@@ -205,18 +209,13 @@ def test_prefill_compiles_without_a_break(indexer, element):  # noqa: F811
 NEAR = 0.05 if kv.GPU else 1e-3
 
 
-def near(found, own):
-    return (found - own).norm() < NEAR * own.norm()
+def near(found, own, times=1):
+    return (found - own).norm() < times * NEAR * own.norm()
 
 
-def test_on_a_gpu_a_cache_of_e4m3_is_refused(indexer, monkeypatch):  # noqa: F811
-    model = kv.configured(indexer, element="e4m3:unscaled")
-    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    with pytest.raises(msalab.InputError, match="element is e4m3:unscaled, and a cache of it on a GPU has not been shown"):
-        mt.Cache(model)
+BEHIND = 3  # NEAR times this, of tokens behind a cache alone: one side has weights in e4m3, the other has not
 
 
-@pytest.mark.skipif(kv.GPU, reason="refused there")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", ["growing", "static", "compiled"])
 def test_a_cache_of_e4m3_gives_what_no_cache_gives(indexer, how, dtype):  # noqa: F811
@@ -240,24 +239,39 @@ def test_a_cache_of_e4m3_gives_what_no_cache_gives(indexer, how, dtype):  # noqa
     assert (found - own)[valid].norm() < bound
     for pool in (cache.layers[0].keys, cache.layers[0].values):
         assert pool.dtype is torch.float8_e4m3fn
-    if dtype is torch.float32:
+    if dtype is torch.float32 and not kv.GPU:
         kv.configured(indexer, kv.EVERY, model)
         exact = kv.logits_of(model, ids, attention_mask=mask, position_ids=kv.positions_of(mask))
         assert (exact - own)[valid].norm() > 10 * bound  # what rounding does
 
 
-@pytest.mark.skipif(kv.GPU, reason="refused there")
+@pytest.mark.parametrize("how", ["growing", "static"])
+def test_a_cache_of_e4m3_attends_to_few_blocks_as_no_cache_does(indexer, how, monkeypatch):  # noqa: F811
+    """Without one those are attended to that the cache selected."""
+    model, ids, first, seen = kv.model_of(), kv.tokens_of(rows=2), kv.PROMPT - 24, {}
+    kv.configured(indexer, model=model, element="e4m3:unscaled",
+                  observe=lambda layer, blocks: seen.setdefault(layer, []).append(blocks.unflatten(0, (2, -1))))
+    cache = mt.Cache(model, max_cache_len=None if how == "growing" else kv.PROMPT)
+    ends = [0, first, *range(first + 1, kv.PROMPT + 1)]
+    found = torch.cat([kv.after(model, cache, ids[:, begin:end]) for begin, end in zip(ends, ends[1:])][1:], 1)
+    blocks = {layer: torch.cat(parts, 1).flatten(0, 1) for layer, parts in seen.items()}
+    monkeypatch.setattr(mt, "_index_ids", lambda layer, *_: blocks[layer.number])
+    assert near(found, kv.logits_of(model, ids)[:, first:], BEHIND)
+    monkeypatch.setattr(mt, "_index_ids", lambda layer, *_: blocks[layer.number][..., :2].contiguous())
+    assert not near(found, kv.logits_of(model, ids)[:, first:], 3 * BEHIND)
+
+
 @pytest.mark.parametrize("kind", kv.CACHES)
 def test_a_cache_of_e4m3_generates_and_follows_beams(indexer, kind):  # noqa: F811
-    model, ids = kv.configured(indexer, element="e4m3:unscaled"), kv.tokens_of(rows=2)
-    found = model.generate(ids, **kv.GREEDY, **kv.CACHES[kind], return_dict_in_generate=True)
+    model, ids = kv.configured(indexer, TOP_K, element="e4m3:unscaled"), kv.tokens_of(rows=2)
+    found = model.generate(ids, **kv.GREEDY, **kv.CACHES[kind], return_dict_in_generate=True, output_logits=True)
     cache = found.past_key_values
     assert type(cache) is mt.Cache and cache.layers[1].values.dtype is torch.float8_e4m3fn
-    logits = kv.logits_of(model, found.sequences)[:, kv.PROMPT - 1:-1]
-    chosen = logits.gather(2, found.sequences[:, kv.PROMPT:, None])[..., 0]
-    assert (logits.max(-1).values - chosen).max() < 2 * NEAR * logits.std()
+    assert near(torch.stack(found.logits, 1), kv.logits_of(model, found.sequences)[:, kv.PROMPT - 1:-1], BEHIND)
     cache.reset()
     assert not cache.layers[0].keys.view(torch.uint8).any()
+    if kv.GPU:
+        return  # beams part where two are about as good
     options = kv.GREEDY | {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True}
     found, own = model.generate(ids, **options, **kv.CACHES[kind]), model.generate(ids, use_cache=False, **options)
     assert torch.equal(found.sequences, own.sequences)

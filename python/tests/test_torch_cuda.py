@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
 
 import msalab  # noqa: E402
 import msalab.torch as m  # noqa: E402
-from msalab.nn import MSAttention  # noqa: E402
+from msalab.nn import MSAttention, select_and_attend  # noqa: E402
+from msalab.rule import Rule  # noqa: E402
 
 CU = [0, 200, 201, 1000]
 N, HQ, HKV, DH, DIDX, BK, K = CU[-1], 8, 2, 64, 64, 64, 4
@@ -156,6 +157,25 @@ def test_kl_with_the_lse_of_the_forward_pass_is_that_without(dtype):
     near(known, found.cpu(), dtype)
     for one, other in zip(torch.autograd.grad(known, leaves), torch.autograd.grad(found, leaves)):
         near(one, other.cpu(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kl_over_all_keys_behind_the_warmup_is_that_of_the_warmup(dtype):
+    """By a kernel that asks for the lse of dense attention."""
+    data = on_gpu(make(), dtype)
+    leaves = [data[name].requires_grad_() for name in ("index_q", "index_k")]
+
+    def kl_of(**how):
+        kl = select_and_attend(*(data[name] for name in ("q", "k", "v", "index_q", "index_k")), Rule(BK, K), CU, **how)[2]
+        answered = msalab.operations.backend_of(data["q"]).answered_by
+        if torch.cuda.get_device_capability() >= (9, 0):
+            assert answered == "index_kl_sm90" or answered.startswith("index_kl_mma; sm90: ")
+        return kl.detach(), *torch.autograd.grad(kl, leaves)
+    warmup, found, other = kl_of(sparse=False), kl_of(sparse=True, kl_full_support=True), kl_of(sparse=True)
+    for one, expected in zip(found, warmup):
+        near(one, expected.cpu(), dtype)
+    with pytest.raises(AssertionError):
+        near(other[1], warmup[1].cpu(), dtype)
 
 
 def test_block_mass_is_that_of_the_cpu():

@@ -820,6 +820,23 @@ def test_blocks_attended_to_in_parts_are_as_attended_to_at_once(at_once, device)
         assert_like(mt._attended_in_parts(q, k, v, ids[..., :-1].contiguous(), at_once, **how), whole, off)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("in_e4m3", [False, True])
+def test_on_a_gpu_more_blocks_than_tuned_kernels_take_are_answered_by_them(in_e4m3):
+    tokens, block = 45 * 64 - 5, 64
+    q, k, v, off = heads_of(tokens, "cuda")
+    ids, how = selectors.select("oracle", q, k, Rule(block, 40, 1)), HOW | {"block_size": block}
+    if in_e4m3:
+        (q, q_scales), k, v = mt.rounding.rows_in_e4m3(q), mt.rounding.nearest(k), mt.rounding.nearest(v)
+        how["scales"] = q_scales, None, None
+    whole, by = mt.m.sparse_attention(q, k, v, ids, **how), mt.m.operations.backend_of(q)
+    assert "k is 40, must be at most 32" in by.answered_by
+    assert_like(mt._attended(q, k, v, ids, **how), whole, off)
+    assert by.answered_by.startswith("sparse_attention_sm")
+    with pytest.raises(AssertionError):
+        assert_like(mt._attended(q, k, v, ids[..., :33].contiguous(), **how), whole, off)
+
+
 @DEVICES
 @pytest.mark.parametrize("tokens, window, groups", [(300, 40, 2), (280, 40, 1), (41, 40, 4), (300, 299, 2)])
 def test_attention_in_a_window_by_pytorch_is_ours(tokens, window, groups, device):
