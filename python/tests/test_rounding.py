@@ -209,11 +209,12 @@ def test_prefill_compiles_without_a_break(indexer, element):  # noqa: F811
 NEAR = 0.05 if kv.GPU else 1e-3
 
 
-def near(found, own, times=1):
-    return (found - own).norm() < times * NEAR * own.norm()
+# Of tokens behind a cache alone, likewise: on a GPU one side has weights in e4m3, the other has not.
+BEHIND = 0.15 if kv.GPU else 0.01
 
 
-BEHIND = 3  # NEAR times this, of tokens behind a cache alone: one side has weights in e4m3, the other has not
+def near(found, own, bound=NEAR):
+    return (found - own).norm() < bound * own.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
