@@ -163,7 +163,7 @@ def with_captures(path, to, of=None, windows=()):
 @pytest.mark.parametrize("of, is_other", [
     (captures(name="indexer.h5"), False), (captures(model="planted"), True), (captures(tokens=1024), True),
     (None, False)])
-def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
+def test_a_section_of_other_data_says_so(results_path, tmp_path, undrawn, of, is_other):
     """Of the same data under another name it does not, nor where a file does not say what it is of."""
     results = with_captures(results_path, tmp_path / "results.h5")
     made, given = make_cost.write_all(tmp_path), []
@@ -182,7 +182,7 @@ def test_a_section_of_other_data_says_so(results_path, tmp_path, of, is_other):
         assert said in section[:section.index("<figure")]
 
 
-def test_the_context_is_that_of_a_sequence(tmp_path):
+def test_the_context_is_that_of_a_sequence(tmp_path, undrawn):
     path = tmp_path / "two.h5"
     make_results(path, Case(lengths=(192, 192), layers=(3,), kv_heads=1, query_heads=2, stride=4))
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
@@ -191,7 +191,7 @@ def test_the_context_is_that_of_a_sequence(tmp_path):
     assert "in 1 GQA group of 2<" in words
 
 
-def test_layers_with_a_window_are_marked_and_in_no_mean(results_path, tmp_path):
+def test_layers_with_a_window_are_marked_and_in_no_mean(results_path, tmp_path, undrawn):
     path = with_captures(results_path, tmp_path / "windowed.h5", windows=[(3, 64)])
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
     words = " ".join((tmp_path / "out" / "report.html").read_text(encoding="utf-8").split())
@@ -263,7 +263,7 @@ def test_a_file_of_another_kind_is_an_error(results_path, tmp_path, capsys):
         in capsys.readouterr().err
 
 
-def test_the_page_says_what_it_is_about(results_path, tmp_path):
+def test_the_page_says_what_it_is_about(results_path, tmp_path, undrawn):
     path = with_captures(results_path, tmp_path / "r.h5", captures("a <model>"))
     with h5py.File(path, "r+") as file:  # a sink in layer 6 alone
         file["metrics/dense/3"].attrs["sink_mass"] = 0.01
@@ -291,7 +291,7 @@ def test_one_picture_alone(results_path, tmp_path, capsys):
     assert "no layer 4; it has [3, 6]" in capsys.readouterr().err
 
 
-def test_one_layer_alone(results_path, tmp_path):
+def test_one_layer_alone(results_path, tmp_path, undrawn):
     assert main([str(results_path), "--out", str(tmp_path), "--layers", "6"]) == 0
     assert not list(tmp_path.glob("*layer3*"))
     rows = (tmp_path / "summary.csv").read_text().splitlines()[1:]
@@ -317,7 +317,7 @@ def test_a_run_without_anything_to_choose_says_so(results_path, tmp_path):
 
 
 @pytest.mark.parametrize("selectors", [("random", "window"), ("window",), ("oracle",)])
-def test_without_an_oracle_and_others_there_is_nothing_to_find_needles_by(tmp_path, selectors):
+def test_without_an_oracle_and_others_there_is_nothing_to_find_needles_by(tmp_path, undrawn, selectors):
     make_results(tmp_path / "results.h5", Case(layers=(3,), selectors=selectors))
     assert main([str(tmp_path / "results.h5"), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
