@@ -160,13 +160,13 @@ RESULTS = (
         "([below](#tabblock-ablation))", UNTESTED,
         "the paper's 16 blocks wait for runs; with 8, 4 and 2 blocks, 128 disagrees", PILOT, "pilot_forest",
         (("block size changes little", DISAGREE),
-         ("block size changes little, where a query keeps 8 to 32", NOT_RUN))),
+         ("block size changes little, where a query keeps 8 to 32, asked again", NOT_RUN))),
     Row("tab:forced-sink-local", "forcing the first block and a local window changes little",
         "bits per byte with the first block forced {forced-first-msa bits_per_byte}, a local one {forced-local-msa "
         "bits_per_byte}, both {forced-both-msa bits_per_byte} ([below](#tabforced-sink-local))", UNTESTED,
         "at 4 blocks, of which forcing takes one to two: disagrees; at the paper's 16 it waits for runs", PILOT,
         "pilot_forest", (("forced blocks change little", DISAGREE),
-                         ("forced blocks change little, where a query keeps 16", NOT_RUN))),
+                         ("forced blocks change little, where a query keeps 16, asked again", NOT_RUN))),
     Row("tab:idxval-ablation", "with a warm-up, a value head of the Index Branch gains nothing",
         "bits per byte {value-head-msa bits_per_byte}, recall {value-head-msa exact_match recall} "
         "([below](#tabidxval-ablation))", AGREE,

@@ -47,7 +47,7 @@ def _rows_of_forest(records: Records, before: Records):
     """(claim's words where it begins, check, found, verdict of the claim) of what has differences."""
     for claim in CLAIMS:
         found, verdict = judge(records, claim, before)
-        shown = [one for one in found if not math.isnan(one.mean) and one.margin > 0]
+        shown = [one for one in found if not math.isnan(one.low) and one.margin > 0]
         for number, one in enumerate(shown):
             yield claim.says if number == 0 else "", claim, one, verdict
 

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from msalab.table import Table
 
-from .runs import LATER, Records, Run, emergence_step
+from .runs import LATER, Records, Run, emergence_step, require_comparable
 
 CONFIDENCE = 0.95
 
@@ -207,6 +207,9 @@ def differences(records: Records, check: Check) -> dict[int, float]:
     """Within each seed that both arms have; NaN where a run lacks the measure, and without the
     seeds that were recorded before the measure was there."""
     arm, against = records.get(check.arm, {}), records.get(check.against, {})
+    for seed in arm.keys() & against.keys():
+        if not arm[seed].diverged and not against[seed].diverged:
+            require_comparable(arm[seed], against[seed])
     return {seed: arm[seed].values.get(check.measure, math.nan)
             - against[seed].values.get(check.other or check.measure, math.nan)
             for seed in sorted(arm.keys() & against.keys())

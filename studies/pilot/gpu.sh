@@ -37,7 +37,7 @@ if [[ ! -f results/corpus/manifest.json ]]; then
 fi
 IFS=, read -ra devices <<<"${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd ,)}"
 sweeps=()
-[[ " $* " == *.json* ]] || sweeps=(studies/pilot/block_{a,d,c,d2,e1,e2,a2,b,f}.json)
+[[ " $* " == *.json* ]] || sweeps=(studies/pilot/block_{a,d,c,d2,e1,e2,a2,b2,f}.json)
 # Probes and evaluations compute on the host, and threads that spin while they wait keep those of the other runs from
 # working.
 threads=$(($(nproc) / ${#devices[@]}))

@@ -22,8 +22,9 @@ from msalab.results import ResultsError, blamed
 
 PACKED = re.compile(r"[\w-]+/seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]
+# By the runs of an arm, and by two that are compared.
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
-          "questions", "hops", "eval_sequences", "eval_exercises")  # what two arms must share
+          "questions", "hops", "eval_sequences", "eval_exercises")
 EMERGED = 0.5  # exact match of recall from which copying is said to have emerged
 STALLED = 4 * math.log(2)  # nats a byte, half of what guessing pays: above, a run has not learned
 ON_TOKEN = 0.1  # probability from which a head is said to give its mass to one place
@@ -158,14 +159,19 @@ def read_records(folder) -> Records:
     records = dict(sorted((records | packed).items()))
     if not records:
         raise ResultsError(f"{folder}: has no folder ARM/seed-S")
-    runs = [run for seeds in records.values() for run in seeds.values() if not run.diverged]
-    for run in runs[1:]:
-        for name in SHARED:
-            ours, first = (one.options.get(name) for one in (run, runs[0]))
-            if ours != first:
-                raise ResultsError(f"{run.path / 'summary.json'}: {name} is {ours}, must be "
-                                   f"{first} as in {runs[0].path}")
+    for seeds in records.values():
+        runs = [run for run in seeds.values() if not run.diverged]
+        for run in runs[1:]:
+            require_comparable(run, runs[0])
     return records
+
+
+def require_comparable(run: Run, other: Run) -> None:
+    """ResultsError where they did not read and answer the same texts in the same way."""
+    for name in SHARED:
+        ours, theirs = (one.options.get(name) for one in (run, other))
+        if ours != theirs:
+            raise ResultsError(f"{run.path / 'summary.json'}: {name} is {ours}, must be {theirs} as in {other.path}")
 
 
 def _mean_over_steps(points) -> float:

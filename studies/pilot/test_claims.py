@@ -211,6 +211,15 @@ def test_chance_of_the_first_block():
                                   "forced_local": 1}) == 0.5
 
 
+def test_arms_of_other_contexts_are_read_and_not_compared(made):
+    for path in (made / "window").glob("*/summary.json"):
+        path.write_text(path.read_text(encoding="utf-8").replace('"context": 256', '"context": 128'), encoding="utf-8")
+    records = read_records(made)
+    check = claims.Check("window", "msa", "bits_per_byte", "higher")
+    with pytest.raises(ResultsError, match="context is 128, must be 256 as in .*msa"):
+        claims.differences(records, check)
+
+
 def break_json(path, change):
     summary = json.loads(path.read_text(encoding="utf-8"))
     change(summary)
