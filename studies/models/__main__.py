@@ -290,7 +290,6 @@ PIECES: dict[str, Callable[[Survey], Path]] = {
 
 
 OF_EXERCISES = ("asked", "solved", "retrieval", "retrieval-wide")
-OLDER = {"retrieval": tuple(f"retrieval-{budget}" for budget in BUDGETS)}  # records that it takes the place of
 
 
 def belongs(piece: str, context: int) -> bool:
@@ -393,7 +392,7 @@ def do(survey: Survey, piece: str) -> None:
         **(took if _own.seconds else {}),  # nothing ran where another call has ended the piece
         "load": [round(one, 1) for one in os.getloadavg()], "workers": survey.options.workers,
         "evaluators": survey.options.evaluators if piece in OF_EXERCISES else 1}
-    records.write(survey.archive, survey.kind, piece, content, OLDER.get(piece, ()))
+    records.write(survey.archive, survey.kind, piece, content)
 
 
 def price(model: str, name: str, path: Path) -> None:

@@ -246,26 +246,23 @@ def asked(of: Records):
 
 
 def retrieval(of: Records):
-    """Of the tasks that a model solves: right answers of each selector, the better of its settings where it has several.
-    `wide` is the Index Branch of the head's own width."""
-    selectors = ("dense", "oracle", "index", "wide", "mean-key", "window")
-    found = defaultdict(lambda: defaultdict(list))
+    """Of the tasks that a model solves: right answers of each selector, the first block forced. `wide` is the Index Branch
+    of the head's own width."""
+    selectors = ("dense", "oracle", "index", "wide", "mean-key")
+    found = defaultdict(dict)
     for model, context, _, rest, record in of.each("retrieval"):
         table = record["retrieval_total"].records()
         sparse = [(row, *row["config"].split(",")[0].split("@")) for row in table if row["config"] != "dense"]
         dense = {row["task"]: row for row in table if row["config"] == "dense"}
         for row, selector, budget in sparse:
             own = found[model, context, row["task"], int(budget)]
-            own["wide" if rest == "wide" else selector].append(row)
-            own["dense"] = own["dense"] or [dense[row["task"]]]
-    selectors = [name for name in selectors if any(own[name] for own in found.values())]
-    rows = [("model", "context", "task", "budget", "exercises", *selectors)]
+            own["wide" if rest == "wide" else selector] = row
+            own.setdefault("dense", dense[row["task"]])
+    rows = [("model", "context", "task", "budget", *selectors)]
     for (model, context, task, budget), own in found.items():
-        best = [max(own[name], key=lambda row: row["right_answers"]) if own[name] else None for name in selectors]
-        rows.append((MODELS[model], called(context), f"`{task}`", str(budget),
-                     str(next(one for one in best if one)["exercises"]),
-                     *(interval(one, "right_answers", ".2f") if one else "-" for one in best)))
-    return rows if len(rows) > 1 else NONE
+        rows.append((MODELS[model], called(context), f"`{task}`", str(budget), *(
+            interval(own[name], "right_answers", ".2f") if name in own else "-" for name in selectors)))
+    return rows if found else NONE
 
 
 def advice(of: Records):

@@ -9,7 +9,7 @@ import fcntl
 import json
 import lzma
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,12 +105,10 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def write(path: Path, kind: str, piece: str, content: dict, older: Iterable[str] = ()) -> None:
-    """Adds a record to an archive, or puts it in the place of what it has, and of these older pieces."""
-    gone = {f"{kind}-{one}" for one in older}
+def write(path: Path, kind: str, piece: str, content: dict) -> None:
+    """Adds a record to an archive, or puts it in the place of what it has."""
     with _alone(path.parent):
-        kept = {name: one for name, one in _archive(path).items() if name not in gone}
-        own = dict(sorted({**kept, f"{kind}-{piece}": _turned(content, _columns)}.items()))
+        own = dict(sorted({**_archive(path), f"{kind}-{piece}": _turned(content, _columns)}.items()))
         part = path.with_name(path.name + ".partial")
         part.write_bytes(lzma.compress(json.dumps(own, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
         part.replace(path)
