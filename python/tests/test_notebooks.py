@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every notebook runs from beginning to end: on small made files, or, where MSALAB_RESULTS names
-a results file, on that one and those beside it (./msalab test does both)."""
+a results file, on that one and those beside it (./msalab test does both; in CI, only the latter)."""
 
 import base64
 import io

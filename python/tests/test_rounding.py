@@ -28,9 +28,9 @@ BLOCK, DEVICE = kv.BLOCK, kv.DEVICE
 ELEMENTS = pytest.mark.parametrize("element", rounding.ELEMENTS)
 LENGTHS = {"cu_seqlens_q": [0, 20, 20, 45], "cu_seqlens_k": [0, 20, 23, 70]}  # blocks of 8: 3, 1, 6
 CODES = np.unique(e4m3(np.arange(127)))  # from 0 to 448
-# Blocks to select: on a GPU all. Rounding to e4m3 turns what another order of sums changes into some percent of a value,
-# and tuned kernels have weights in e4m3, pages exact ones. With few blocks of the sizes there this decides between some
-# that are about as good, and logits move by more than their deviation: on the CPU, too.
+# Blocks to select: on a GPU all. There the tuned kernels have weights in e4m3, and the kernel of pages exact ones; what
+# another order of sums changes becomes some percent of a value in e4m3, too. At the sizes of a GPU either decides between
+# blocks that are about as good, after which logits differ by more than their deviation (so they do on the CPU).
 TOP_K = kv.EVERY if kv.GPU else 3
 
 
@@ -248,7 +248,7 @@ def test_a_cache_of_e4m3_gives_what_no_cache_gives(indexer, how, dtype):  # noqa
 
 @pytest.mark.parametrize("how", ["growing", "static"])
 def test_a_cache_of_e4m3_attends_to_few_blocks_as_no_cache_does(indexer, how, monkeypatch):  # noqa: F811
-    """Without one those are attended to that the cache selected."""
+    """The pass without a cache is given the blocks that the cache selected."""
     model, ids, first, seen = kv.model_of(), kv.tokens_of(rows=2), kv.PROMPT - 24, {}
     kv.configured(indexer, model=model, element="e4m3:unscaled",
                   observe=lambda layer, blocks: seen.setdefault(layer, []).append(blocks.unflatten(0, (2, -1))))

@@ -22,7 +22,7 @@ from msalab.results import ResultsError, blamed
 
 PACKED = re.compile(r"[\w-]+/seed-\d+/(summary\.json|curves\.csv|diverged\.json)")
 HEADER = ["step", "group", "name", "part", "value"]
-# By the runs of an arm, and by two that are compared.
+# Options that the runs of an arm have alike, and two runs that are compared.
 SHARED = ("files", "held_out_text", "context", "sequences", "exercises", "tasks", "pairs",
           "questions", "hops", "eval_sequences", "eval_exercises")
 EMERGED = 0.5  # exact match of recall from which copying is said to have emerged

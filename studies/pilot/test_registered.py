@@ -36,6 +36,18 @@ def wave(size, mean=0.0):
     return lambda place: mean + size * math.sqrt(5 / 6) * (-1) ** place
 
 
+def test_an_arm_and_a_seed_are_one_run_in_all_blocks():
+    """They have one folder in results/pilot and in the records: another run of that name would be taken for it."""
+    runs = {}
+    for path in sorted(PAGE.parent.glob("block_*.json")):
+        sweep = json.loads(path.read_text(encoding="utf-8"))
+        for arm, words in sweep["arms"].items():
+            if "--fork" in words:  # gives the bytes of a run without a trunk
+                words = [word for word in words if word not in ("--fork", "--start-from") and "{out}" not in word]
+            for seed in sweep["seeds"]:
+                assert runs.setdefault((arm, seed), [*sweep["words"], *words]) == [*sweep["words"], *words], path.name
+
+
 def test_spread_is_pooled_within_a_family(tmp_path):
     write_block_a(tmp_path, {"window": wave(0.03), "blocks-32": wave(0.01), "full": wave(0.5)})
     records = read_records(tmp_path)
