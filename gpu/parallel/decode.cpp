@@ -142,6 +142,8 @@ private:
                     lse.shape() == Shape<2>{p.queries(), p.query_heads},
                 "an operand or result has not the shape of the rank's part of a decode step");
         if (in.sinks) require_support(Support::no("it takes no sinks"));
+        if (!cuda::is_tuned_width(p.index_dim))
+            require_support(cuda::not_tuned("the index dim", p.index_dim));
         require_support(takes_index_select_sm90(
             shared_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));

@@ -11,7 +11,7 @@ import numpy as np
 
 from .claims import NOT_RUN, UNDECIDED, _signed, student_inside, student_t
 from .registered import LEVEL, failed
-from .runs import Records, Run, emergence_step
+from .runs import Records, Run, emergence_step, require_comparable
 
 # E1: the arms of each kind by rate, in thousandths.
 RATES = {"full": {"0.5": "full-lr0_5", "1": "full-lr1", "2": "full-lr2"},
@@ -76,6 +76,8 @@ def _gain(records: Records, arm: str, against: str, aligned: bool) -> tuple[str,
     ours, theirs = records.get(arm, {}), records.get(against, {})
     seeds = [seed for seed in SEEDS if seed in ours and seed in theirs
              and not failed(ours[seed]) and not failed(theirs[seed])]
+    for seed in seeds:
+        require_comparable(ours[seed], theirs[seed])
     differences = [aligned_difference(ours[seed], theirs[seed]) if aligned else
                    ours[seed].values["bits_per_byte"] - theirs[seed].values["bits_per_byte"]
                    for seed in seeds]

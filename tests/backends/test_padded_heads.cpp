@@ -219,7 +219,8 @@ INSTANTIATE_TEST_SUITE_P(All, TunedPaddedIndex,
 TEST_P(TunedPaddedIndex, SelectsAsAnIndexWithZerosBehindIt) {
     Operands o = make_operands(case_, std::get<Element>(GetParam()));
     const Tensor<int32_t, 3> got = select(problem(), o);
-    if (!by_.starts_with("index_select_sm90")) GTEST_SKIP() << by_;
+    if (by_.find("instructions of compute capability") != std::string::npos)
+        GTEST_SKIP() << by_;  // not Hopper
     const int64_t width = problem().index_dim < 128 ? 128 : 256;
     EXPECT_EQ(by_, concat("index_select_sm90, index padded to ", width, " channels"));
     Problem wide = problem();
