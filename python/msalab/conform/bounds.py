@@ -47,6 +47,12 @@ def e4m3_product_bound(row, keys, scale):
     return steps * 33 * 2.0 ** -13 * scale * np.linalg.norm(row) * np.linalg.norm(keys, axis=1).max()
 
 
+def e4m3_weights_bound(keys, block_size):
+    """Error of an output whose weights tensor cores take in e4m3 (e4m3_attention_bound of core/e4m3_tolerance.h): in units
+    of the weighted mean size of the values, and in units of the largest."""
+    return taken("e4m3") + np.ceil(block_size / 32) * 33 * 2.0 ** -13, keys * 2.0 ** -18
+
+
 def attention_bounds(given, rows, precision, exact):
     """Of packed inputs with ids: bounds of out [rows, Hq, dh] and lse [rows, Hq]."""
     q, k, v = _MATH.operands(given)
@@ -61,14 +67,14 @@ def attention_bounds(given, rows, precision, exact):
             keys, values = k[tokens, h // group], np.abs(v[tokens, h // group]).max(0)
             products = scale * (keys @ q[row, h])
             logit = product_bound(q[row, h], keys, scale, exact, products)
-            extra = 0.0
+            weights = taken(precision)
             if precision == "e4m3":
                 logit = e4m3_product_bound(q[row, h], keys, scale)
-                extra = np.ceil(given["block_size"] / 32) * 33 * 2.0 ** -13 + len(tokens) * 2.0 ** -18
+                weights = sum(e4m3_weights_bound(len(tokens), given["block_size"]))
             sink = _MATH.sink(given, h)
             size = abs(_MATH.softmax(products, sink)[1])
             lse[at, h] = logit + gamma(EXP + 2 * len(tokens) + 4) + 2 * ROUNDOFF * size
-            share = weight_bound(logit, len(tokens)) + taken(precision) + extra + gamma(len(tokens) + 2)
+            share = weight_bound(logit, len(tokens)) + weights + gamma(len(tokens) + 2)
             if sink > -np.inf:
                 share += np.expm1(lse[at, h]) + gamma(EXP + 4) + STORED[precision]
                 lse[at, h] += gamma(EXP + 2)
