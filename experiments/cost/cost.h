@@ -50,6 +50,8 @@ analysis::LayerSizes sizes_of(const CostOptions&, const Model&, int64_t tokens);
 report::Table model_table(const Model&, const analysis::LayerSizes&);
 /// "MSA paper, 109B, one of 41 layers: Hq 64, Hkv 4, dh 128, didx 128, Bk 128, k 16"
 std::string model_text(const Model&, const analysis::LayerSizes&);
+/// Names the kinds of its layers without attention; empty if each has one.
+std::string without_attention_note(const Model&);
 
 /// Name, bandwidths, cache and links; and the peak rate of each element type.
 std::vector<report::Table> chip_tables(const analysis::Hardware&, Ceilings);

@@ -375,6 +375,7 @@ report::Report cost_from_sizes(const CostOptions& o, const analysis::Hardware& o
         .tables = {kLayerTable.of(layer_rows(contexts)), kContexts.of(contexts),
                    kTraining.of(training_rows(contexts)), o.stages ? stages : stages.hidden(),
                    model_table(model, sizes)}};
+    report.note("without_attention", without_attention_note(model));
     report.note("windows", windows_note(model, contexts));
     report.note("orders", orders_note(o, sizes));
     report.note("accountings", accountings_note(sizes, on));

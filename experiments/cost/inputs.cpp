@@ -28,7 +28,10 @@ const report::TableOf<ModelRow> kModel{
     {{report::kModel, [](const ModelRow& row) { return row.model->name; }},
      {{"layers_of_model", "layers", "attention layers of the model"},
       [](const ModelRow& row) { return row.model->layers; }},
-     {{"windowed_layers", "layers", "of these, layers with a sliding window"},
+     {{"layers_without_attention", "layers",
+       "further layers, which have no softmax attention and no cost here"},
+      [](const ModelRow& row) { return row.model->layers_without_attention(); }},
+     {{"windowed_layers", "layers", "of the attention layers, those with a sliding window"},
       [](const ModelRow& row) { return row.model->windowed_layers; }},
      {windowed(report::kWindow), [](const ModelRow& row) { return row.model->window; }},
      {report::kQueryHeads, [](const ModelRow& row) { return row.sizes->query_heads; }},
@@ -133,7 +136,17 @@ report::Table model_table(const Model& model, const LayerSizes& sizes) {
 }
 
 std::string model_text(const Model& model, const LayerSizes& sizes) {
-    return concat(model.name, ", one of ", model.layers, " layers: ", sizes_text(sizes));
+    const char* which = model.without_attention.empty() ? "" : " with attention";
+    return concat(model.name, ", one of ", model.layers, " layers", which, ": ", sizes_text(sizes));
+}
+
+std::string without_attention_note(const Model& model) {
+    std::string kinds;
+    for (const auto& [kind, count] : model.without_attention)
+        add_item(kinds, ", ", count, " ", printable(kind));
+    if (kinds.empty()) return "";
+    return concat("Further layers of the model have no softmax attention: ", kinds,
+                  ". msalab leaves them as they are, and no cost here is theirs.");
 }
 
 std::vector<report::Table> chip_tables(const Hardware& on, Ceilings ceilings) {

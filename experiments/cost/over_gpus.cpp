@@ -176,6 +176,7 @@ report::Report cost_over_gpus(const CostOptions& o, const analysis::Hardware& on
                         links_text(on)),
         .tables = {kPrefill.of(all), kDecode.of(all), kRanks.of(ranks_of(all)),
                    model_table(model, sizes)}};
+    report.note("without_attention", without_attention_note(model));
     report.note(
         "divided",
         "Prefill: queries in zig-zag chunks, two for each GPU, whose keys are gathered in the "

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "core/io/config_kinds.h"
 #include "core/utf8.h"
 #include "experiments/report/text.h"
 
@@ -37,17 +38,24 @@ std::optional<int64_t> model_layers(const io::ActivationsInfo& info,
     json config = json::parse(info.model_config, nullptr, false);
     if (config.is_object() && config.contains("text_config")) config = config["text_config"];
     if (!config.is_object()) return std::nullopt;
+    const std::vector<std::string> kinds = io::config_kinds(config);
+    if (!kinds.empty()) {
+        std::set<std::string> those;
+        for (const int64_t layer : layers)
+            if (layer < std::ssize(kinds)) those.insert(kinds[static_cast<size_t>(layer)]);
+        return std::ranges::count_if(kinds, [&](const auto& kind) { return those.contains(kind); });
+    }
     for (const char* name : {"num_hidden_layers", "layers"}) {  // of transformers, of msa-pretrain
         const auto count = config.find(name);
         if (count == config.end() || !count->is_number_integer() || *count < 1) continue;
-        const auto kinds = config.find("layer_types");
-        if (kinds == config.end() || !kinds->is_array()) return count->get<int64_t>();
-        std::set<json> those;
-        for (const int64_t layer : layers)
-            if (layer < std::ssize(*kinds)) those.insert((*kinds)[static_cast<size_t>(layer)]);
-        return std::ranges::count_if(*kinds, [&](const json& k) { return those.contains(k); });
+        return count->get<int64_t>();
     }
     return std::nullopt;
+}
+
+std::map<std::string, std::vector<int64_t>> without_attention(const io::ActivationsInfo& info) {
+    return io::layers_without_attention(
+        io::config_kinds(nlohmann::json::parse(info.model_config, nullptr, false)));
 }
 
 void add_model_layers(OptionTable& table, std::optional<int64_t>& layers) {

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,8 @@ std::vector<io::LayerInfo> pick_layers(RunOptions& o, const io::ActivationsReade
 /// Layers of the model that are of the kinds of `layers`, as model_config says; nothing where it
 /// does not.
 std::optional<int64_t> model_layers(const io::ActivationsInfo&, std::span<const int64_t> layers);
+/// Layers of the model that have no attention, by kind, as model_config says.
+std::map<std::string, std::vector<int64_t>> without_attention(const io::ActivationsInfo&);
 /// --model-layers: the number of the model's layers that the measured ones stand for.
 void add_model_layers(OptionTable&, std::optional<int64_t>&);
 

@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "core/io/config_kinds.h"
 #include "core/meant.h"
 #include "experiments/driver/options.h"
 #include "experiments/report/text.h"
@@ -197,14 +199,29 @@ int64_t read_head_dim(const Object& config, int64_t query_heads) {
     return config.size("hidden_size") / query_heads;
 }
 
-/// Layers with a window, as transformers decides: what layer_types says, else a pattern in which
-/// every n-th layer has none, else those behind max_window_layers, else all.
-int64_t count_windowed(const Object& config, int64_t layers) {
-    if (config.has("layer_types")) {
-        const json& types = config.value()["layer_types"];
-        require(types.is_array(), config.key_is_value("layer_types"), "must be a list of names");
-        return std::count(types.begin(), types.end(), "sliding_attention");
+/// Counts the layers that attend, and those that do not by their kind; returns the kinds.
+std::vector<std::string> read_layers(const Object& config, Model& model) {
+    const bool listed = config.has("layer_types");
+    require(!listed || config.value()["layer_types"].is_array(),
+            listed ? config.key_is_value("layer_types") : "", "must be a list of names");
+    std::vector<std::string> kinds = io::config_kinds(config.value());
+    model.layers = kinds.empty() || config.has("num_hidden_layers")
+                       ? config.size("num_hidden_layers")
+                       : std::ssize(kinds);
+    if (std::cmp_less(model.layers, kinds.size())) kinds.resize(static_cast<size_t>(model.layers));
+    for (const auto& [kind, layers] : io::layers_without_attention(kinds)) {
+        model.without_attention[kind] = std::ssize(layers);
+        model.layers -= std::ssize(layers);
     }
+    require(model.layers > 0, config.name(), ": no layer has attention");
+    return kinds;
+}
+
+/// Layers with a window, as transformers decides: what their kinds say, else a pattern in which
+/// every n-th layer has none, else those behind max_window_layers, else all.
+int64_t count_windowed(const Object& config, const std::vector<std::string>& kinds,
+                       int64_t layers) {
+    if (!kinds.empty()) return std::ranges::count(kinds, "sliding_attention");
     const bool alternates = config.string_or("model_type", "") == "gemma2";
     const std::optional<int64_t> pattern =
         alternates ? 2 : config.size_if_there("sliding_window_pattern");
@@ -214,10 +231,12 @@ int64_t count_windowed(const Object& config, int64_t layers) {
     return layers;
 }
 
-void read_window(const Object& config, Model& model) {
-    if (!config.has("sliding_window") || !config.flag_or("use_sliding_window", true)) return;
-    model.windowed_layers = count_windowed(config, model.layers);
-    if (model.windowed_layers > 0) model.window = config.size("sliding_window");
+void read_window(const Object& config, const std::vector<std::string>& kinds, Model& model) {
+    const char* key =
+        config.has("attention_window_size") ? "attention_window_size" : "sliding_window";
+    if (!config.has(key) || !config.flag_or("use_sliding_window", true)) return;
+    model.windowed_layers = count_windowed(config, kinds, model.layers);
+    if (model.windowed_layers > 0) model.window = config.size(key);
 }
 
 void read_links(const Object& file, analysis::Hardware& on) {
@@ -292,7 +311,7 @@ Model read_model(const std::string& name_or_path) {
     refuse_own_heads(config);
     Model model;
     model.name = file.string_or("name", name_or_path);
-    model.layers = config.size("num_hidden_layers");
+    const std::vector<std::string> kinds = read_layers(config, model);
     model.query_heads = config.size("num_attention_heads");
     model.kv_heads = read_kv_heads(config, model.query_heads);
     require(model.query_heads % model.kv_heads == 0, config.name(), ": num_attention_heads is ",
@@ -301,7 +320,7 @@ Model read_model(const std::string& name_or_path) {
     require(config.size_if_there("v_head_dim").value_or(model.head_dim) == model.head_dim,
             config.name(), ": v_head_dim is ", config.size_if_there("v_head_dim").value_or(0),
             ", must be head_dim = ", model.head_dim, ": keys and values of one width");
-    read_window(config, model);
+    read_window(config, kinds, model);
     const std::vector<Object> sparse = sparse_objects(file, config);
     model.block_size = sparse_size(sparse, kBlockSizeKeys);
     model.top_k = sparse_size(sparse, kTopKKeys);
@@ -312,6 +331,12 @@ Model read_model(const std::string& name_or_path) {
             " key-value heads");
     model.assumed = read_assumed(file);
     return model;
+}
+
+int64_t Model::layers_without_attention() const {
+    int64_t all = 0;
+    for (const auto& [kind, layers] : without_attention) all += layers;
+    return all;
 }
 
 std::vector<std::string> list_models() { return list_names("models"); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,10 +30,13 @@ std::string chip_of(const std::string& device);
 /// Sizes of a model's attention layers; optional if a config.json may lack them.
 struct Model {
     std::string name;
-    int64_t layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
+    int64_t layers = 0;  // with attention
+    int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
     std::optional<int64_t> index_dim, block_size, top_k;
     std::optional<int64_t> window;  // keys that a query in a windowed layer attends to
     int64_t windowed_layers = 0;
+    std::map<std::string, int64_t> without_attention;  // further layers, by kind
+    int64_t layers_without_attention() const;
     /// Sizes in the file that its source does not give: "block_size", "top_k", "index_dim".
     std::vector<std::string> assumed;
 };
@@ -41,11 +45,12 @@ struct Model {
 /// multimodal model its text_config is read. Sparse sizes come from sparse_attention_config, else
 /// from the keys index_block_size, index_topk_blocks and index_head_dim, as in transformers'
 /// MiniMax-M3. Key-value heads come from num_key_value_heads, or Falcon's num_kv_heads, multi_query
-/// and new_decoder_architecture. The window is sliding_window; use_sliding_window, layer_types,
+/// and new_decoder_architecture. io::config_kinds says which layers have attention. The window is
+/// sliding_window, RecurrentGemma's attention_window_size; use_sliding_window, layer_types,
 /// sliding_window_pattern and max_window_layers say which layers have it. Throws InputError for
 /// models other than GQA with block selection: latent attention, values of another width than keys,
-/// selection of tokens, index heads that differ from key-value heads in number, layers that differ
-/// in their heads (block_configs, global_head_dim).
+/// selection of tokens, no attention at all, index heads that differ from key-value heads in
+/// number, layers that differ in their heads (block_configs, global_head_dim).
 Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
 

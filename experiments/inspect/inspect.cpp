@@ -17,6 +17,7 @@
 #include "experiments/driver/program.h"
 #include "experiments/driver/progress.h"
 #include "experiments/inspect/ids.h"
+#include "experiments/inspect/kept_layers.h"
 #include "experiments/programs.h"
 #include "experiments/report/text.h"
 
@@ -108,6 +109,20 @@ ordered_json field_stats(const io::ActivationsReader& file, const io::LayerInfo&
     return stats;
 }
 
+/// What a model's own indexers are made of.
+void add_indexers(ordered_json& row, const io::LearnedSizes& of) {
+    if (of.dsa_heads > 0) {
+        row["dsa_heads"] = of.dsa_heads;
+        row["dsa_dim"] = of.dsa_dim;
+    }
+    if (of.gate_dim > 0)
+        row.update({{"gate_dim", of.gate_dim}, {"gate_block_size", of.gate_block_size}});
+    if (of.qsa_heads > 0)
+        row.update({{"qsa_heads", of.qsa_heads},
+                    {"qsa_dim", of.qsa_dim},
+                    {"qsa_compress", of.qsa_compress}});
+}
+
 ordered_json describe_activations(const std::string& path, bool stats, std::ostream& err) {
     const io::ActivationsReader file(path);
     const io::ActivationsInfo& info = file.info();
@@ -118,7 +133,8 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                        {"producer", valid_utf8(info.producer)},
                        {"tokens", info.tokens()},
                        {"sequences", info.cu_seqlens.size() - 1},
-                       {"token_ids", info.has_tokens}};
+                       {"token_ids", info.has_tokens},
+                       {"without_attention", named_layers(without_attention(info))}};
     if (info.has_tokens) file.tokens();
     for (const io::LayerInfo& layer : info.layers) {
         ordered_json row{{"layer", layer.layer},
@@ -131,17 +147,7 @@ ordered_json describe_activations(const std::string& path, bool stats, std::ostr
                          {"q_state", to_string(layer.q_state)},
                          {"k_state", to_string(layer.k_state)},
                          {"softmax_scale", layer.softmax_scale}};
-        if (layer.learned.dsa_heads > 0) {
-            row["dsa_heads"] = layer.learned.dsa_heads;
-            row["dsa_dim"] = layer.learned.dsa_dim;
-        }
-        if (layer.learned.gate_dim > 0)
-            row.update({{"gate_dim", layer.learned.gate_dim},
-                        {"gate_block_size", layer.learned.gate_block_size}});
-        if (layer.learned.qsa_heads > 0)
-            row.update({{"qsa_heads", layer.learned.qsa_heads},
-                        {"qsa_dim", layer.learned.qsa_dim},
-                        {"qsa_compress", layer.learned.qsa_compress}});
+        add_indexers(row, layer.learned);
         if (layer.rotary_dim) row["rotary_dim"] = *layer.rotary_dim;
         if (layer.rope_theta) row["rope_theta"] = *layer.rope_theta;
         if (!layer.rope_scaling.empty()) row["rope_scaling"] = valid_utf8(layer.rope_scaling);
@@ -259,11 +265,8 @@ void print_activations(const ordered_json& about, bool stats, std::ostream& out)
     report::AlignedColumns sizes(headings);
     for (const ordered_json& layer : about["layers"]) sizes.add(cells(layer, keys));
     sizes.print(out, "  ");
-    if (windowed)
-        out << "  Layers with a sliding window of so many tokens stay as they are. "
-            << (full.empty() ? "There is no other."
-                             : "What can be sparse: --layers " + join(full, ","))
-            << '\n';
+    if (windowed) print_windowed(full, out);
+    print_without_attention(about["without_attention"], out);
     for (const ordered_json& layer : about["layers"]) {
         if (layer.contains("dsa_heads"))
             out << "  layer " << layer["layer"] << " has DSA's indexer: " << layer["dsa_heads"]

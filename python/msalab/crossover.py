@@ -182,9 +182,10 @@ def model_of(model) -> Model:
 
 
 def _layer(number: int, part) -> Layer:
+    from .capture.decoder import attention_in
     from .capture.other_kinds import other_kind
 
-    module = next((one for one in part.modules() if hasattr(one, "num_key_value_groups") or other_kind(one)), None)
+    module = attention_in(part)
     if module is None:
         return Layer(OTHER)
     if other_kind(module):

@@ -200,12 +200,19 @@ def _interval(excess: dict, dense: float) -> str:
     return f"({100 * excess['low'] / dense:+.2f} to {100 * excess['high'] / dense:+.2f})"
 
 
+def _change(percent: float) -> str:
+    """"loses 0.50 %", or "saves 0.50 %" of a negative loss."""
+    return f"{'loses' if percent >= 0 else 'saves'} {abs(percent):.2f} %"
+
+
 def _advice(index: float, oracle: float, budget: int) -> str:
     """index, oracle: percent of the dense bits that each loses at the larger budget."""
+    if index <= 0:
+        return f"With {budget} tokens MSA {_change(index)} of the bits untrained: no loss is left to close."
     if index <= 1:
-        return f"With {budget} tokens MSA loses {index:.2f} % of the bits untrained: training may close that."
+        return f"With {budget} tokens MSA {_change(index)} of the bits untrained: training may close that."
     if oracle <= 1:
-        return (f"{budget} tokens are enough (the best choice loses {oracle:.2f} %), the Index Branch does not find them "
+        return (f"{budget} tokens are enough (the best choice {_change(oracle)}), the Index Branch does not find them "
                 f"yet ({index:.2f} %): fit it longer (--steps 100), or train the model with it (msalab train).")
     return f"Even the best choice of {budget} tokens loses {oracle:.2f} %: a larger budget, or some layers dense."
 

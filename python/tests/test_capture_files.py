@@ -357,3 +357,10 @@ def test_layers_with_a_window_are_named(tmp_path, windowed, said):
     notes = []
     capture(Fake(layer), [[1, 2, 3]], tmp_path / "a.h5", [0, 1, 2], note=notes.append)
     assert [note for note in notes if "window" in note] == ([said] if said else [])
+
+
+def test_layers_without_attention_are_named(tmp_path):
+    model, notes = Fake(random_layer), []
+    model.without_attention = dict.fromkeys((3, 4, 5, 8), "conv") | {7: "moe"}
+    capture(model, [[1, 2, 3]], tmp_path / "a.h5", [0, 1, 2], note=notes.append)
+    assert notes[-1] == ("layers 3-5, 8: conv; layer 7: moe, no softmax attention, which msalab leaves as it is")

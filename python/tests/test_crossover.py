@@ -120,6 +120,8 @@ def test_recurrent_layers_and_shared_keys_are_named():
                   num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
                   linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
     assert kinds(hybrid) == [c.OTHER] * 3 + [c.SELECTS]
+    convolves = made("Lfm2", layer_types=["conv"] * 3 + ["full_attention"])
+    assert kinds(convolves) == [c.OTHER] * 3 + [c.SELECTS]
     shared = made("Gemma3nText", num_kv_shared_layers=2, layer_types=["full_attention"] * 4, laurel_rank=8,
                   vocab_size_per_layer_input=512, hidden_size_per_layer_input=8, altup_num_inputs=2)
     assert kinds(shared) == [c.SELECTS] * 2 + [c.SHARES] * 2

@@ -101,12 +101,15 @@ def evaluated(index, oracle, tokens=1024):
 
 @pytest.mark.parametrize("index, oracle, says", [
     (0.5, 0.1, "With 128 tokens MSA loses 0.50 % of the bits untrained"),
+    (-1.86, -3, "With 128 tokens MSA saves 1.86 % of the bits untrained: no loss is left to close."),
+    (0, 0, "With 128 tokens MSA loses 0.00 % of the bits untrained: no loss is left to close."),
     (4, 0.5, "128 tokens are enough (the best choice loses 0.50 %), the Index Branch does not find them yet (4.00 %)"),
+    (4, -0.5, "128 tokens are enough (the best choice saves 0.50 %), the Index Branch does not find them yet (4.00 %)"),
     (9, 3, "Even the best choice of 128 tokens loses 3.00 %")])
 def test_the_verdict_follows_the_loss_at_the_larger_budget(index, oracle, says):
     lines = trial.verdict(evaluated(index, oracle))
     assert lines[-1].startswith(says)
-    assert lines[1].startswith(f"64 tokens a query, the Index Branch: +{2 * index:.2f} % (no interval")
+    assert lines[1].startswith(f"64 tokens a query, the Index Branch: {2 * index:+.2f} % (no interval")
 
 
 def test_an_estimate_knows_the_model(model):

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -61,6 +62,63 @@ TEST_F(CostWindows, OfTheModelAreCounted) {
     EXPECT_EQ(bad.code, 2);
     EXPECT_NE(bad.err.find("bad.json: sliding_window is -1, must be a positive"), std::string::npos)
         << bad.err;
+}
+
+/// Of eight layers two attend, however the configuration says so, and the price of one is that of a
+/// model of two layers.
+TEST_F(CostWindows, LayersWithoutAttentionAreNamedAndCostNothing) {
+    const auto cost = [&](const std::string& more) {
+        std::ofstream(path("config.json")) << R"({"head_dim": 64, "num_attention_heads": 8,
+            "num_key_value_heads": 2, )" + more + "}";
+        const Outcome outcome = kCost({"--preset", path("config.json"), "--context", "32K"});
+        EXPECT_EQ(outcome.code, 0) << more << outcome.err;
+        const Outcome as_json =
+            kCost({"--preset", path("config.json"), "--context", "32K", "--json"});
+        return std::pair{outcome.out, json::parse(as_json.out)};
+    };
+    const auto [plain, two] = cost(R"("num_hidden_layers": 2)");
+    EXPECT_EQ(plain.find("softmax"), plain.npos);
+    EXPECT_EQ(row_of(two, "model")["layers_without_attention"], 0);
+    const std::string of_eight = R"(, "num_hidden_layers": 8)";
+    for (const auto& [said, kind] : std::vector<std::pair<std::string, std::string>>{
+             {R"("layer_types": ["conv", "conv", "conv", "full_attention", "conv", "conv", "conv",
+                 "full_attention"])" +
+                  of_eight,
+              "6 conv"},
+             {R"("full_attn_idxs": [2, 5])" + of_eight, "6 conv"},
+             {R"("attn_layer_indices": [2, 5])" + of_eight, "6 linear_attention"},
+             {R"("attn_layer_period": 4, "attn_layer_offset": 1)" + of_eight, "6 linear_attention"},
+             {R"("full_attention_interval": 4)" + of_eight, "6 linear_attention"},
+             {R"("attn_type_list": [0, 0, 0, 1, 0, 0, 0, 1])" + of_eight, "6 linear_attention"},
+             {R"("layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid",
+                 "mamba", "mamba"])" +
+                  of_eight,
+              "6 mamba"},
+             {R"("hybrid_override_pattern": "M-M*M-M*")", "4 linear_attention, 2 mlp"}}) {
+        const auto [page, mixed] = cost(said);
+        const json model = row_of(mixed, "model");
+        EXPECT_EQ(model["layers_of_model"], 2) << said;
+        EXPECT_EQ(model["layers_without_attention"], 6) << said;
+        EXPECT_EQ(model["windowed_layers"], 0) << said;
+        EXPECT_EQ(rows_of_table(mixed, "layer"), rows_of_table(two, "layer")) << said;
+        std::string words = page;
+        std::ranges::replace(words, '\n', ' ');
+        EXPECT_NE(words.find("one of 2 layers with attention"), words.npos) << page;
+        EXPECT_NE(words.find("have no softmax attention: " + kind + ". msalab leaves"), words.npos)
+            << page;
+    }
+    // RecurrentGemma's: each layer that attends has a window.
+    const json recurrent = cost(R"("attention_window_size": 2048, "num_hidden_layers": 8,
+        "block_types": ["recurrent", "recurrent", "attention"])")
+                               .second;
+    EXPECT_EQ(row_of(recurrent, "model")["layers_of_model"], 2);
+    EXPECT_EQ(row_of(recurrent, "model")["windowed_layers"], 2);
+    EXPECT_EQ(row_of(recurrent, "model")["window"], 2048);
+    std::ofstream(path("none.json")) << R"({"head_dim": 64, "num_attention_heads": 8,
+        "num_hidden_layers": 2, "layer_types": ["conv", "conv"]})";
+    const Outcome none = kCost({"--preset", path("none.json")});
+    EXPECT_EQ(none.code, 2);
+    EXPECT_NE(none.err.find("none.json: no layer has attention"), std::string::npos) << none.err;
 }
 
 TEST_F(CostWindows, LayersThatDifferInTheirHeadsAreRefused) {

@@ -37,6 +37,23 @@ TEST_F(Inspect, ShowsTheLayersOfActivations) {
     EXPECT_EQ(shown.err, "");
 }
 
+TEST_F(Inspect, NamesTheLayersWithoutAttention) {
+    const Outcome plain = kInspect({make("a.h5")});
+    EXPECT_EQ(plain.out.find("softmax attention"), std::string::npos) << plain.out;
+    const std::string file =
+        make("b.h5", {.layers = {1, 3},
+                      .model_config = R"({"text_config": {"layer_types": ["conv", "full_attention",
+                          "linear_attention", "full_attention", "conv"]}})"});
+    const Outcome shown = kInspect({file});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    for (const char* line :
+         {"  Without softmax attention (conv), left as they are: layers 0, 4\n",
+          "  Without softmax attention (linear_attention), left as it is: layer 2\n"})
+        EXPECT_NE(shown.out.find(line), std::string::npos) << shown.out;
+    EXPECT_EQ(json::parse(kInspect({file, "--json"}).out)[0]["without_attention"],
+              json({{"conv", {0, 4}}, {"linear_attention", {2}}}));
+}
+
 TEST_F(Inspect, AndOthersWarnOfAnAttentionThatIsNotComputedHere) {
     const std::string file = make("a.h5");
     {

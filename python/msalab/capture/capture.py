@@ -23,6 +23,7 @@ class Model(Protocol):
     model_config: str  # JSON
     layers: Sequence[int]  # numbers of the layers that can be captured, ascending
     producer: str
+    # A model may have without_attention, number of a layer -> what it is where it has no softmax attention.
 
     def run(self, tokens: np.ndarray, layers: Sequence[int], record: Record) -> None:
         """Runs one sequence, int64 [S], and hands over each of `layers` once, as soon as it is
@@ -78,6 +79,23 @@ def capture(model: Model, sequences: Iterable[Any], path: str | Path, layers: Se
         writer.finish()
     if windows:
         note(_windows_text(windows, wanted))
+    others = getattr(model, "without_attention", {})
+    if others:
+        note(_others_text(others))
+
+
+def _others_text(others: dict[int, str]) -> str:
+    """Which layers attend to no keys, and what they are."""
+    of = {what: [number for number, one in sorted(others.items()) if one == what] for what in others.values()}
+    words = "; ".join(f"layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}: {what}" for what, numbers in of.items())
+    return f"{words}, no softmax attention, which msalab leaves as it is"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Of ascending numbers: 0-2, 4."""
+    begins = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ", ".join(str(one) if one == last else f"{one}-{last}" for one, last in zip(begins, ends))
 
 
 def _windows_text(windows: dict[int, int], layers: list[int]) -> str:

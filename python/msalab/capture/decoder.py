@@ -8,6 +8,8 @@ from collections import Counter
 from torch import nn
 from transformers import PreTrainedModel
 
+from .other_kinds import other_kind
+
 
 def decoder_of(model):
     """Of some models get_decoder() is another part, or there is none."""
@@ -17,6 +19,21 @@ def decoder_of(model):
 
 def decoder_layers(model):
     return next((module for module in decoder_of(model).modules() if isinstance(module, nn.ModuleList)), ())
+
+
+def attention_in(layer):
+    """The module of a layer that attends to keys of tokens, of groups or latent ones; None: the layer is recurrent,
+    convolves or has a feed-forward part alone."""
+    return next((one for one in layer.modules() if hasattr(one, "num_key_value_groups") or other_kind(one)), None)
+
+
+def without_attention(model) -> dict[int, str]:
+    """Number of a layer that attends to no keys -> what it is: the type that the configuration names, or its class."""
+    layers = decoder_layers(model)
+    types = getattr(decoder_of(model).config.get_text_config(decoder=True), "layer_types", None) or ()
+    named = len(types) == len(layers)
+    return {number: types[number].replace("_", " ") if named else type(layer).__name__
+            for number, layer in enumerate(layers) if attention_in(layer) is None}
 
 
 def number_attention(model) -> None:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .decoder import decoder_of, number_attention
+from .decoder import decoder_of, number_attention, without_attention
 from .gguf import not_loaded, place_of
 from .index_branch import IndexBranch
 from .layer import CaptureError, Layer, require
@@ -58,6 +58,8 @@ class TransformersModel:
         self._passes = Counter()  # of a layer's attention in one of the model
         self._attention, self._turned = self._find_attention()
         self.layers = sorted(self._attention)
+        self.without_attention = {number: what for number, what in without_attention(decoder).items()
+                                  if number not in self._attention}
 
     @classmethod
     def load(cls, model_id: str, *, device: str = "cpu", dtype: str = "auto",

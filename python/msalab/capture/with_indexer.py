@@ -19,6 +19,7 @@ class WithIndexBranches:
     def __init__(self, model: Model, fits: dict, path):
         self._model, self._fits, self._path, self._rule = model, fits, path, fitted.rule(path)
         self.model_id, self.model_config, self.producer = model.model_id, model.model_config, model.producer
+        self.without_attention = getattr(model, "without_attention", {})
         self.layers = [number for number in model.layers if number in fits]
         self.lacking = [number for number in model.layers if number not in fits]
         require(self.layers, f"{path}: has Index Branches of layers {sorted(fits)}; those of "
