@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Model and chip: the tables that stand in files alone, and the lines at the top of the page.
 #include "analysis/stage_cost.h"
+#include "core/utf8.h"
 #include "experiments/cost/cost.h"
 #include "experiments/report/columns.h"
 #include "experiments/report/text.h"

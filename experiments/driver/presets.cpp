@@ -335,7 +335,7 @@ Model read_model(const std::string& name_or_path) {
 
 int64_t Model::layers_without_attention() const {
     int64_t all = 0;
-    for (const auto& [kind, layers] : without_attention) all += layers;
+    for (const auto& [kind, count] : without_attention) all += count;
     return all;
 }
 

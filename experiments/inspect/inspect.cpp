@@ -110,7 +110,7 @@ ordered_json field_stats(const io::ActivationsReader& file, const io::LayerInfo&
 }
 
 /// What a model's own indexers are made of.
-void add_indexers(ordered_json& row, const io::LearnedSizes& of) {
+void add_indexers(ordered_json& row, const LearnedSizes& of) {
     if (of.dsa_heads > 0) {
         row["dsa_heads"] = of.dsa_heads;
         row["dsa_dim"] = of.dsa_dim;

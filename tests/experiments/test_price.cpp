@@ -134,7 +134,7 @@ TEST(ModelLayers, AreThoseOfTheKindsCaptured) {
     // As transformers' Jamba, Bamba and Nemotron-H say it: layers 1 and 3 attend.
     for (
         const char* said :
-        {R"("attn_layer_period": 4, "attn_layer_offset": 1, "num_hidden_layers": 8)",
+        {R"("attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4)",
          R"("attn_layer_indices": [1, 3], "num_hidden_layers": 30)",
          R"("layers_block_type": ["linear_attention", "full_attention", "moe", "full_attention"])"})
         EXPECT_EQ(of(concat("{", said, "}").c_str()), 2) << said;
