@@ -86,6 +86,17 @@ QSA = {"qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {
     "indexer_compress_ratio": QSA_COMPRESS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "hc_count": 2, "hc_lowrank": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})}
+HYBRID = {  # and what capture says of the layers without softmax attention
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", {"full_attn_idxs": [1]}, {0: "conv", 2: "conv", 3: "conv"},
+             "layers 0, 2-3: conv"),
+    "jamba": ("JambaConfig", "JambaForCausalLM",
+              {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+              {0: "linear attention", 2: "linear attention"}, "layers 0, 2: linear attention"),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM",
+                    {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_key_heads": 2,
+                     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+                    dict.fromkeys(range(3), "linear attention"), "layers 0-2: linear attention"),
+}
 MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
        "v_head_dim": 16, "num_key_value_heads": 8, "moe_intermediate_size": 32, "n_routed_experts": 4,
        "num_experts_per_tok": 2}
@@ -730,3 +741,37 @@ def test_a_model_with_code_of_its_own_is_refused_without_advice_that_no_command_
     said = capsys.readouterr().err
     assert "cannot be loaded: it has code of its own (auto_map in its configuration), which no command runs" in said
     assert "trust_remote_code" not in said
+
+
+def captured_hybrid(family, path):
+    """Of a model some of whose layers have no softmax attention: TransformersModel and what capture() noted."""
+    model, notes = make_model(family, families={family: HYBRID[family][:3]}).eval(), []
+    of = TransformersModel(model)
+    capture(of, [np.arange(3, 40)], path, note=notes.append)
+    return of, notes
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_layers_without_softmax_attention_are_named(family, tmp_path):
+    of, notes = captured_hybrid(family, tmp_path / "a.h5")
+    others, said = HYBRID[family][3:]
+    assert of.without_attention == others
+    assert sorted([*of.layers, *others]) == list(range(4))
+    assert notes[-1] == f"{said}, no softmax attention, which msalab leaves as it is"
+
+
+def test_a_model_whose_layers_all_attend_has_none_to_name(tmp_path):
+    notes = []
+    of = TransformersModel(make_model("llama").eval())
+    capture(of, [np.arange(3, 40)], tmp_path / "a.h5", note=notes.append)
+    assert not of.without_attention and not [note for note in notes if "softmax" in note]
+
+
+@needs_programs
+@pytest.mark.parametrize("family", HYBRID)
+def test_msa_inspect_names_the_same_layers(family, tmp_path):
+    """It reads them in the model's configuration, which the capture has."""
+    captured_hybrid(family, tmp_path / "a.h5")
+    shown = subprocess.run([BIN / "msa-inspect", tmp_path / "a.h5", "--json"], check=True, capture_output=True)
+    named = json.loads(shown.stdout)[0]["without_attention"]
+    assert {number: kind.replace("_", " ") for kind, layers in named.items() for number in layers} == HYBRID[family][3]

@@ -23,7 +23,7 @@ class Model(Protocol):
     model_config: str  # JSON
     layers: Sequence[int]  # numbers of the layers that can be captured, ascending
     producer: str
-    # A model may have without_attention, number of a layer -> what it is where it has no softmax attention.
+    # It may have without_attention, too: number of each layer that has no softmax attention -> what it is.
 
     def run(self, tokens: np.ndarray, layers: Sequence[int], record: Record) -> None:
         """Runs one sequence, int64 [S], and hands over each of `layers` once, as soon as it is
