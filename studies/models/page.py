@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from msalab.capture.capture import ranges
 from msalab.ending import Refusal
 from msalab.results import Report
 
@@ -65,17 +66,6 @@ def markdown(rows) -> str:
     return "\n".join(re.sub(r"\|  (?=\|)", "| ", line) for line in lines) + "\n"
 
 
-def ranges(numbers) -> str:
-    """0-2, 5."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found) or "none"
-
-
 def mean(values) -> float:
     return float(np.mean(list(values)))
 
@@ -119,7 +109,7 @@ def sink(of: Records):
             by_layer[head["layer"]].append(head["head_sink"])
         most = max(heads, key=lambda one: one["head_sink"])
         rows.append((MODELS[model], called(context), kind,
-                     ranges(layer for layer, one in by_layer.items() if mean(one) >= SINK),
+                     ranges(layer for layer, one in by_layer.items() if mean(one) >= SINK) or "none",
                      f"{sum(one['head_sink'] >= STRONG for one in heads)} of {len(heads)}",
                      f"layer {most['layer']}, head {most['head']}: {most['head_sink']:.2f}"))
     return rows if len(rows) > 1 else NONE
@@ -197,7 +187,7 @@ def fit(of: Records):
                          (kept, "block_recall"), (layers, "random_recall"), (kept, "mass_kept"),
                          (layers, "first_forced_mass"), (layers, "mean_key_mass"), (layers, "window_mass"),
                          (kept, "oracle_mass"))),
-                     ranges({row["layer"] for row in record["weak_indexers"].records()})))
+                     ranges({row["layer"] for row in record["weak_indexers"].records()}) or "none"))
     return rows if len(rows) > 1 else NONE
 
 

@@ -87,15 +87,17 @@ def capture(model: Model, sequences: Iterable[Any], path: str | Path, layers: Se
 def _others_text(others: dict[int, str]) -> str:
     """Which layers attend to no keys, and what they are."""
     of = {what: [number for number, one in sorted(others.items()) if one == what] for what in others.values()}
-    words = "; ".join(f"layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}: {what}" for what, numbers in of.items())
+    words = "; ".join(f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}: {what}" for what, numbers in of.items())
     return f"{words}, no softmax attention, which msalab leaves as it is"
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Of ascending numbers: 0-2, 4."""
-    begins = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
+def ranges(numbers: Iterable[int]) -> str:
+    """Of 0, 1, 2 and 4: 0-2, 4."""
+    found = sorted(numbers)
+    begins = [number for number in found if number - 1 not in found]
+    ends = [number for number in found if number + 1 not in found]
     return ", ".join(str(one) if one == last else f"{one}-{last}" for one, last in zip(begins, ends))
+
 
 
 def _windows_text(windows: dict[int, int], layers: list[int]) -> str:
