@@ -86,7 +86,11 @@ fitted_of() { echo "$out/fitted-seed-$1.safetensors"; }
 evaluation_of() {
     case $1 in
         dense) echo --selectors oracle --budgets $budgets --forced-first 0 ;;
-        msa-*) echo --selectors index --budgets "$(budget_of "$1")" --indexer "$2/model" --forced-first 0 ;;
+        msa-*)
+            local first=0
+            [[ $1 != *-full ]] || first=0,1
+            echo --selectors index --budgets "$(budget_of "$1")" --indexer "$2/model" --forced-first "$first"
+            ;;
         window-*) echo --selectors window --budgets "${1##*-}" --forced-first 1 ;;
         fitted)
             if [[ $form == even ]]; then # what it answers, the form large has

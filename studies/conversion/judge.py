@@ -35,6 +35,8 @@ FIRST = Rule(0.02, False, None, (512, 1024), ("context", "batch", "steps"))
 EVEN = Rule(0.03, True, 0.001, (512, 1024, 2048), ("context", "batch", "steps", "warmup"))
 # Arms, and what their own attention is called.
 OWN = {"msa-{}": "index@{}", "msa-{}-full": "index@{}", "window-{}": "window@{},first=1"}
+FORCED = "index@{},first=1"
+MOST_CHANGED = 0.001, 0.015  # of the bits and of right answers, to either side, by a forced first block
 UNTRAINED = ("index@{}", "mean-key@{}", "mean-key@{},first=1", "quest@{}", "quest@{},first=1", "window@{},first=1")
 YES, NO, OPEN = "near-lossless", "not near-lossless", "undecided"
 
@@ -188,6 +190,26 @@ def beside(folder: Path, arm: str, other: str, config: str) -> list[str]:
     return [f"  beside {other}, seeds: {len(pairs)}:", *(f"  {line}" for line in describe(pairs))] if pairs else []
 
 
+def change_of(pairs: list) -> str:
+    """pairs: of each seed the model with the first block forced, and the same model without."""
+    one, base = zip(*pairs)
+    bits, right = MOST_CHANGED
+    sides = [side for found, bound in [(excess(one, base), bits),
+                                       *((gained(one, base, length), right) for length in lengths_of(one[0]))]
+             for side in (side_of(found, bound, 1), side_of(found, -bound, -1))]
+    if len(pairs) < FEWEST_SEEDS:
+        return OPEN
+    return "changes it" if NO in sides else "changes little" if {*sides} == {YES} else OPEN
+
+
+def beside_unforced(folder: Path, arm: str, budget: int) -> list[str]:
+    """What forcing the first block changes in the models of an arm, which keep as many blocks."""
+    found, base = (records(folder, arm, config.format(budget)) for config in (FORCED, OWN["msa-{}"]))
+    pairs = [(found[seed], base[seed]) for seed in sorted(found)]
+    return [f"  first block forced, seeds: {len(pairs)}: {change_of(pairs)}",
+            *(f"  {line}" for line in describe(pairs))] if pairs else []
+
+
 def main():
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--even"]):
         sys.exit(__doc__)
@@ -216,7 +238,8 @@ def main():
                       *describe_first(pairs, budget), *beside_own(folder, arm, own.format(budget)),
                       *with_each(folder, arm), sep="\n")
                 if kind == "msa-{}-full":
-                    print(*beside(folder, arm, f"msa-{budget}", own.format(budget)), sep="\n")
+                    print(*beside(folder, arm, f"msa-{budget}", own.format(budget)),
+                          *beside_unforced(folder, arm, budget), sep="\n")
     for budget in rule.budgets:
         for config in (one.format(budget) for one in UNTRAINED):
             pairs = pairs_of("fitted", config, False)

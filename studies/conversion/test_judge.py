@@ -24,21 +24,28 @@ from msalab.report import content  # noqa: E402
 from msalab.training.columns import SHAPES  # noqa: E402
 
 
-def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0, weights="w"):
+def make_record(folder, arm, seed, config, more, right, steps=10, scale=1.0, first=None, warmup=0, weights="w",
+                forced=None):
     """Of an arm whose tokens cost the share `more` more than with dense attention, by document from half of it to
     one and a half, and behind each bin of as many tokens, `first` more in the first bin (default: the same). right:
-    of each length. scale: what they cost with dense attention, as a share of the arm dense."""
+    of each length. scale: what they cost with dense attention, as a share of the arm dense. forced: what the tokens cost
+    above that, as a share, and the right answers, where the first block is forced."""
     rng = np.random.default_rng(7)  # the same text everywhere
     nats = scale * rng.uniform(1, 3, (DOCUMENTS, 2, TOKENS)).sum(2)
     shares = np.array([more if first is None else first, more]) * np.linspace(0.5, 1.5, DOCUMENTS)[:, None]
     rows = [nats, nats * (1 + shares)][:1 if config == "dense" else 2]
-    rights = right if isinstance(right, dict) else {2048: right}
-    answers = {length: "".join("1" if number < one else "0" for number in range(EXERCISES)) for length, one in rights.items()}
+    rights = [right if isinstance(right, dict) else {2048: right}] * len(rows)
+    configs = ["dense", config][:len(rows)]
+    if forced:
+        rows.append(rows[1] * (1 + forced[0] * np.linspace(0.5, 1.5, DOCUMENTS)[:, None]))
+        rights.append({length: forced[1] for length in rights[0]})
+        configs.append(f"{config},first=1")
     evaluation = {
-        "configs": ["dense", config][:len(rows)], "document": list(range(DOCUMENTS)),
+        "configs": configs, "document": list(range(DOCUMENTS)),
         "tokens": [[TOKENS, TOKENS]] * DOCUMENTS, "nats": [row.tolist() for row in rows], "layer_error": [],
-        "retrieval": {f"needle@{length}": {"exercise": list(range(EXERCISES)), "right": [one] * len(rows)}
-                      for length, one in answers.items()}}
+        "retrieval": {f"needle@{length}": {"exercise": list(range(EXERCISES)), "right": [
+            "".join("1" if number < one[length] else "0" for number in range(EXERCISES)) for one in rights]}
+                      for length in rights[0]}}
     run = content({"program": "msalab train", "model": {"model.safetensors": weights, "config.json": f"{seed}"},
                    "inputs": {"tokens": "t"},
                    "options": {"context": 64, "batch": 2, "steps": steps, "warmup": warmup}}, "a run", SHAPES,
@@ -175,6 +182,16 @@ def test_an_arm_with_the_kl_over_all_keys_stands_beside_the_one_without(tmp_path
     own = out.partition("msa-2048-full, seeds: 2:")[2]
     assert code == 0 and "right answers -15" in own
     assert "excess -0.9" in own.partition("beside msa-2048, seeds: 2:")[2]
+
+
+@pytest.mark.parametrize("more, right, verdict", [
+    (0, 75, "changes little"), (0.001, 75, "undecided"), (-0.01, 75, "changes it"), (0, 60, "changes it")])
+def test_a_forced_first_block_changes_little_within_its_bounds(tmp_path, more, right, verdict):
+    for seed in (1, 2):
+        make_record(tmp_path, "dense", seed, "dense", 0, 90)
+        make_record(tmp_path, "msa-2048-full", seed, "index@2048", 0, 75, forced=(more, right))
+    code, out, _ = judged(tmp_path, "--even")
+    assert code == 0 and f"first block forced, seeds: 2: {verdict}\n" in out
 
 
 def test_models_of_other_weights_are_not_compared(tmp_path):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Tensors of more than 2^31 elements on the tuned kernels: q and what is shaped like it, index_q,
-// or k and v. A short sequence behind so many rows has the results that it has alone.
+// or k and v, of heads and an index of 128 or 256 channels. A short sequence behind so many rows
+// has the results that it has alone.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -16,14 +17,19 @@
 namespace msa::test {
 namespace {
 
-constexpr int64_t kHeads = 64, kDim = 128, kBehind = (int64_t{1} << 31) / (kHeads * kDim) + 77,
-                  kQueries = 100, kKeys = 700;
+constexpr int64_t kHeads = 64, kQueries = 100, kKeys = 700;
 constexpr size_t kMemory = 40'000'000'000;  // tensors take up to 34 GB
 constexpr SelectionRule kRule{.top_k = 4};
+
+/// Rows of `heads` heads of `dim` channels that have more than 2^31 elements.
+constexpr int64_t beyond(int64_t heads, int64_t dim) {
+    return (int64_t{1} << 31) / (heads * dim) + 77;
+}
 
 struct LongCase {
     std::string name;
     int64_t kv_heads;
+    int64_t dim;            // of the heads and of the index
     int64_t queries, keys;  // of the sequence in front
 };
 std::ostream& operator<<(std::ostream& out, const LongCase& c) { return out << c.name; }
@@ -49,7 +55,8 @@ protected:
         index_lse_ = backend().make<float, 2>({whole_.queries(), whole_.kv_heads});
     }
     static Problem problem(std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
-        Problem p = square_problem(0, kHeads, GetParam().kv_heads, kDim, kDim, 128);
+        const LongCase& c = GetParam();
+        Problem p = square_problem(0, kHeads, c.kv_heads, c.dim, c.dim, 128);
         p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
         return p;
     }
@@ -113,11 +120,15 @@ protected:
     Tensor<int32_t, 3> ids_;
     Tensor<float, 2> index_lse_, lse_;
 };
-INSTANTIATE_TEST_SUITE_P(All, CudaLong,
-                         testing::Values(LongCase{"queries_of_4_groups", 4, kBehind, 40},
-                                         LongCase{"queries_of_64_groups", 64, kBehind, 40},
-                                         LongCase{"keys_of_64_groups", 64, 1, kBehind}),
-                         [](const auto& instance) { return instance.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, CudaLong,
+    testing::Values(LongCase{"queries_of_4_groups", 4, 128, beyond(kHeads, 128), 40},
+                    LongCase{"queries_of_64_groups", 64, 128, beyond(64, 128), 40},
+                    LongCase{"keys_of_64_groups", 64, 128, 1, beyond(64, 128)},
+                    LongCase{"wide_queries_of_4_groups", 4, 256, beyond(kHeads, 256), 40},
+                    LongCase{"wide_queries_of_64_groups", 64, 256, beyond(64, 256), 40},
+                    LongCase{"wide_keys_of_64_groups", 64, 256, 1, beyond(64, 256)}),
+    [](const auto& instance) { return instance.param.name; });
 
 TEST_P(CudaLong, SelectionAndAttention) {
     const Problem& p = alone_.problem;
