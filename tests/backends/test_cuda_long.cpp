@@ -29,7 +29,7 @@ constexpr int64_t beyond(int64_t heads, int64_t dim) {
 struct LongCase {
     std::string name;
     int64_t kv_heads;
-    int64_t dim;            // of the heads and of the index
+    int64_t head_dim, index_dim;
     int64_t queries, keys;  // of the sequence in front
 };
 std::ostream& operator<<(std::ostream& out, const LongCase& c) { return out << c.name; }
@@ -56,7 +56,7 @@ protected:
     }
     static Problem problem(std::vector<int64_t> cu_seqlens_q, std::vector<int64_t> cu_seqlens_k) {
         const LongCase& c = GetParam();
-        Problem p = square_problem(0, kHeads, c.kv_heads, c.dim, c.dim, 128);
+        Problem p = square_problem(0, kHeads, c.kv_heads, c.head_dim, c.index_dim, 128);
         p.batch = PackedBatch(std::move(cu_seqlens_q), std::move(cu_seqlens_k));
         return p;
     }
@@ -122,12 +122,12 @@ protected:
 };
 INSTANTIATE_TEST_SUITE_P(
     All, CudaLong,
-    testing::Values(LongCase{"queries_of_4_groups", 4, 128, beyond(kHeads, 128), 40},
-                    LongCase{"queries_of_64_groups", 64, 128, beyond(64, 128), 40},
-                    LongCase{"keys_of_64_groups", 64, 128, 1, beyond(64, 128)},
-                    LongCase{"wide_queries_of_4_groups", 4, 256, beyond(kHeads, 256), 40},
-                    LongCase{"wide_queries_of_64_groups", 64, 256, beyond(64, 256), 40},
-                    LongCase{"wide_keys_of_64_groups", 64, 256, 1, beyond(64, 256)}),
+    testing::Values(LongCase{"queries_of_4_groups", 4, 128, 128, beyond(kHeads, 128), 40},
+                    LongCase{"queries_of_64_groups", 64, 128, 128, beyond(kHeads, 128), 40},
+                    LongCase{"keys_of_64_groups", 64, 128, 128, 1, beyond(64, 128)},
+                    LongCase{"h256_queries_of_4_groups", 4, 256, 128, beyond(kHeads, 256), 40},
+                    LongCase{"h256_keys_of_64_groups", 64, 256, 128, 1, beyond(64, 256)},
+                    LongCase{"i256_queries_of_64_groups", 64, 128, 256, beyond(64, 256), 40}),
     [](const auto& instance) { return instance.param.name; });
 
 TEST_P(CudaLong, SelectionAndAttention) {
@@ -159,6 +159,7 @@ TEST_P(CudaLong, GradientOfAttention) {
 }
 
 TEST_P(CudaLong, KlLoss) {
+    if (GetParam().index_dim == 256) GTEST_SKIP() << "index_kl has no tuned kernel for it";
     const Problem& p = alone_.problem;
     const Tensor<int32_t, 3> ids = select();
     attend();
