@@ -169,7 +169,7 @@ def draw_selection(found: Found, layers: list[int]):
         panels[0].set_ylabel(f"layer {layer}, {when}")
         for group, panel in enumerate(panels):
             share = found.maps[when][found.layers.index(layer), group]
-            image = panel.imshow(share, cmap=style.MAGNITUDE, vmin=0, vmax=1, interpolation="antialiased")
+            image = panel.imshow(share, cmap=style.MAGNITUDE, vmin=0, vmax=1, interpolation="nearest")
             panel.grid(False)
             panel.add_patch(future(len(share), 1))
             panel.locator_params(nbins=3, integer=True)
