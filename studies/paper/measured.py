@@ -148,10 +148,12 @@ def entropy_numbers(records: Records) -> dict[str, str]:
     return {**found, "entropy last": f"{values[max(values)]:.2f}"}
 
 
-def arm_mean(records: Records, arm: str, measure: str) -> float:
-    """Over the seeds of block A."""
-    runs = registered.of_block(records, "A")[arm].values()
-    return float(np.mean([run.values[measure] for run in runs]))
+def arm_means(records: Records, arms) -> tuple[int, list[dict[str, float]]]:
+    """How many seeds there are in which all arms have run and none failed, and the means over these of each arm's values."""
+    seeds = set.intersection(*({seed for seed, run in records.get(arm, {}).items() if not registered.failed(run)}
+                               for arm in arms))
+    return len(seeds), [{name: float(np.mean([records[arm][seed].values.get(name, np.nan) for seed in sorted(seeds)]))
+                         for name in ("bits_per_byte", "exact_match recall")} for arm in arms if seeds]
 
 
 def _scripts(tree: Tree, name: str):
