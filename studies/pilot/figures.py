@@ -260,7 +260,7 @@ def probed_curves(records: Records):
     return figure, table
 
 
-def _with_sink(records: Records) -> dict[str, dict[int, Run]]:
+def with_sink(records: Records) -> dict[str, dict[int, Run]]:
     """Arm -> its runs that have a learnable sink, and probes of it by head."""
     found = {arm: {seed: run for seed, run in _done(records, arm).items()
                    if not np.isnan(run.answer["heads"]["head_learned_sink_mass"]).all()} for arm in records}
@@ -271,7 +271,7 @@ def _with_sink(records: Records) -> dict[str, dict[int, Run]]:
 def sink_by_head(records: Records):
     """(figure, table): what the learnable sink takes, and beside it token 0, by layer and head at the end of training, in
     the attention that the layer does (fig:prelim-learnable-sink-vis). Seeds are averaged."""
-    arms = _with_sink(records)
+    arms = with_sink(records)
     figure = style.new_figure(1.3 + 2.4 * len(arms))
     panels = figure.subplots(len(arms), 2, sharex=True, sharey=True, squeeze=False)
     rows = []
@@ -307,5 +307,5 @@ def pictures(records: Records):
     for arm in records:
         if any(run.parts("score_recall") for run in _done(records, arm).values()):
             yield f"pilot_index_{arm}", index_by_layer(records, arm)
-    if _with_sink(records):
+    if with_sink(records):
         yield "pilot_sink_by_head", sink_by_head(records)
