@@ -8,7 +8,8 @@ usage: pictures.py measure MODEL BEFORE AFTER TEXT ARCHIVE.tar.xz [options]   (P
        pictures.py draw ARCHIVE.tar.xz DIR [--layers L,M]   (PYTHONPATH=python; needs no GPU)
 
 BEFORE: Index Branches of MODEL, as the fitted-seed-1.safetensors of studies/conversion/gpu.sh. AFTER: the folder of a
-trained model. Both models attend densely to the first documents of TEXT while they are captured. draw prints a row for each layer.
+trained model. Both models attend densely to the first documents of TEXT while they are captured. draw prints a row for each
+layer.
 """
 
 import argparse

@@ -266,8 +266,8 @@ def gather(tree: Tree, cost_file: Path) -> Numbers:
         judged = claims(records, before)
         times = top_k_times(tree)
         texts = {**cost_numbers(cost), **speed_numbers(tree), **top_k_numbers(times), **check_numbers(judged),
-                 **entropy_numbers(records), **sink_by_head(records, before), **conversion_numbers(tree), **dynamics_numbers(tree),
-                 **page_numbers(tree)}
+                 **entropy_numbers(records), **sink_by_head(records, before), **conversion_numbers(tree),
+                 **dynamics_numbers(tree), **page_numbers(tree)}
         return Numbers(texts, times, records, before, cost, judged)
 
 

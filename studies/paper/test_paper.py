@@ -88,7 +88,8 @@ def test_an_ablation_has_the_papers_rows_and_ours_below_them(tmp_path):
         write_run(tmp_path, arm, seed, bits=bits)
     table = page.block_size(measured.Numbers({}, {}, read_records(tmp_path), {}, None, {}))
     assert table[1:3] == [("*PPL, less is better*", "", "", ""), ("paper: TAU2", "1.176", "1.176", "1.176")]
-    assert table[-6:] == [("*256 of 2048 bytes kept, 1 seeds*", "", "", ""), ("pilot: bits per byte", "1.2500", "1.5000", "1.7500"),
+    assert table[-6:] == [("*256 of 2048 bytes kept, 1 seeds*", "", "", ""),
+                          ("pilot: bits per byte", "1.2500", "1.5000", "1.7500"),
                           ("pilot: recall, % right", "100.0", "100.0", "100.0"),
                           ("*1024 of 8192 bytes kept, 2 seeds*", "", "", ""),
                           ("pilot: bits per byte", "1.5000", "1.0000", "2.0000"),
@@ -99,8 +100,8 @@ def test_an_ablation_has_the_papers_rows_and_ours_below_them(tmp_path):
 def test_a_head_that_uses_the_learnable_sink_is_counted(tmp_path):
     write_run(tmp_path, "sink", 11, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.15), (0.0, 0.0, 0.05)])
     assert measured.sink_by_head({}, read_records(tmp_path)) == {
-        "sink by head": "of 4 heads with MSA, 1 give the learnable sink more than a fifth (at most 30.0 %), 1 give token 0 more "
-                        "than a fifth (at most 50.0 %)"}
+        "sink by head": "of 4 heads with MSA, 1 give the learnable sink more than a fifth (at most 30.0 %), 1 give token 0 "
+                        "more than a fifth (at most 50.0 %)"}
 
 
 def test_what_computes_an_equation_is_there_and_tested():
