@@ -23,11 +23,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import h5py
 import numpy as np
 
+from msalab.capture.layer import as_bfloat16
 from msalab.evaluation.text import read_documents
 from msalab.plots import Results, style
-from msalab.plots.heat_map import future, selection_share
+from msalab.plots.heat_map import future
 from msalab.table import Table
 from msalab.trial import find_program
 
@@ -43,6 +45,8 @@ NUMBERS, MAPS = "pictures.json", "selection.npz"
 COLUMNS = ("layer", "when", "block_recall", *(f"mass_{name}" for name in SELECTORS), "same", "distance", "oracle_distance",
            "dense", "sparse")
 OF_HEADS = ("layer", "head", "when", "dense", "sparse")
+OF_GROUPS = ("layer", "when", "group", "first_block")
+ABOVE = 0.02  # chance, by which block 0 is selected in every group of a layer that finds it: the registered rule
 
 
 def call(*words):
@@ -51,15 +55,49 @@ def call(*words):
         sys.exit(f"{words[0]}: ended with exit code {done.returncode}; its message is above")
 
 
-def analyse(model, indexer, texts: list[Path], folder: Path, options) -> Path:
-    """The results of msa-analyze; the capture, of gigabytes, goes."""
+def analyse(model, indexer, texts: list[Path], folder: Path, options) -> tuple[Path, dict[int, np.ndarray]]:
+    """The results of msa-analyze, and layer -> what all queries of the first document select. The capture, of gigabytes,
+    goes."""
     capture, out = folder / "capture.h5", folder / "analysis"
     call(sys.executable, "-m", "msalab", "capture", model, "--indexer", indexer, "--text", *texts, "--max-tokens",
          options.context, "--device", options.device, *["--bytes"] * options.bytes, "--out", capture)
     call(find_program("msa-analyze"), capture, "--out", out, "--selectors", ",".join(SELECTORS), "--block-size", BLOCK,
          "--top-k", options.top_k, "--sample-queries", QUERIES * len(texts), "--backend", options.backend)
+    selected = dict(all_selected(capture, options.top_k))
     capture.unlink()
-    return out / "results.h5"
+    return out / "results.h5", selected
+
+
+def all_selected(capture: Path, top_k: int):
+    """Layer and ids [Nq, Hkv, k] of the first document, of which msa-analyze has a sample."""
+    from msalab import index_select  # compiled, which drawing needs not be
+
+    with h5py.File(capture) as file:
+        end = int(file["cu_seqlens"][1])
+        for layer in map(int, file["layers"]):
+            q, k = (file[f"layers/{layer}/{name}"] for name in ("index_q", "index_k"))
+            q, k = (as_bfloat16(one[:end]) if "logical_dtype" in one.attrs else one[:end] for one in (q, k))
+            yield layer, index_select(q.astype(np.float32), k.astype(np.float32), top_k, block_size=BLOCK)
+
+
+def share_of(ids: np.ndarray) -> np.ndarray:
+    """[Nq, Hkv, k] of all queries of a document -> [Hkv, rows, columns]: the share of a block's queries that select a
+    block."""
+    own, groups = np.arange(len(ids)) // BLOCK, ids.shape[1]
+    blocks = int(own[-1]) + 1
+    cell = (np.arange(groups)[:, None] * blocks + own[:, None, None]) * blocks + ids
+    counts = np.bincount(cell[ids >= 0], minlength=groups * blocks * blocks).reshape(groups, blocks, blocks)
+    return counts / np.bincount(own)[:, None]
+
+
+def first_block(ids: np.ndarray) -> np.ndarray:
+    """[Hkv]: the share of the queries that see more than k blocks which select block 0."""
+    return (ids[ids.shape[2] * BLOCK:] == 0).any(2).mean(0)
+
+
+def chance(tokens: int, top_k: int) -> float:
+    """Of the same: k - 1 of the earlier blocks are selected beside the query's own."""
+    return float(np.mean((top_k - 1) / (np.arange(top_k * BLOCK, tokens) // BLOCK)))
 
 
 def same(one: np.ndarray, other: np.ndarray) -> float:
@@ -96,8 +134,8 @@ def heads_of(results: dict[str, Results], layer: int):
         yield from ((layer, head, when, *map(float, values)) for head, values in enumerate(zip(dense, sparse)))
 
 
-def pack(results: dict[str, Results], path: Path):
-    """What draw() needs, small: shares of the heat maps of the first document, and numbers by layer and head."""
+def pack(results: dict[str, Results], selected: dict[str, dict[int, np.ndarray]], path: Path):
+    """What draw() needs, small: shares of the heat maps of the first document, and numbers by layer, head and group."""
     layers = results["before"].layers
     sizes, queries = results["before"].sizes(layers[0]), results["before"].queries(layers[0])
     numbers = {"heads": sizes.query_heads, "groups": sizes.kv_heads, "top_k": results["before"].top_k("index", layers[0]),
@@ -106,10 +144,13 @@ def pack(results: dict[str, Results], path: Path):
                "commit": {when: one.run.get("commit", "") for when, one in results.items()},
                "inputs": {when: one.run_json("inputs") for when, one in results.items()},
                "by_layer": [row for layer in layers for row in of_layer(results, layer)],
-               "by_head": [row for layer in layers for row in heads_of(results, layer)]}
+               "by_head": [row for layer in layers for row in heads_of(results, layer)],
+               "by_group": [(layer, when, group, float(share)) for layer in layers for when in WHEN
+                            for group, share in enumerate(first_block(selected[when][layer]))],
+               "chance": chance(len(selected["before"][layers[0]]), results["before"].top_k("index", layers[0]))}
     maps = io.BytesIO()
-    np.savez(maps, **{when: np.stack([selection_share(one, "index", layer, 0).share for layer in layers]).astype(np.float16)
-                      for when, one in results.items()})
+    np.savez(maps, **{when: np.stack([share_of(ids[layer]) for layer in layers]).astype(np.float16)
+                      for when, ids in selected.items()})
     with tarfile.open(path, "w:xz") as tar:
         for name, data in ((NUMBERS, json.dumps(numbers).encode()), (MAPS, maps.getvalue())):
             member = tarfile.TarInfo(name)
@@ -129,15 +170,15 @@ def measure(options):
         for folder in folders:
             folder.mkdir()
         with ThreadPoolExecutor() as both:
-            paths = list(both.map(lambda of: analyse(*of[:2], texts, of[2], options), (
-                (options.model, options.before, folders[0]), (options.after, options.after, folders[1]))))
-        with Results(paths[0]) as before, Results(paths[1]) as after:
-            pack({"before": before, "after": after}, options.archive)
+            (one, of_one), (other, of_other) = both.map(lambda of: analyse(*of[:2], texts, of[2], options), (
+                (options.model, options.before, folders[0]), (options.after, options.after, folders[1])))
+        with Results(one) as before, Results(other) as after:
+            pack({"before": before, "after": after}, {"before": of_one, "after": of_other}, options.archive)
     print(f"{options.archive}: {options.archive.stat().st_size} bytes")
 
 
 class Found:
-    """Of an archive: numbers, by_layer and by_head as tables, and maps [layers, Hkv, rows, columns] of each of WHEN."""
+    """Of an archive: numbers, tables of them, and maps [layers, Hkv, rows, columns] of each of WHEN."""
 
     def __init__(self, path: Path):
         with tarfile.open(path) as tar:
@@ -146,6 +187,7 @@ class Found:
                 self.maps = {when: maps[when].astype(float) for when in WHEN}
         self.by_layer = Table.from_rows(COLUMNS, self.numbers["by_layer"])
         self.by_head = Table.from_rows(OF_HEADS, self.numbers["by_head"])
+        self.by_group = Table.from_rows(OF_GROUPS, self.numbers["by_group"])
         self.layers = sorted(set(self.by_layer["layer"].tolist()))
         self.groups, self.heads = self.numbers["groups"], self.numbers["heads"]
 
@@ -175,7 +217,7 @@ def draw_selection(found: Found, layers: list[int]):
             panel.add_patch(future(len(share), 1))
             panel.locator_params(nbins=3, integer=True)
             rows += [(layer, when, group, row, column, share[row, column]) for row, column in
-                     zip(*np.nonzero(np.nan_to_num(share)))]
+                     zip(*np.nonzero(share))]
     for group, panel in enumerate(axes[0]):
         panel.set_title(f"group {group}")
     figure.supxlabel(f"key block ({BLOCK} tokens each)")
@@ -239,17 +281,24 @@ def draw_sinks_by_layer(found: Found):
 def markdown(found: Found) -> str:
     """Before and after in each cell, a row for each layer and their means."""
     heads = ("layer", "block recall", "mass kept, index", "oracle", "mean-key", "window", "same blocks", "tokens back, index",
-             "oracle", "token 0, dense", "sparse")
+             "oracle", "token 0, dense", "sparse", "block 0")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for layer in (*found.layers, None):
         cells = []
-        for name in COLUMNS[2:]:
-            one, other = (found.by_layer.where(when=when, **({} if layer is None else {"layer": layer}))[name].mean()
-                          for when in WHEN)
+        for name in (*COLUMNS[2:], "first_block"):
+            table = found.by_group if name == "first_block" else found.by_layer
+            rows = table if layer is None else table.where(layer=layer)
+            one, other = (rows.where(when=when)[name].mean() for when in WHEN)
             digits = 0 if "distance" in name else 3
             cells.append(f"{one:.{digits}f}" + ("" if name == "same" else f", {other:.{digits}f}"))
         lines.append(f"| {'mean' if layer is None else layer} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def find_first_block(found: Found, when: str) -> int:
+    """Layers that select block 0 in every group more often than by chance."""
+    least = [found.by_group.where(when=when, layer=layer)["first_block"].min() for layer in found.layers]
+    return int((np.array(least) > found.numbers["chance"] + ABOVE).sum())
 
 
 def draw(options):
@@ -265,6 +314,8 @@ def draw(options):
     found.by_layer.to_csv(options.out / "even_layers.csv")
     print(f"\n{found.numbers['queries']} queries of {found.numbers['documents']} documents, {found.numbers['tokens']} tokens, "
           f"{found.numbers['top_k']} blocks kept; before, after:\n\n{markdown(found)}")
+    print(f"\nblock 0 is selected more often than by chance, {found.numbers['chance']:.3f}, by {ABOVE} in every group: "
+          f"{find_first_block(found, 'before')} of {len(found.layers)} layers before, {find_first_block(found, 'after')} after")
 
 
 def main():

@@ -37,15 +37,34 @@ def test_distance_is_in_tokens_from_the_querys_own_block():
     assert pictures.distance(ids([0, 3], [7, -1]), position) == pictures.BLOCK * (3 + 0 + 0) / 3
 
 
+def test_shares_of_a_map_are_of_a_blocks_queries():
+    ids_of = np.full((2 * pictures.BLOCK + 4, 2, 2), -1)
+    ids_of[pictures.BLOCK:, :, 0] = 1
+    ids_of[pictures.BLOCK:pictures.BLOCK + 16, 0, 1] = 0
+    share = pictures.share_of(ids_of)
+    assert share.shape == (2, 3, 3)
+    np.testing.assert_array_equal(share, [[[0, 0, 0], [0.25, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0], [0, 1, 0]]])
+
+
+def test_the_first_block_and_its_chance():
+    """Of two blocks kept one is the query's own, so that block 2 chooses one of two, and block 3 one of three."""
+    tokens = 4 * pictures.BLOCK
+    assert pictures.chance(tokens, 2) == pytest.approx((1 / 2 + 1 / 3) / 2)
+    ids_of = np.zeros((tokens, 1, 2), int)  # of queries with a choice, those of block 3 do not
+    ids_of[3 * pictures.BLOCK:] = [1, 3]
+    assert pictures.first_block(ids_of).tolist() == [0.5]
+
+
 def write_archive(path):
     """Two layers of two groups of two heads. Layer 4 has a sink of 0.5, which training makes 0.75; layer 2 has none."""
     mass = {(2, "before"): 0.01, (2, "after"): 0.02, (4, "before"): 0.5, (4, "after"): 0.75}
     numbers = {"heads": 4, "groups": 2, "top_k": 4, "documents": 3, "tokens": 1024, "queries": 7,
                "by_layer": [(layer, when, 0.8, *[0.9] * 4, 0.625, 128.0, 192.0, value, value / 2)
                             for (layer, when), value in mass.items()],
-               "by_head": [(layer, head, when, value, value / 2) for (layer, when), value in mass.items() for head in range(4)]}
+               "by_head": [(layer, head, when, value, value / 2) for (layer, when), value in mass.items() for head in range(4)],
+               "by_group": [(2, "before", 0, 0.5), (2, "before", 1, 0.9), (2, "after", 0, 0.75), (2, "after", 1, 0.53),
+                            *((4, when, group, 0.75) for when in ("before", "after") for group in range(2))], "chance": 0.5}
     share = np.tril(np.full((2, 2, 16, 16), 0.5))
-    share[:, :, 0] = np.nan  # no query of this block
     maps = io.BytesIO()
     np.savez(maps, before=share.astype(np.float16), after=(share / 2).astype(np.float16))
     with tarfile.open(path, "w:xz") as tar:
@@ -65,7 +84,8 @@ def test_the_pictures_of_an_archive(tmp_path):
     done = run("draw", tmp_path / "a.tar.xz", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "| 4 | 0.800, 0.800 | " in done.stdout
-    assert "| 0.625 | 128, 128 | 192, 192 | 0.500, 0.750 | 0.250, 0.375 |" in done.stdout
+    assert "| 0.625 | 128, 128 | 192, 192 | 0.500, 0.750 | 0.250, 0.375 | 0.750, 0.750 |" in done.stdout
+    assert "by 0.02 in every group: 1 of 2 layers before, 2 after" in done.stdout
     for name in PICTURES:
         picture = Image.open(tmp_path / "out" / f"{name}.png")
         assert picture.mode == "P" and (tmp_path / "out" / f"{name}.png").stat().st_size < 150_000
@@ -79,7 +99,7 @@ def test_the_tables_behind_the_pictures(tmp_path):
     assert found.least_and_most() == [2, 4]
     _, table = pictures.draw_selection(found, [4])
     assert set(table.where(when="before")["share"]) == {0.5} and set(table.where(when="after")["share"]) == {0.25}
-    assert set(table["layer"]) == {4} and len(table) == 2 * 2 * (16 * 17 / 2 - 1)
+    assert set(table["layer"]) == {4} and len(table) == 2 * 2 * 16 * 17 / 2
     figure, table = pictures.draw_sinks(found, [2, 4])
     heights = [bar.get_height() for bar in figure.axes[1].patches]
     assert heights == [0.5] * 4 + [0.75] * 4 + [0.25] * 4 + [0.375] * 4 and len(table) == 16
@@ -117,6 +137,7 @@ def test_the_whole_of_it_on_a_small_model(tmp_path):
     found = pictures.Found(tmp_path / "a.tar.xz")
     assert found.layers == [0, 1] and found.numbers["documents"] == 3
     assert found.maps["after"].shape == (2, 2, 16, 16)
+    np.testing.assert_allclose(found.maps["after"].sum(3)[:, :, 4:], 4, atol=1e-2)  # blocks of a query
     own = found.by_layer
     assert ((own["same"] > 0.25) & (own["same"] < 1)).all()  # the newest of four blocks always stays
     assert (own["mass_index"] <= own["mass_oracle"] + 1e-12).all() and (own["mass_window"] < own["mass_oracle"]).all()
