@@ -40,7 +40,7 @@ WHEN = ("before", "after")
 SELECTORS = ("index", "oracle", "mean-key", "window")
 BLOCK = 64  # tokens
 DOCUMENTS = 3  # of studies/conversion/inputs.py, one of each kind
-QUERIES = 768  # of each document
+QUERIES = 512  # of each document
 NUMBERS, MAPS = "pictures.json", "selection.npz"
 COLUMNS = ("layer", "when", "block_recall", *(f"mass_{name}" for name in SELECTORS), "same", "distance", "oracle_distance",
            "dense", "sparse")
