@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
+import matplotlib
 import numpy as np
 
 from msalab.capture.layer import as_bfloat16
@@ -41,6 +42,7 @@ SELECTORS = ("index", "oracle", "mean-key", "window")
 BLOCK = 64  # tokens
 DOCUMENTS = 3  # of studies/conversion/inputs.py, one of each kind
 QUERIES = 512  # of each document
+LEVELS = 20  # of colours of a map: more make its picture larger
 NUMBERS, MAPS = "pictures.json", "selection.npz"
 COLUMNS = ("layer", "when", "block_recall", *(f"mass_{name}" for name in SELECTORS), "same", "distance", "oracle_distance",
            "dense", "sparse")
@@ -212,7 +214,8 @@ def draw_selection(found: Found, layers: list[int]):
         panels[0].set_ylabel(f"layer {layer}, {when}")
         for group, panel in enumerate(panels):
             share = found.maps[when][found.layers.index(layer), group]
-            image = panel.imshow(share, cmap=style.MAGNITUDE, vmin=0, vmax=1, interpolation="nearest")
+            image = panel.imshow(share, cmap=matplotlib.colormaps[style.MAGNITUDE].resampled(LEVELS), vmin=0, vmax=1,
+                                 interpolation="nearest")
             panel.grid(False)
             panel.add_patch(future(len(share), 1))
             panel.locator_params(nbins=3, integer=True)
