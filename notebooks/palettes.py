@@ -9,7 +9,6 @@ import base64
 import io
 import sys
 
-import nbformat
 from PIL import Image
 
 
@@ -26,6 +25,8 @@ def with_palette(png: bytes) -> bytes:
 
 
 def main() -> None:
+    import nbformat
+
     if len(sys.argv) == 1:
         sys.exit(__doc__)
     for path in sys.argv[1:]:

@@ -17,9 +17,10 @@ import numpy as np
 from msalab.plots.cost import efficiency_triple, read_bench, read_cost, read_record, read_speedups, timed, timed_beside
 from msalab.results import Report, ResultsError, blamed
 
-from ..pilot import answers, registered
+from ..pilot import answers, figures, registered
 from ..pilot.runs import Records, read_records
 
+MUCH = 0.2  # of a head's attention, by the prediction of block G
 TOKENS = {1 << 13: "8K", 1 << 15: "32K", 1 << 17: "128K", 1 << 19: "512K", 1 << 20: "1M"}
 
 
@@ -148,10 +149,25 @@ def entropy_numbers(records: Records) -> dict[str, str]:
     return {**found, "entropy last": f"{values[max(values)]:.2f}"}
 
 
-def arm_mean(records: Records, arm: str, measure: str) -> float:
-    """Over the seeds of block A."""
-    runs = registered.of_block(records, "A")[arm].values()
-    return float(np.mean([run.values[measure] for run in runs]))
+def arm_means(records: Records, arms) -> tuple[int, list[dict[str, float]]]:
+    """How many seeds there are in which all arms have run and none failed, and the means over these of each arm's values."""
+    seeds = set.intersection(*({seed for seed, run in records.get(arm, {}).items() if not registered.failed(run)}
+                               for arm in arms))
+    return len(seeds), [{name: float(np.mean([records[arm][seed].values.get(name, np.nan) for seed in sorted(seeds)]))
+                         for name in ("bits_per_byte", "exact_match recall")} for arm in arms if seeds]
+
+
+def sink_by_head(records: Records, before: Records) -> dict[str, str]:
+    """Of the runs with a learnable sink, those of block G where they are there (fig:prelim-learnable-sink-vis)."""
+    _, table = figures.sink_by_head(records if figures.with_sink(records) else before)
+    texts = []
+    for arm, words in (("sink", "with MSA"), ("full-sink", "with full attention")):
+        own = table.where(arm=arm)
+        if len(own):
+            much = [f"{int((own[name] > MUCH).sum())} give {words_of} more than a fifth (at most {100 * own[name].max():.1f} %)"
+                    for name, words_of in (("learnable_sink", "the learnable sink"), ("token_0", "token 0"))]
+            texts.append(f"of {len(own)} heads {words}, {much[0]}, {much[1]}")
+    return {"sink by head": "; ".join(texts)}
 
 
 def _scripts(tree: Tree, name: str):
@@ -250,8 +266,8 @@ def gather(tree: Tree, cost_file: Path) -> Numbers:
         judged = claims(records, before)
         times = top_k_times(tree)
         texts = {**cost_numbers(cost), **speed_numbers(tree), **top_k_numbers(times), **check_numbers(judged),
-                 **entropy_numbers(records), **conversion_numbers(tree), **dynamics_numbers(tree),
-                 **page_numbers(tree)}
+                 **entropy_numbers(records), **sink_by_head(records, before), **conversion_numbers(tree),
+                 **dynamics_numbers(tree), **page_numbers(tree)}
         return Numbers(texts, times, records, before, cost, judged)
 
 

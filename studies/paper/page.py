@@ -6,14 +6,19 @@ from __future__ import annotations
 import re
 
 from msalab.results import ResultsError
+from ..pilot import registered
 from . import published
-from .measured import Numbers, arm_mean
+from .measured import Numbers, arm_means
 from .rows import DEFINITIONS, RESULTS, SECONDS, VERDICTS, Row, numbered
 
-BLOCKS = ("blocks-32", "msa", "blocks-128")  # arms of the pilot: 8, 4 and 2 blocks for each query
-FORCED = ("msa", "forced-first", "forced-local", "forced-both")
+# Arms of the pilot, of block A and, later, of block B2, which keeps four times as many blocks: 8, 4 and 2 for each query,
+# and 32, 16 and 8.
+BLOCKS = {"A": ("blocks-32", "msa", "blocks-128"), "B2": ("blocks-32-then-8k", "msa-then-8k", "blocks-128-then-8k")}
+FORCED = {"A": ("msa", "forced-both", "forced-first", "forced-local"),
+          "B2": ("msa-then-8k", "forced-both-then-8k", "forced-first-then-8k")}
+VALUE = {"A": ("value-head", "msa")}
+KEPT = {"A": "256 of 2048 bytes kept", "B2": "1024 of 8192 bytes kept"}
 STORED = {"conversion_curves": "conversion", "conversion_dynamics": "conversion", "pilot_forest": "pilot"}  # study
-VALUE = ("msa", "value-head")
 _MARKED = re.compile(r"(<!-- table ([\w-]+) from the records -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -92,13 +97,20 @@ def top_k(numbers: Numbers):
     return rows
 
 
-def _ablation(heads, paper, arms, numbers):
+def _ablation(heads, paper, arms_of, numbers):
+    """The paper's table, and below it the same of the pilot, of those blocks of which all arms have run."""
     rows = [("", *heads)]
-    rows += [(f"paper: {name}", *values, *[""] * (len(heads) - len(values))) for name, *values in paper]
-    for name, measure, scale, digits in (("bits per byte", "bits_per_byte", 1, 4),
-                                         ("recall, % right", "exact_match recall", 100, 1)):
-        rows.append((f"pilot: {name}", *(f"{scale * arm_mean(numbers.records, arm, measure):.{digits}f}"
-                                         for arm in arms)))
+    rows += [(f"*{name}*" if not values else f"paper: {name}", *values, *[""] * (len(heads) - len(values)))
+             for name, *values in paper]
+    for block, arms in arms_of.items():
+        seeds, means = arm_means(registered.of_block(numbers.records, block), arms)
+        if not seeds:
+            continue
+        rows.append((f"*{KEPT[block]}, {seeds} seeds*", *[""] * len(heads)))
+        for name, measure, scale, digits in (("bits per byte", "bits_per_byte", 1, 4),
+                                             ("recall, % right", "exact_match recall", 100, 1)):
+            values = [f"{scale * mean[measure]:.{digits}f}" for mean in means]
+            rows.append((f"pilot: {name}", *values, *[""] * (len(heads) - len(values))))
     return rows
 
 
@@ -107,12 +119,11 @@ def block_size(numbers: Numbers):
 
 
 def forced(numbers: Numbers):
-    heads = ("nothing forced", "both forced", "first block", "a local block")
-    return _ablation(heads, published.FORCED, (FORCED[0], FORCED[3], *FORCED[1:3]), numbers)
+    return _ablation(("nothing forced", "both forced", "first block", "a local block"), published.FORCED, FORCED, numbers)
 
 
 def value_head(numbers: Numbers):
-    return _ablation(("no value head", "value head"), published.VALUE_HEAD, VALUE, numbers)
+    return _ablation(("value head", "no value head"), published.VALUE_HEAD, VALUE, numbers)
 
 
 def main_results(numbers: Numbers):

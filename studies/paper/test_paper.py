@@ -13,6 +13,8 @@ pytest.importorskip("matplotlib")
 from msalab.__main__ import main  # noqa: E402
 from studies.paper import html, measured, page, rows  # noqa: E402
 from msalab.results import ResultsError  # noqa: E402
+from studies.pilot.make_runs import write_run  # noqa: E402
+from studies.pilot.runs import read_records  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("MSALAB_BIN", ROOT / "build/release/bin"))
@@ -75,6 +77,31 @@ def test_a_verdict_of_other_records_is_refused(numbers):
     other = replace(numbers, judged={**numbers.judged, says: (numbers.judged[says][0], rows.AGREE)})
     with pytest.raises(ResultsError, match=f'of tab:block-ablation was written when .*"{verdict}"; it is "agree" now'):
         page.results(other)
+
+
+def test_an_ablation_has_the_papers_rows_and_ours_below_them(tmp_path):
+    """Of the seeds in which every arm has run: seed 17 has one arm."""
+    for arm, seed, bits in (("msa", 11, 1.5), ("blocks-32", 11, 1.25), ("blocks-128", 11, 1.75),
+                            *(("msa-then-8k", seed, 1.0) for seed in (15, 16)), ("msa-then-8k", 17, 3.0),
+                            *(("blocks-32-then-8k", seed, seed - 14) for seed in (15, 16)),
+                            *(("blocks-128-then-8k", seed, 2.0) for seed in (15, 16))):
+        write_run(tmp_path, arm, seed, bits=bits)
+    table = page.block_size(measured.Numbers({}, {}, read_records(tmp_path), {}, None, {}))
+    assert table[1:3] == [("*PPL, less is better*", "", "", ""), ("paper: TAU2", "1.176", "1.176", "1.176")]
+    assert table[-6:] == [("*256 of 2048 bytes kept, 1 seeds*", "", "", ""),
+                          ("pilot: bits per byte", "1.2500", "1.5000", "1.7500"),
+                          ("pilot: recall, % right", "100.0", "100.0", "100.0"),
+                          ("*1024 of 8192 bytes kept, 2 seeds*", "", "", ""),
+                          ("pilot: bits per byte", "1.5000", "1.0000", "2.0000"),
+                          ("pilot: recall, % right", "100.0", "100.0", "100.0")]
+    assert [row[0] for row in page.forced(measured.Numbers({}, {}, {}, {}, None, {}))][-1] == "paper: RULER-32K"
+
+
+def test_a_head_that_uses_the_learnable_sink_is_counted(tmp_path):
+    write_run(tmp_path, "sink", 11, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.15), (0.0, 0.0, 0.05)])
+    assert measured.sink_by_head({}, read_records(tmp_path)) == {
+        "sink by head": "of 4 heads with MSA, 1 give the learnable sink more than a fifth (at most 30.0 %), 1 give token 0 "
+                        "more than a fifth (at most 50.0 %)"}
 
 
 def test_what_computes_an_equation_is_there_and_tested():

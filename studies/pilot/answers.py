@@ -11,6 +11,7 @@ import numpy as np
 from msalab.plots import style
 from msalab.table import Table
 
+from . import figures
 from .claims import AGREE, DISAGREE, NOT_RUN, UNDECIDED, Check, margin_of
 from .registered import (ATTACHED, CLAIMS, FORKED, LEVEL, Found, compare, failed, judge,
                                pooled)
@@ -258,3 +259,7 @@ def pictures(records: Records, before: Records):
         yield "pilot_first_steps", from_step_0(records)
     if any(arm in records for arm in ATTACHED):
         yield "pilot_weights", bits_by_weight(records)
+    for runs in (records, before):
+        if figures.with_sink(runs):
+            yield "pilot_sink_by_head", figures.sink_by_head(runs)
+            break

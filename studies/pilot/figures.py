@@ -9,7 +9,7 @@ import numpy as np
 from msalab.plots import style
 from msalab.table import Table
 
-from .runs import STALLED, Records, Run
+from .runs import STALLED, Records, Run, masses_of
 
 SEED = {"linewidth": 0.7, "alpha": 0.5, "marker": "", "linestyle": "-"}
 MEGA = 1e6
@@ -260,6 +260,42 @@ def probed_curves(records: Records):
     return figure, table
 
 
+def with_sink(records: Records) -> dict[str, dict[int, Run]]:
+    """Arm -> its runs that have a learnable sink, and probes of it by head."""
+    found = {arm: {seed: run for seed, run in _done(records, arm).items()
+                   if not np.isnan(run.answer["heads"]["head_learned_sink_mass"]).all()} for arm in records}
+    return {arm: runs for arm, runs in found.items() if runs}
+
+
+@style.styled
+def sink_by_head(records: Records):
+    """(figure, table): what the learnable sink takes, and beside it token 0, by layer and head at the end of training, in
+    the attention that the layer does (fig:prelim-learnable-sink-vis). Seeds are averaged."""
+    arms = with_sink(records)
+    figure = style.new_figure(1.3 + 2.4 * len(arms))
+    panels = figure.subplots(len(arms), 2, sharex=True, sharey=True, squeeze=False)
+    rows = []
+    for arm, runs in arms.items():
+        heads = next(iter(runs.values())).answer["heads"]
+        masses = zip(*(masses_of(run.answer["heads"]) for run in runs.values()))
+        rows += [(arm, *row) for row in zip(heads["layer"].tolist(), heads["head"].tolist(),
+                                            *(np.mean(one, axis=0).tolist() for one in masses))]
+    table = Table.from_rows(("arm", "layer", "head", "learnable_sink", "token_0"), rows)
+    most = max(table["learnable_sink"].max(), table["token_0"].max())
+    for line, arm in zip(panels, arms):
+        own = table.where(arm=arm)
+        for axes, (name, label) in zip(line, (("learnable_sink", "learnable sink"), ("token_0", "token 0"))):
+            image = axes.imshow(own[name].reshape(int(own["layer"].max()) + 1, -1), cmap=style.MAGNITUDE, vmin=0, vmax=most,
+                                aspect="auto", interpolation="nearest")
+            axes.grid(False)
+            axes.set_title(f"{arm}: {label}", loc="left")
+            axes.locator_params(integer=True)
+    figure.supxlabel("query head")
+    figure.supylabel("layer")
+    figure.colorbar(image, ax=panels, location="top", aspect=40, pad=0.02).set_label("mean probability")
+    return figure, table
+
+
 def pictures(records: Records):
     """Name and (figure, table) of what the records have."""
     yield "pilot_loss", training_loss(records)
@@ -271,3 +307,5 @@ def pictures(records: Records):
     for arm in records:
         if any(run.parts("score_recall") for run in _done(records, arm).values()):
             yield f"pilot_index_{arm}", index_by_layer(records, arm)
+    if with_sink(records):
+        yield "pilot_sink_by_head", sink_by_head(records)

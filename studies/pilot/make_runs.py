@@ -24,7 +24,7 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
               attention="msa", old=False, heads=(), **options):
     """`loss` in all steps; `spike` the largest gradient norm, where all others are 1. `old`: as
     records were before the probe had local rate and far overlap. `heads`: the last look, of each head
-    its HEADS."""
+    its HEADS, two heads a layer."""
     path = folder / arm / f"seed-{seed}"
     path.mkdir(parents=True)
     summary = answer(
@@ -36,7 +36,8 @@ def write_run(folder, arm, seed, *, bits=2.0, recall=(0.0, 0.6, 0.9, 1.0), loss=
          "positions": ({"first_position": int, "end_position": int, "bits_per_byte": float},
                        [(0, 128, bits + 0.5), (128, 256, bits - 0.5)]),
          "files": ({"file": str, "bits_per_byte": float}, [("c", bits - 0.25), ("english", bits + 0.25)]),
-         "heads": (dict.fromkeys(HEADS, float), heads)})
+         "heads": ({"layer": int, "head": int, **dict.fromkeys(HEADS, float)},
+                   [(*divmod(number, 2), *values) for number, values in enumerate(heads)])})
     rows = []
     for place, step in enumerate(STEPS):
         rows += [(step, "train", "loss", "", loss),

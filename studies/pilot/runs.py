@@ -200,13 +200,17 @@ def chance_of_first_block(options: dict, neighbours: int = 0, chosen: float = 0.
     return float(np.mean(free / (seen - fixed)))
 
 
-def _of_heads(heads: results.Table) -> dict[str, float]:
-    """The share of heads that give more than ON_TOKEN of their probability to token 0, and to the
-    learnable sink, in the attention that their layer does; nothing for records without heads."""
-    shares = {}
+def masses_of(heads: results.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Of each head what the learnable sink gets, NaN without one, and token 0, in the attention that their layer does."""
     sparse, dense = heads["head_sink_mass_sparse"], heads["head_sink_mass_dense"]
-    for name, masses in (("heads on token 0", np.where(np.isnan(sparse), dense, sparse)),
-                         ("heads on the sink", heads["head_learned_sink_mass"])):
+    return heads["head_learned_sink_mass"], np.where(np.isnan(sparse), dense, sparse)
+
+
+def _of_heads(heads: results.Table) -> dict[str, float]:
+    """The share of heads that give more than ON_TOKEN of their probability to the learnable sink, and to token 0;
+    nothing for records without heads."""
+    shares = {}
+    for name, masses in zip(("heads on the sink", "heads on token 0"), masses_of(heads)):
         masses = masses[~np.isnan(masses)]
         if len(masses):
             shares[name] = float(np.mean(masses > ON_TOKEN))

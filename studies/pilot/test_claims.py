@@ -191,6 +191,22 @@ def test_heads_that_give_their_mass_to_one_place(made):
     assert "heads on token 0" not in records["msa"][1].values
 
 
+def test_the_learnable_sink_by_layer_and_head(made):
+    """The mean over seeds; beside it token 0, in the attention that the layer does."""
+    write_run(made, "sink", 1, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.2), (0.0, 0.0, 0.05)])
+    write_run(made, "sink", 2, heads=[(0.9, 0.5, 0.5), (0.9, 0.0, 0.3), (0.0, 0.0, 0.2), (0.0, 0.25, 0.15)])
+    write_run(made, "full-sink", 1, attention="full", heads=[(0.2, None, 0.125), (0.0, None, 0.25)])
+    figure, table = dict(figures.pictures(read_records(made)))["pilot_sink_by_head"]
+    assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == [
+        "full-sink: learnable sink", "full-sink: token 0", "sink: learnable sink", "sink: token 0"]
+    own = table.where(arm="sink")
+    np.testing.assert_allclose(own["learnable_sink"], [0.25, 0.3, 0.2, 0.1])
+    np.testing.assert_allclose(own["token_0"], [0.5, 0, 0, 0.125])
+    np.testing.assert_allclose(figure.axes[2].images[0].get_array(), [[0.25, 0.3], [0.2, 0.1]])
+    assert list(table.where(arm="full-sink").rows()) == [("full-sink", 0, 0, 0.125, 0.2), ("full-sink", 0, 1, 0.25, 0.0)]
+    assert "pilot_sink_by_head" not in dict(figures.pictures({"msa": read_records(made)["msa"]}))
+
+
 def test_a_run_that_never_learns_is_told(made):
     """ln 16 = 4 bits, half of what guessing pays."""
     write_run(made, "attached-w100", 1, loss=math.log(16) + 0.01, bits=6.0)

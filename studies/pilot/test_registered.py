@@ -233,6 +233,15 @@ def test_pictures_of_what_is_there(tmp_path):
     assert np.asarray(kinds["mean"])[2] == pytest.approx(0.02)  # blocks-32 on C, behind two of msa
 
 
+def test_the_sink_by_head_is_of_block_g_where_that_has_run(tmp_path):
+    for folder, seed, mass in (("before", 1, 0.125), ("now", 11, 0.5)):
+        write_run(tmp_path / folder, "sink", seed, heads=[(0.1, 0.1, mass)] * 4)
+    now, before = read_records(tmp_path / "now"), read_records(tmp_path / "before")
+    for records, mass in ((now, 0.5), ({}, 0.125)):
+        _, table = dict(answers.pictures(records, before))["pilot_sink_by_head"]
+        assert set(table["learnable_sink"]) == {mass}
+
+
 def test_the_page_has_the_numbers_of_the_records():
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("from studies/pilot/records_2 -->") == len(page_of.TABLES)
