@@ -49,7 +49,7 @@ Attention part_attention(Backend& backend, const KeyPart& part, const DecodeInpu
     Tensor<float, 3> out = backend.make<float, 3>({p.queries(), p.query_heads, p.head_dim});
     Tensor<float, 2> lse = backend.make<float, 2>({p.queries(), p.query_heads});
     const Tensor<int32_t, 3> here = backend.upload(ids.view());
-    backend.sparse_attention(p, {in.q, in.k, in.v, sinks}, here, {out.view(), lse});
+    backend.sparse_attention(p, {in.q, in.k, in.v, sinks, in.scales}, here, {out.view(), lse});
     return {backend.download(std::as_const(out).view()),
             backend.download(std::as_const(lse).view())};
 }

@@ -46,6 +46,7 @@ struct DecodeInput {
     In<3> q;                          // [Nq, Hq, dh]
     In<3> k, v;                       // [keys of the part, Hkv, dh]
     View<const float, 1> sinks = {};  // as in AttentionInput; counted once, by rank 0
+    OperandScales scales = {};        // of e4m3 q, k and v; a block is one of the part
 };
 
 /// On the host.

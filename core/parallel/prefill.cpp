@@ -20,6 +20,24 @@ AnyView<Void, Rank> rows_of(const AnyView<Void, Rank>& all, int64_t first, int64
             all.element(), all.space()};
 }
 
+/// The blocks whose first key is one of the chunk's own.
+KeyRange begun_blocks(const Chunk& chunk) {
+    const KeyRange own = chunk.own_keys;
+    const int64_t size = chunk.problem.block_size, first = ceil_div(own.first, size);
+    return {first, ceil_div(own.first + own.count, size) - first};
+}
+
+/// Of the first blocks; of none where there are no scales.
+View<const float, 2> scales_of(const std::optional<SharedRows<2>>& scales, int64_t blocks) {
+    if (!scales) return {};
+    return In<2>(scales->rows()).as<const float>().slice(0, blocks);
+}
+
+/// Scales [n, heads] of rows [first, first + count); those of all values as they are.
+View<const float, 2> scales_of_rows(View<const float, 2> scales, int64_t first, int64_t count) {
+    return scales.size() <= 1 ? scales : scales.slice(first, count);
+}
+
 /// Brings the keys of others' chunks, in the order of the sequence.
 class Fetching {
 public:
@@ -31,20 +49,21 @@ public:
         for (; next_ < end; ++next_) {
             const Chunk& chunk = plan_.chunks()[next_];
             if (chunk.rank == peers_.rank()) continue;
-            fetch(keys_.index_k, chunk);
-            fetch(keys_.k, chunk);
-            fetch(keys_.v, chunk);
+            fetch(keys_.index_k, chunk, chunk.own_keys);
+            fetch(keys_.k, chunk, chunk.own_keys);
+            fetch(keys_.v, chunk, chunk.own_keys);
+            if (keys_.k_scales) fetch(*keys_.k_scales, chunk, begun_blocks(chunk));
+            if (keys_.v_scales) fetch(*keys_.v_scales, chunk, begun_blocks(chunk));
         }
         peers_.await();
     }
 
 private:
     template <int Rank>
-    void fetch(const SharedRows<Rank>& rows, const Chunk& chunk) {
+    void fetch(const SharedRows<Rank>& rows, const Chunk& chunk, KeyRange own) {
         const int64_t each = rows.row_bytes();
-        if (chunk.own_keys.count > 0)
-            peers_.fetch(rows.memory(), chunk.rank, chunk.own_keys.first * each,
-                         chunk.own_keys.count * each);
+        if (own.count > 0)
+            peers_.fetch(rows.memory(), chunk.rank, own.first * each, own.count * each);
     }
 
     PeerCopies& peers_;
@@ -83,8 +102,12 @@ void prefill(PeerCopies& peers, const ZigZag& plan, const SelectionRule& rule,
             {rows_of(in.index_q, row, queries), rows_of(In<2>(keys.index_k.rows()), 0, seen)}, ids);
         backend.sparse_attention(
             p,
-            {rows_of(in.q, row, queries), rows_of(In<3>(keys.k.rows()), 0, seen),
-             rows_of(In<3>(keys.v.rows()), 0, seen), in.sinks},
+            {rows_of(in.q, row, queries),
+             rows_of(In<3>(keys.k.rows()), 0, seen),
+             rows_of(In<3>(keys.v.rows()), 0, seen),
+             in.sinks,
+             {scales_of_rows(in.q_scales, row, queries), scales_of(keys.k_scales, p.blocks()),
+              scales_of(keys.v_scales, p.blocks())}},
             ids, {rows_of(to.out, row, queries), to.lse.slice(row, queries)});
         row += queries;
     }
@@ -100,7 +123,13 @@ void gather(PeerCopies& peers, const ZigZag& plan, const SharedKeys& keys) {
 
 int64_t gathered_bytes(const ZigZag& plan, const SharedKeys& keys, int rank) {
     const int64_t row = keys.index_k.row_bytes() + keys.k.row_bytes() + keys.v.row_bytes();
-    return (plan.problem().queries() - plan.queries_of(rank)) * row;
+    const int64_t block = (keys.k_scales ? keys.k_scales->row_bytes() : 0) +
+                          (keys.v_scales ? keys.v_scales->row_bytes() : 0);
+    int64_t bytes = 0;
+    for (const Chunk& chunk : plan.chunks())
+        if (chunk.rank != rank)
+            bytes += chunk.own_keys.count * row + begun_blocks(chunk).count * block;
+    return bytes;
 }
 
 }  // namespace msa::parallel

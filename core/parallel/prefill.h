@@ -2,6 +2,8 @@
 // One layer's prefill over several ranks: queries in zig-zag chunks, keys gathered.
 #pragma once
 
+#include <optional>
+
 #include "core/parallel/peer_copies.h"
 #include "core/parallel/plan.h"
 
@@ -33,6 +35,9 @@ private:
 struct SharedKeys {
     SharedRows<2> index_k;  // [Nk, didx]
     SharedRows<3> k, v;     // [Nk, Hkv, dh]
+    /// [blocks, Hkv] f32, of e4m3 keys and values; absent: 1. The rank whose own key is the first
+    /// of a block has its scale.
+    std::optional<SharedRows<2>> k_scales = {}, v_scales = {};
 };
 
 /// Operands of one rank: n = ZigZag::queries_of(rank) rows, first its early chunk's, then its late
@@ -40,7 +45,8 @@ struct SharedKeys {
 struct PrefillInput {
     In<3> index_q;                    // [n, Hkv, didx]
     In<3> q;                          // [n, Hq, dh]
-    View<const float, 1> sinks = {};  // as in AttentionInput
+    View<const float, 1> sinks = {};     // as in AttentionInput
+    View<const float, 2> q_scales = {};  // [n, Hq] of e4m3 queries, or [1, 1]; absent: 1
 };
 
 /// Results of one rank, rows as in PrefillInput.
@@ -51,8 +57,8 @@ struct PrefillOutput {
 };
 
 /// Collective: index_select and sparse_attention for a rank's queries. The rank's own rows of
-/// `keys` must be written, and those before all queries. The other ranks' rows arrive chunk by
-/// chunk in sequence order; a chunk of queries starts as soon as all keys up to its end are there.
+/// `keys` must be written, and those before all queries, with their scales. The other ranks' rows
+/// arrive chunk by chunk in sequence order; a chunk of queries starts as soon as all keys up to its end are there.
 ///
 /// ids, out and lse equal those of one rank bit by bit if a query's result does not depend on the
 /// other queries of its call. That holds for cpu and reference, and for cuda if the chunks are long

@@ -321,7 +321,7 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                 kernel, form.cluster, static_cast<unsigned>(clusters * form.cluster), kThreads,
                 sizeof(S), stream, args, exchange != nullptr ? *exchange : RankExchange{});
         };
-        if constexpr (!kIsE4m3<T> && Dim < 256)
+        if constexpr (Dim < 256)
             if (exchange != nullptr) return run.template operator()<true, 1>();
         if (form.to_sm == 1) return run.template operator()<false, 1>();
         return run.template operator()<false, 2>();

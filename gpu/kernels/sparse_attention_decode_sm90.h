@@ -23,8 +23,8 @@ constexpr int kDecodeCluster = 8;  // thread blocks for a (query, group), at mos
 constexpr int64_t sparse_decode_clusters(int64_t queries, int64_t groups, int64_t group_size) {
     return queries * groups * ceil_div(group_size, kDecodeHeads);
 }
-/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3. With an exchange (not for e4m3),
-/// outputs are over the selected blocks of all ranks. A message has half of a head's channels:
+/// Operands of type T: __nv_bfloat16, __half or __nv_fp8_e4m3. With an exchange, outputs
+/// are over the selected blocks of all ranks. A message has half of a head's channels:
 /// [Nq, Hq, 2], kPartWords words each. All thread blocks must be on the chip at once: clusters
 /// times kDecodeCluster are at most kMostExchanging.
 template <typename T>

@@ -147,7 +147,9 @@ private:
         require_support(takes_index_select_sm90(
             shared_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
-        if (!is_half(in.q.element())) require_support(not_element(in.q.element(), "bf16 or f16"));
+        if (!is_half(in.q.element()) && in.q.element() != Element::e4m3)
+            require_support(not_element(in.q.element(), "bf16, f16 or e4m3"));
+        check_scales(p, in.scales, in.q.element(), in.k);
         if (!cuda::is_tuned_width(p.head_dim))
             require_support(cuda::not_tuned("the head dim", p.head_dim));
         require_support(takes_sparse_attention_tuned(
@@ -164,8 +166,8 @@ private:
         const Call call{problem_,        shared_.device, shared_.stream, &scratch_,
                         part_.visible(), &part_,         ahead,          nullptr};
         index_select_of_rank_sm90(call, rule_, {in.index_q, in.index_k}, ids, &candidates);
-        sparse_attention_tuned(call, {in.q, in.k, in.v}, own_ids_, {out, lse}, LoopOrder::automatic,
-                               &parts);
+        sparse_attention_tuned(call, {in.q, in.k, in.v, {}, in.scales}, own_ids_, {out, lse},
+                               LoopOrder::automatic, &parts);
     }
 
     PeerCopies& peers_;

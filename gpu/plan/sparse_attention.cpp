@@ -310,7 +310,7 @@ void sparse_attention_tuned(const Call& call, const AttentionInput& in, View<con
     const Problem wide = kernel_heads(call.problem);
     const SparsePlan plan(wide, ids.extent(2), in.q.element(), order, call.device);
     const bool padded = is_padded(call.problem);
-    MSA_CHECK(exchange == nullptr || (plan.decode && is_half(in.q.element()) && !padded));
+    MSA_CHECK(exchange == nullptr || (plan.decode && !padded));
     if (padded) return run_padded(call, wide, plan, in, ids, to);
     if (plan.decode) return run_decode(call, plan, in, ids, to, exchange);
     const CallNow now(call, in.k);

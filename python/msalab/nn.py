@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import rounding
 from . import torch as m
 from .operations import InputError, _positive
 from .selectors import Rule
@@ -85,9 +86,10 @@ class IndexBranch(nn.Module):
 
 def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, rule: Rule, cu,
                       *, sparse: bool, kl: bool = True, kl_full_support: bool = False, sinks=None,
-                      softmax_scale=None):
+                      softmax_scale=None, element: str | None = None):
     """Algorithm 1 behind its projections: (heads [N, Hq, dh], ids, kl). Not sparse, the warm-up: the Main
-    Branch attends to all visible keys, ids are None, and KL is over them. index_k [N, index_dim]."""
+    Branch attends to all visible keys, ids are None, and KL is over them. index_k [N, index_dim]. element: of
+    m.sparse_attention; the teacher of KL is attention at the rounded q and k."""
     packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
     main = {"sinks": sinks, "softmax_scale": softmax_scale, **packed}
     ids = index_lse = None
@@ -97,7 +99,9 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
             forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
         ids, index_lse = (found, None) if q.is_cuda else found  # on a GPU index_kl sorts the ids once, for its lse, too
         heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
-                                             return_softmax_lse=True, **main)
+                                             return_softmax_lse=True, element=element, **main)
+        if kl and element is not None:
+            q, k, _ = m.rounded(q, k, v, element, block_size=rule.block_size, **packed)
     else:
         heads, main_lse = m.dense_attention(q, k, v, return_softmax_lse=True, **main)
     if not kl:
@@ -125,6 +129,9 @@ class MSAttention(nn.Module):
     detach: no gradient through index_q and index_k into the input (eq:msa-detach).
     kl: the KL loss (eq:msa-kl); kl_full_support: over all visible keys after the warm-up, too.
 
+    element: "e4m3" or "e4m3:unscaled", in which the Main Branch has q, k and v after the warm-up, with the
+    gradient that msalab.torch.sparse_attention says; the teacher of KL is its attention at them.
+
     forward(x [N, dim], cu_seqlens=None, sparse=True) returns (y [N, dim], kl). x holds packed
     sequences, one without cu_seqlens. sparse=False is the warm-up: the Main Branch attends to all
     visible keys, and KL is over them. kl: a scalar, the mean over queries and groups, to be added
@@ -137,8 +144,10 @@ class MSAttention(nn.Module):
                  forced_first: int = 0, forced_local: int = 1, rotary_dim: int | None = None,
                  index_rotary: int | None = None, rope_theta: float = 1e5, index_norm: bool = True,
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
-                 kl_full_support: bool = False):
+                 kl_full_support: bool = False, element: str | None = None):
         super().__init__()
+        rounding.check_element(element)
+        self.element = element
         for name, value in (("dim", dim), ("query_heads", query_heads), ("kv_heads", kv_heads),
                             ("head_dim", head_dim), ("index_dim", index_dim)):
             _positive(name, value)
@@ -189,7 +198,7 @@ class MSAttention(nn.Module):
         rule = Rule(self.block_size, self.top_k, self.forced_first, self.forced_local)
         heads, ids, kl = select_and_attend(
             q, k, v, index_q, index_k[:, 0].contiguous(), rule, cu, sparse=sparse, kl=self.kl,
-            kl_full_support=self.kl_full_support,
+            kl_full_support=self.kl_full_support, element=self.element,
             sinks=None if self.sinks is None else self.sinks.float())
         y = self.o_proj(heads.flatten(1))
         if self.value_head:

@@ -683,7 +683,8 @@ def sparse_attention(q: Any, k: Any, v: Any, ids: Any, *, scales: Any = None, so
     [blocks of all sequences, Hkv], of keys in pages [pages, Hkv], where pages are whole blocks; or [1, 1], of all
     values. store_e4m3 gives both. A scale lies from 2^-40 to 2^40: on the CPU others, 0 and NaN raise InputError
     that says which; on a GPU values are not checked. The NaN of e4m3 (bytes 0x7f and 0xff) is as any other NaN. Such
-    operands have no gradient; other operations and other dtypes beside them are refused.
+    operands have no gradient (msalab.torch.sparse_attention has one of wider operands that it rounds to e4m3);
+    other operations and other dtypes beside them are refused.
 
     >>> q8, k8, v8, scales = store_e4m3(q, k, v, block_size=64)
     >>> coarse = sparse_attention(q8, k8, v8, ids, scales=scales, block_size=64)

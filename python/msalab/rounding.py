@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,34 @@ def block_numbers(cu_seqlens_k, block_size: int, device=None) -> tuple[Tensor, i
         parts.append(torch.arange(end - begin, device=device) // block_size + blocks)
         blocks += -(-(end - begin) // block_size)
     return torch.cat(parts), blocks
+
+
+class Stored(NamedTuple):
+    """Operands of sparse_attention in e4m3, float8_e4m3fn, with their scales of float32 or None, without which they are 1."""
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scales: tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def stored(q: Tensor, k: Tensor, v: Tensor, element: str, numbers: tuple[Tensor, int] | None) -> Stored:
+    """q [Nq, Hq, dh], k and v [Nk, Hkv, dh] in one of ELEMENTS; no gradient passes. numbers: of SCALED, block_numbers()."""
+    q, k, v = q.detach(), k.detach(), v.detach()
+    q, q_scales = rows_in_e4m3(q)
+    if element == UNSCALED:
+        return Stored(q, nearest(k), nearest(v), (q_scales, None, None))
+    (k, k_scales), (v, v_scales) = (blocks_in_e4m3(heads, *numbers) for heads in (k, v))
+    return Stored(q, k, v, (q_scales, k_scales, v_scales))
+
+
+def read(of: Stored, cu_seqlens_k, block_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The values that stored() q, k and v stand for, e4m3 times scale in float32, rounded to the dtype."""
+    q_scales, k_scales, v_scales = of.scales
+    if k_scales is not None:
+        numbers, _ = block_numbers(cu_seqlens_k, block_size, of.k.device)
+        k_scales, v_scales = k_scales[numbers], v_scales[numbers]
+    return tuple((values.float() if scales is None else values.float() * scales[..., None]).to(dtype)
+                 for values, scales in ((of.q, q_scales), (of.k, k_scales), (of.v, v_scales)))
 
 
 def rows_in_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:

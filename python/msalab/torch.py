@@ -10,8 +10,9 @@ the same names in `msalab`.
 
 On the CPU operands are float32, on CUDA float32, bfloat16 or float16; those of index_scores and
 index_select may be int8, with scales (msalab.store_int8), and those of sparse_attention float8_e4m3fn
-(msalab.store_e4m3), without a gradient. There is no gradient through
-ids, lse, nor into the teacher of index_kl, which is what the paper trains with.
+(msalab.store_e4m3), without a gradient. With element="e4m3" sparse_attention rounds its operands itself
+and has one. There is no gradient through ids, lse, nor into the teacher of index_kl, which is what the
+paper trains with.
 
 On CUDA a call takes its turn in PyTorch's current stream and waits for nothing; its workspace is
 PyTorch's memory. Values are not checked there: ids must keep the rules of sparse_attention. Give
@@ -35,7 +36,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import operations
+from . import operations, rounding
 from .operations import InputError, check_pages, integers, layout  # noqa: F401
 
 __all__ = ["InputError", "append", "block_mass", "check_pages", "dense_attention", "index_kl", "index_scores",
@@ -195,8 +196,6 @@ def _save_attention(ctx, name, tensors, window, softcap, output):
     ctx.refusal = None
     if window is not None or softcap is not None:
         ctx.refusal = f"{name} with a window or a soft cap has no gradient"
-    if tensors[0].dtype is torch.float8_e4m3fn:
-        ctx.refusal = f"{name} of e4m3 operands has no gradient"
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, *output)
@@ -245,6 +244,9 @@ _dense_grad = _Operator(
 def _save_sparse(ctx, inputs, output):
     q, k, v, ids, sinks, _, _, _, ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs
     _save_attention(ctx, "sparse_attention", (q, k, v, ids, sinks), window, softcap, output)
+    if q.dtype is torch.float8_e4m3fn:
+        ctx.refusal = ("sparse_attention of e4m3 operands has no gradient; that of wider ones has, with "
+                       f"element={rounding.SCALED!r}")
 
 
 def _backward_sparse(ctx, d_out, _):
@@ -261,6 +263,42 @@ _sparse = _Operator(
     "Tensor? v_scales, float? scale, SymInt? window, float? softcap, SymInt block_size, str order, "
     "SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
     8, operations._sparse, _fake_attention, _save_sparse, _backward_sparse)
+
+
+def _compute_rounded(q, k, v, ids, sinks, q_scales, k_scales, v_scales, of_q, of_k, of_v, *others):
+    return operations._sparse(q, k, v, ids, sinks, q_scales, k_scales, v_scales, *others)
+
+
+def _save_rounded(ctx, inputs, output):
+    ctx.scale, window, softcap, ctx.block_size, _, *ctx.lengths = inputs[11:]
+    ctx.dtypes = [one.dtype for one in inputs[8:11]]
+    _save_attention(ctx, "sparse_attention", inputs[:8], window, softcap, output)
+
+
+def _backward_rounded(ctx, d_out, _):
+    """At the numbers that e4m3 and scales stand for, in the type of the kernel's output."""
+    _refuse(ctx)
+    q, k, v, ids, sinks, *scales, out, lse = ctx.saved_tensors
+    read = rounding.read(rounding.Stored(q, k, v, tuple(scales)), _key_ends(k, *ctx.lengths), ctx.block_size,
+                         out.dtype)
+    *found, d_sinks = _sparse_grad(*read, ids, sinks, out, lse, d_out, ctx.scale, ctx.block_size, "automatic",
+                                   *ctx.lengths)
+    found = (one.to(dtype) for one, dtype in zip(found, ctx.dtypes))
+    return (None,) * 4 + (None if sinks is None else d_sinks,) + (None,) * 3 + (*found,) + (None,) * 7
+
+
+def _key_ends(k, cu_q, cu_k):
+    ends = cu_q if cu_k is None else cu_k
+    return [0, len(k)] if ends is None else ends
+
+
+# sparse_attention of e4m3 operands, and of_q, of_k and of_v, of which they were rounded and which get the gradient.
+_rounded = _Operator(
+    "sparse_attention_rounded",
+    "(Tensor q, Tensor k, Tensor v, Tensor ids, Tensor? sinks, Tensor? q_scales, Tensor? k_scales, "
+    "Tensor? v_scales, Tensor of_q, Tensor of_k, Tensor of_v, float? scale, SymInt? window, float? softcap, "
+    "SymInt block_size, str order, SymInt[]? cu_q, SymInt[]? cu_k) -> (Tensor, Tensor)",
+    11, _compute_rounded, _fake_attention, _save_rounded, _backward_rounded)
 
 
 def _compute_sparse_grad(q, k, v, ids, sinks, out, lse, d_out, scale, block_size, order, cu_q,
@@ -469,18 +507,75 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
                      softcap: float | None = None, block_size: int = 128, order: str = "automatic",
                      out: Tensor | None = None, lse: Tensor | None = None, page_table: Tensor | None = None,
                      seqused_k: Any = None, max_seqlen_k: int | None = None, validate: bool = False,
-                     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Any:
+                     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, element: str | None = None) -> Any:
     """msalab.sparse_attention on tensors, with gradients of q, k, v and sinks; with a window or
     a soft cap, or of e4m3 operands with their scales, without one. The gradient takes a loop order
     of its own. Keys in pages, and results that go to out or lse, have no gradient, and compilers do
-    not see such a call."""
-    if validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None):
+    not see such a call.
+
+    element: "e4m3" rounds q, k and v, of float32, bfloat16 or float16 on any device, to e4m3 with the
+    scales that msalab.store_e4m3 gives; "e4m3:unscaled" gives k and v none, and beyond 448 they become
+    448. Attention is then that of e4m3 operands; out has the type of q. It may be trained: the gradient is
+    that of attention at the rounded numbers, e4m3 times scale, and passes straight through the rounding,
+    as if each number were what it became, and a scale a constant. So what became 448 gets a gradient like
+    any other; a NaN stays one, and has the gradient that it has without rounding. The backward pass takes
+    out and lse of the forward pass and is sparse_attention's, in bfloat16 on a GPU, to which the rounded
+    numbers are rounded once more, and in float32 on the CPU; it rounds no probabilities. Gradients have
+    the types of q, k and v. A compiler needs cu_seqlens in lists. Keys in pages, scales, out, lse and
+    validate are refused beside element."""
+    served = validate or not (page_table is seqused_k is max_seqlen_k is out is lse is None)
+    if element is not None:
+        if served or scales is not None:
+            raise InputError("element rounds packed operands and makes their scales: scales, out, lse, validate and keys "
+                             "in pages are not taken beside it")
+        rounding.check_element(element)
+        cu_seqlens_q, cu_seqlens_k = (cu if cu is None else integers(name, cu) for name, cu in (
+            ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
+        if not torch.compiler.is_compiling():
+            operations._problem(None, cu_seqlens_q, cu_seqlens_k, q, k, None, None, block_size, softmax_scale, None,
+                                window, softcap)
+        stored = _stored(q, k, v, element, cu_seqlens_q, cu_seqlens_k, block_size)
+        return attend_rounded(q, k, v, ids, stored, softmax_scale=softmax_scale, sinks=sinks, window=window,
+                              return_softmax_lse=return_softmax_lse, softcap=softcap, block_size=block_size, order=order,
+                              cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if served:
         pages = operations._Pages(page_table, seqused_k, max_seqlen_k, validate)
         found = _serve(operations._sparse, q, k, v, ids, sinks, *operations._triple(scales), softmax_scale, window,
                        softcap, block_size, order, cu_seqlens_q, cu_seqlens_k, None, "auto", out, lse, pages)
         return found if return_softmax_lse else found[0]
     out, lse = _sparse(q, k, v, ids, sinks, *operations._triple(scales), softmax_scale, window, softcap, block_size,
                        order, cu_seqlens_q, cu_seqlens_k)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _stored(q, k, v, element, cu_q, cu_k, block_size):
+    for name, one in (("q", q), ("k", k), ("v", v)):
+        if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise InputError(f"{name} is {one.dtype}, must be float32, bfloat16 or float16 to be rounded to {element}")
+    if v.shape != k.shape:
+        raise InputError(f"v has shape {list(v.shape)}, must be that of k = {list(k.shape)}")
+    ends, numbers = _key_ends(k, cu_q, cu_k), None
+    if ends[-1] != len(k):
+        raise InputError(f"k has {len(k)} tokens, must have the {ends[-1]} of cu_seqlens_k")
+    if element == rounding.SCALED:
+        numbers = rounding.block_numbers(ends, block_size, k.device)
+    return rounding.stored(q, k, v, element, numbers)
+
+
+@torch.no_grad()
+def rounded(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu_seqlens_q=None, cu_seqlens_k=None):
+    """What sparse_attention with an element reads, e4m3 times scale, in the type of q."""
+    stored = _stored(q, k, v, element, cu_seqlens_q, cu_seqlens_k, block_size)
+    return rounding.read(stored, _key_ends(k, cu_seqlens_q, cu_seqlens_k), block_size, q.dtype)
+
+
+def attend_rounded(q, k, v, ids, stored: rounding.Stored, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
+                   window=None, softcap=None, block_size=128, order="automatic", cu_seqlens_q=None, cu_seqlens_k=None):
+    """sparse_attention with an element, of q, k and v that rounding.stored() has made `stored` of."""
+    *values, scales = stored
+    out, lse = _rounded(*values, ids, sinks, *scales, q, k, v, softmax_scale, window, softcap, block_size, order,
+                        cu_seqlens_q, cu_seqlens_k)
+    out = out.to(q.dtype)
     return (out, lse) if return_softmax_lse else out
 
 

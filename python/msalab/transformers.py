@@ -306,8 +306,8 @@ def configure(model: Any, selector: str | Callable[..., Tensor] | None = None, b
     index_keys: "int8", how an Index Branch, and with it a cache, has its keys; None: as the model has its own.
     element: "e4m3" rounds queries, keys and values of the layers that select, behind their selection, to e4m3: with a scale
     of each row and head of q, and of each block and group of k and of v, all of whose tokens decide it. "e4m3:unscaled":
-    k and v have none, and beyond 448 they are 448. None: as the model has them. There is no gradient. A Cache holds k and
-    v without scales alone.
+    k and v have none, and beyond 448 they are 448. None: as the model has them. The gradient passes straight through the
+    rounding, as msalab.torch.sparse_attention says. A Cache holds k and v without scales alone.
     Returns the layers that select. InputError where a layer cannot."""
     parts = {"block_size": block_size, "top_k": top_k, "forced_first": forced_first,
              "forced_local": forced_local}
@@ -665,10 +665,8 @@ def _attention_packed(layer, call, query, key, value, attention_mask, block_indi
                                  k[cu_k[row]:cu_k[row + 1]].detach(), layer.rule, **given)
                 for row in range(len(spans))])
             layer.ids = (ids, lengths) if layer.shares else None
-        scales = None
-        if layer.element is not None:
-            q, k, v, scales = _in_e4m3(layer, q, k, v, attention_mask)
-        out = _attended(q, k, v, ids, scales=scales, block_size=layer.rule.block_size, **given, **lengths)
+        stored = None if layer.element is None else _in_e4m3(layer, q, k, v, attention_mask)
+        out = _attended(q, k, v, ids, stored, block_size=layer.rule.block_size, **given, **lengths)
     if layer.observe is not None:
         layer.observe(layer.number, ids)
     return _unpacked(out.to(query.dtype), query, attention_mask, cu_q)
@@ -704,33 +702,32 @@ def _in_window(q, k, v, window: int, scale: float | None) -> Tensor:
     return torch.cat([attend(q[:1], k[:1], v[:1], is_causal=True), rest]).transpose(1, 2).flatten(0, 1)[:tokens]
 
 
-def _attended(q, k, v, ids, **how) -> Tensor:
+def _attended(q, k, v, ids, stored: rounding.Stored | None = None, **how) -> Tensor:
     """m.sparse_attention. On a GPU more blocks than its tuned kernels take are attended to in parts, whose softmaxes are
     joined, in a type that these kernels have: out differs by the rounding of the parts to its type."""
-    if (ids.shape[-1] <= AT_ONCE or q.dtype is torch.float32 or how["softcap"] is not None
+    if (ids.shape[-1] <= AT_ONCE or (q.dtype is torch.float32 and stored is None) or how["softcap"] is not None
             or not _may_be_cut(q, k, v, how["sinks"])):
-        return m.sparse_attention(q, k, v, ids, **how)
-    return _attended_in_parts(q, k, v, ids, AT_ONCE, **how)
+        return _attend(q, k, v, ids, stored, **how)
+    return _attended_in_parts(q, k, v, ids, AT_ONCE, stored=stored, **how)
+
+
+def _attend(q, k, v, ids, stored=None, **how):
+    """By what q, k and v are stored as."""
+    return m.sparse_attention(q, k, v, ids, **how) if stored is None else m.attend_rounded(q, k, v, ids, stored, **how)
 
 
 def _attended_in_parts(q, k, v, ids, at_once: int, **how) -> Tensor:
-    parts = [m.sparse_attention(q, k, v, part.contiguous(), return_softmax_lse=True, **how)
-             for part in ids.split(at_once, -1)]
+    parts = [_attend(q, k, v, part.contiguous(), return_softmax_lse=True, **how) for part in ids.split(at_once, -1)]
     lse = torch.stack([lse for _, lse in parts])
     shares = torch.where(lse.isneginf().all(0), 0.0, torch.softmax(lse, 0))  # of a query without a block
     return sum(out.float() * share[..., None] for (out, _), share in zip(parts, shares)).to(parts[0][0].dtype)
 
 
-def _in_e4m3(layer, q, k, v, mask: Spans):
-    """What sparse_attention takes of these, and the scales."""
-    _require(not (torch.is_grad_enabled() and q.requires_grad), f"element {layer.element} has no gradient: call the model "
-             "under torch.no_grad()")
-    q, q_scales = rounding.rows_in_e4m3(q)
-    if layer.element == rounding.UNSCALED:
-        return q, rounding.nearest(k), rounding.nearest(v), (q_scales, None, None)
-    numbers = mask.once(_block_numbers, layer.rule.block_size, k.device)
-    (k, k_scales), (v, v_scales) = (rounding.blocks_in_e4m3(heads, *numbers) for heads in (k, v))
-    return q, k, v, (q_scales, k_scales, v_scales)
+def _in_e4m3(layer, q, k, v, mask: Spans) -> rounding.Stored:
+    numbers = None
+    if layer.element == rounding.SCALED:
+        numbers = mask.once(_block_numbers, layer.rule.block_size, k.device)
+    return rounding.stored(q, k, v, layer.element, numbers)
 
 
 def _block_numbers(mask: Spans, block_size: int, device):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""sparse_attention of e4m3 operands and their scales, on arrays of numpy and tensors of PyTorch: beside the reference
-in doubles on the numbers that they stand for, within the bound of msalab.conform.bounds."""
+"""sparse_attention of e4m3 operands and their scales, on arrays of numpy and tensors of PyTorch, and its gradient straight
+through the rounding: beside the reference in doubles on the numbers that they stand for, within the bounds of
+msalab.conform.bounds."""
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import pytest
 pytest.importorskip("msalab._msalab")
 
 import msalab  # noqa: E402
+from msalab.conform import bounds  # noqa: E402
 from msalab.conform.bounds import attention_bounds  # noqa: E402
-from msalab.conform.reference import e4m3  # noqa: E402
+from msalab.conform.reference import Reference, e4m3  # noqa: E402
 
 HQ, HKV, DH, BK = 4, 2, 16, 8
 # Square, without queries, without queries and keys, a chunk behind a prefix; blocks of 1 to 8 keys.
@@ -305,3 +307,249 @@ def test_tensors_that_are_not_supported_are_refused_by_name(tensors, ids):
     with pytest.raises(NotImplementedError, match="e4m3"):
         msalab.sparse_attention_grad(*values, rows, torch.zeros(29, HQ, DH), torch.zeros(29, HQ),
                                      torch.zeros(29, HQ, DH), **CALL)
+
+
+ELEMENTS = pytest.mark.parametrize("element", ["e4m3", "e4m3:unscaled"])
+NAMES = ("q", "k", "v", "sinks")
+
+
+def leaves_of(floats, torch, device="cpu", dtype=None):
+    sinks = np.linspace(-2, 2, HQ).astype(np.float32)
+    made = {name: torch.from_numpy(one).to(device) for name, one in zip(NAMES, (*floats, sinks))}
+    return {name: (one if name == "sinks" else one.to(dtype)).requires_grad_() for name, one in made.items()}
+
+
+def values_of(leaves, element):
+    """q, k and v in doubles, as e4m3 and scales stand for them."""
+    torch = pytest.importorskip("torch")
+    floats = [leaves[name].detach().float().cpu() for name in "qkv"]
+    *stored, scales = msalab.store_e4m3(*(one.numpy() for one in floats), block_size=BK, **PACKED)
+    if element == "e4m3":
+        return [np.float64(one) for one in read(*stored, scales)]
+    near = [one.clamp(-448, 448).to(torch.float8_e4m3fn).double().numpy() for one in floats]
+    return [np.float64(read(*stored, scales)[0]), *near[1:]]
+
+
+def exact_gradient(leaves, values, ids, d_out):
+    """name -> (gradient, the size that its error is in units of) of sum(out d_out) at these values."""
+    given = {**dict(zip("qkv", values)), "sinks": np.linspace(-2, 2, HQ), "ids": ids, "block_size": BK, "top_k": 3,
+             "softmax_scale": DH ** -0.5, "cu_seqlens_q": np.array(CU_Q), "cu_seqlens_k": np.array(CU_K), "d_out": d_out}
+    found = Reference().attend(given)
+    mean = {**given, "v": np.abs(given["v"])}
+    seen = np.isfinite(found["lse"])
+    weight = np.where(seen, np.exp(given["sinks"] - np.where(seen, found["lse"], 0)), 0)
+    size = weight * np.einsum("ihd,ihd->ih", np.abs(d_out), Reference().attend(mean)["out"])
+    gradient = {name: (found[f"d_{name}"], found[f"d_{name}_size"][..., None]) for name in "qkv"}
+    gradient["sinks"] = -(weight * (found["out"] * d_out).sum(-1)).sum(0), 2 * size.sum(0)
+    return gradient, given
+
+
+def are_near(found, expected, share, precision="float32"):
+    return all((np.abs(one.detach().double().cpu().numpy() - gradient)
+                <= share * size + bounds.stored(precision, np.abs(gradient))).all()
+               for one, (gradient, size) in zip(found, expected.values()))
+
+
+def gradients_of(leaves, ids, d_out, element, **changes):
+    import msalab.torch as m
+    torch = pytest.importorskip("torch")
+    options = {"sinks": leaves["sinks"], "element": element, **CALL, **changes}
+    out = m.sparse_attention(*(leaves[name] for name in "qkv"), ids, **options)
+    return out, torch.autograd.grad(out, list(leaves.values()), torch.from_numpy(d_out).to(out))
+
+
+@pytest.fixture(scope="module")
+def d_out():
+    return np.random.default_rng(14).standard_normal((29, HQ, DH)).astype(np.float32)
+
+
+@ELEMENTS
+def test_with_an_element_attention_is_that_of_stored_operands(floats, stored, ids, element):
+    torch = pytest.importorskip("torch")
+    import msalab.torch as m
+    leaves, rows = leaves_of(floats, torch), torch.from_numpy(ids)
+    q, k, v = (leaves[name] for name in "qkv")
+    found = m.sparse_attention(q, k, v, rows, element=element, return_softmax_lse=True, **CALL)
+    q8, k8, v8 = (torch.from_numpy(one).view(torch.float8_e4m3fn) for one in stored[:3])
+    scales = tuple(map(torch.from_numpy, stored[3]))
+    if element == "e4m3:unscaled":
+        k8, v8 = (one.detach().clamp(-448, 448).to(torch.float8_e4m3fn) for one in (k, v))
+        scales = scales[0], None, None
+    for one, other in zip(found, m.sparse_attention(q8, k8, v8, rows, scales=scales, return_softmax_lse=True, **CALL)):
+        assert torch.equal(one, other)
+    assert found[0].requires_grad and not found[1].requires_grad
+
+
+@ELEMENTS
+def test_the_gradient_is_that_at_the_rounded_numbers(floats, ids, d_out, element):
+    torch = pytest.importorskip("torch")
+    leaves, rows = leaves_of(floats, torch), torch.from_numpy(ids)
+    expected, given = exact_gradient(leaves, values_of(leaves, element), ids, d_out)
+    share = bounds.gradient_share(given, "float32", False)
+    out, found = gradients_of(leaves, rows, d_out, element)
+    assert out.dtype is torch.float32 and are_near(found, expected, share)
+    # That at other numbers is further away: unrounded, and rounded otherwise.
+    for wrong in ({"element": None}, {"element": {"e4m3": "e4m3:unscaled", "e4m3:unscaled": "e4m3"}[element]}):
+        assert not are_near(gradients_of(leaves, rows, d_out, **{"element": element} | wrong)[1], expected, share)
+
+
+@pytest.mark.parametrize("at, fault", [(0, lambda one: one.flip(1)), (1, lambda one: one.roll(1, 0)),
+                                       (2, lambda one: one.roll(1, 0))],
+                         ids=["q's of other heads", "k's one block on", "v's one block on"])
+def test_other_scales_of_the_gradient_are_caught(floats, ids, d_out, at, fault, monkeypatch):
+    """The CPU compares out and lse of the forward pass with what it is given."""
+    torch = pytest.importorskip("torch")
+    from msalab import rounding
+    right = rounding.read
+
+    def wrong(of, *how):
+        return right(of._replace(scales=tuple(fault(one) if n == at else one for n, one in enumerate(of.scales))), *how)
+    monkeypatch.setattr(rounding, "read", wrong)
+    with pytest.raises(msalab.InputError, match="it is not of this input"):
+        gradients_of(leaves_of(floats, torch), torch.from_numpy(ids), d_out, "e4m3")
+
+
+@ELEMENTS
+def test_finite_differences_at_the_rounded_numbers(floats, ids, d_out, element):
+    """Of the loss in doubles, along the gradient of q, of k and of v; the bound of its curvature is
+    attention_difference_bound of core/gradient_tolerance.h, of all rows."""
+    torch = pytest.importorskip("torch")
+    leaves, step = leaves_of(floats, torch), 2.0 ** -20
+    values = values_of(leaves, element)
+    expected, given = exact_gradient(leaves, values, ids, d_out)
+    _, found = gradients_of(leaves, torch.from_numpy(ids), d_out, element)
+    share = bounds.gradient_share(given, "float32", False)
+
+    def loss(at, values):
+        return (Reference().attend({**given, **{"qkv"[at]: values}, "d_out": d_out})["out"] * d_out).sum()
+    largest = [np.linalg.norm(one, axis=2).max() for one in values]
+    for at, one in enumerate(values):
+        gradient, size = expected["qkv"[at]]
+        direction = gradient / np.abs(gradient).max()
+        difference = (loss(at, one + step * direction) - loss(at, one - step * direction)) / (2 * step)
+        other = largest[1 - at] if at < 2 else 0
+        slope = DH ** -0.5 * other * np.linalg.norm(direction, axis=2).max()
+        most = largest[2] * np.linalg.norm(d_out, axis=2).max()
+        logit = DH ** -0.5 * largest[0] * largest[1]
+        curved = 29 * HQ * (step ** 2 / 6 * 64 * most * slope ** 3 + 2.0 ** -52 * most * (logit + 100) / step)
+        off = (share * size * np.abs(direction)).sum() + 2.0 ** -24 * (gradient * direction).sum()
+        along = (found[at].double().numpy() * direction).sum()
+        assert abs(along - difference) <= curved + off < 0.1 * abs(difference)
+
+
+def test_the_gradient_passes_what_became_448_and_stops_at_no_nan(floats, ids):
+    torch = pytest.importorskip("torch")
+    import msalab.torch as m
+    q, k, v = (torch.from_numpy(one.copy()) for one in floats)
+    k[0, 0, 0], k[1, 0, 0], v[2, 1, 1], k[19, 0, 3] = 1e4, -torch.inf, torch.inf, torch.nan
+    leaves, rows = [one.requires_grad_() for one in (q, k, v)], torch.from_numpy(ids)
+    ended = [one.detach().clamp(-448, 448).requires_grad_() for one in leaves]
+    for some in (leaves, ended):
+        m.sparse_attention(*some, rows, element="e4m3:unscaled", **CALL).square().sum().backward()
+    for one, other in zip(leaves, ended):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+    assert leaves[1].grad[0, 0, 0] != 0 and leaves[2].grad[2, 1, 1] != 0
+    assert leaves[0].grad[19, :2].isnan().all()  # which alone sees the NaN
+    assert leaves[0].grad[:19].isfinite().all() and leaves[0].grad[20:].isfinite().all()
+
+
+def test_types_transforms_and_compilers_of_the_gradient(floats, ids, d_out):
+    torch = pytest.importorskip("torch")
+    import msalab.torch as m
+    leaves, rows = leaves_of(floats, torch, dtype=torch.bfloat16), torch.from_numpy(ids)
+    out, found = gradients_of(leaves, rows, d_out, "e4m3")
+    assert out.dtype is torch.bfloat16 and [one.dtype for one in found] == [torch.bfloat16] * 3 + [torch.float32]
+    wide = {name: one.detach().float().requires_grad_() for name, one in leaves.items()}
+    exact = gradients_of(wide, rows, torch.from_numpy(d_out).bfloat16().float().numpy(), "e4m3")
+    for one, other in zip((out, *found), (exact[0], *exact[1])):
+        assert torch.equal(one, other.to(one.dtype))
+
+    def loss(q, k=wide["k"], v=wide["v"], cu=PACKED):
+        return (m.sparse_attention(q, k, v, rows, element="e4m3", block_size=BK, sinks=wide["sinks"], **cu)
+                * torch.from_numpy(d_out)).sum()
+    own = torch.autograd.grad(loss(wide["q"]), [wide[name] for name in NAMES])
+    assert torch.equal(torch.func.grad(loss)(wide["q"].detach()), own[0])
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for some in (loss(wide["q"], cu={name: torch.tensor(one) for name, one in PACKED.items()}), compiled(wide["q"])):
+        for one, other in zip(torch.autograd.grad(some, [wide[name] for name in NAMES]), own):
+            assert torch.equal(one, other)
+    with pytest.raises(msalab.InputError, match="sparse_attention_rounded has no derivative in forward mode"):
+        torch.func.jvp(loss, (wide["q"].detach(),), (wide["q"].detach(),))
+    first = torch.autograd.grad(loss(wide["q"]), wide["q"], create_graph=True)[0]
+    with pytest.raises(msalab.InputError, match="a gradient of attention has no gradient of its own"):
+        first.sum().backward()
+    with torch.no_grad():
+        stored = m._stored(*(wide[name] for name in "qkv"), "e4m3", CU_Q, CU_K, BK)
+    torch.library.opcheck(torch.ops.msalab.sparse_attention_rounded.default, (
+        *stored[:3], rows, wide["sinks"], *stored.scales, *(wide[name] for name in "qkv"), None, None, None, BK, "automatic",
+        CU_Q, CU_K), test_utils=("test_autograd_registration", "test_faketensor"))
+
+
+def test_what_an_element_does_not_go_with_is_refused_by_name(floats, stored, ids):
+    torch = pytest.importorskip("torch")
+    import msalab.torch as m
+    q, k, v = map(torch.from_numpy, floats)
+    rows = torch.from_numpy(ids)
+
+    def refused(said, *operands, **options):
+        with pytest.raises(msalab.InputError, match=said):
+            m.sparse_attention(*operands, rows, **{"element": "e4m3", **CALL, **options})
+    refused(r"element is e4m2 \(did you mean 'e4m3'\?\)", q, k, v, element="e4m2")
+    for options in ({"scales": (None, None, None)}, {"out": torch.empty(29, HQ, DH)}, {"validate": True}):
+        refused("scales, out, lse, validate and keys in pages are not taken beside it", q, k, v, **options)
+    q8 = torch.from_numpy(stored[0]).view(torch.float8_e4m3fn)
+    refused("q is torch.float8_e4m3fn, must be float32, bfloat16 or float16 to be rounded to e4m3", q8, k, v)
+    refused(r"v has shape \[65, 2, 16\], must be that of k = \[66, 2, 16\]", q, k, v[:65])
+    refused(r"q has shape \[29, 64\], must be \[Nq, Hq, dh\]", q.flatten(1), k, v)
+    refused("k has 65 tokens, must have the 66 of cu_seqlens_k", q, k[:65], v[:65])
+    refused(r"q has shape \[28, 4, 16\], must be \[Nq, Hq, dh\] = \[29, 4, 16\]", q[:28], k, v)
+    q.requires_grad_()
+    with pytest.raises(msalab.InputError, match="sparse_attention with a window or a soft cap has no gradient"):
+        m.sparse_attention(q, k, v, rows, element="e4m3", window=9, **CALL).sum().backward()
+
+
+@ELEMENTS
+@pytest.mark.parametrize("width, block_size", [(128, 128), (64, 64)])
+def test_on_a_gpu_the_gradient_is_sparse_attentions_in_bfloat16(element, width, block_size):
+    """To the bit, of what kernels of e4m3 gave; and near that in doubles at the rounded numbers."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    import msalab.torch as m
+    tokens, groups, heads = 1000, 2, 8
+    draw = torch.Generator().manual_seed(16)
+    q, k, v, d_out = (torch.randn(tokens, count, width, generator=draw).to("cuda", torch.bfloat16).requires_grad_()
+                      for count in (heads, groups, groups, heads))
+    index_q, index_k = torch.randn(tokens, groups, 64, generator=draw), torch.randn(tokens, 64, generator=draw)
+    cu = {"cu_seqlens_q": [0, 300, tokens], "cu_seqlens_k": [0, 300, tokens]}
+    call = {"block_size": block_size, **cu}
+    rows = m.index_select(index_q, index_k, 4, **call).cuda()
+    out = m.sparse_attention(q, k, v, rows, element=element, **call)
+    assert "e4m3" in element and m.operations.backend_of(q).answered_by.startswith("sparse_attention")
+    found = torch.autograd.grad(out, (q, k, v), d_out)
+    stored = m._stored(q, k, v, element, *cu.values(), block_size)
+    own, lse = m.sparse_attention(*stored[:3], rows, scales=stored.scales, return_softmax_lse=True, **call)
+    assert torch.equal(own, out)
+    blocks = torch.cat([torch.arange(300) // block_size, torch.arange(tokens - 300) // block_size
+                        + -(-300 // block_size)]).cuda()
+    of_q, of_k, of_v = stored.scales
+    numbers = [stored.q.float() * of_q[..., None], *(
+        one.float() * (1 if of is None else of[blocks][..., None]) for one, of in ((stored.k, of_k), (stored.v, of_v)))]
+    with torch.no_grad():
+        own = msalab.sparse_attention_grad(*(one.bfloat16() for one in numbers), rows, out, lse, d_out, **call)
+    for one, other in zip(found, own):
+        assert one.dtype is torch.bfloat16 and torch.equal(one, other)
+    given = {**{name: one.double().cpu().numpy() for name, one in zip("qkv", numbers)}, "ids": rows.cpu().numpy(),
+             "block_size": block_size, "top_k": 4, "softmax_scale": width ** -0.5,
+             **{name: np.array(one) for name, one in cu.items()}, "d_out": d_out.detach().double().cpu().numpy()}
+    right, half, keys = Reference().attend(given), bounds.STORED["bfloat16"], 4 * block_size
+    largest = [np.linalg.norm(given[name], axis=2).max() for name in "qk"]
+    # A logit: of products in e4m3, and of numbers that are rounded once more. Outputs: of weights in e4m3.
+    logit = bounds.e4m3_product_bound(np.array([largest[0]]), np.array([[largest[1]]]), width ** -0.5) * -(-width // 32)
+    logit += (2 * half + half ** 2) * width ** -0.5 * largest[0] * largest[1]
+    mean, most = bounds.e4m3_weights_bound(keys, block_size)
+    spread = np.abs(given["v"]).max() / np.abs(given["v"]).mean()
+    share = bounds.gradient_share(given, "bfloat16", False) + 2 * bounds.weight_bound(logit, keys) + mean + most * spread
+    expected = {name: (right[f"d_{name}"], right[f"d_{name}_size"][..., None]) for name in "qkv"}
+    assert are_near(found, expected, share, "bfloat16")
+    assert not are_near([one.roll(1, 0) for one in found], expected, share, "bfloat16")

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msalab._msalab")
 h5py = pytest.importorskip("h5py")
 
+import msalab  # noqa: E402
+from msalab import nn  # noqa: E402
 from msalab.nn import IndexBranch, MSAttention, plain_frequencies, rotation, turn  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +109,27 @@ def test_one_product_gives_what_two_give(norm):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
     own, other = (torch.autograd.grad([(a * b).sum() for a, b in zip(of, along)], weights) for of in (found, expected))
     assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(own, other))
+
+
+@pytest.mark.parametrize("element", ["e4m3", "e4m3:unscaled"])
+def test_an_element_is_of_the_main_branch_and_of_its_teacher(element, monkeypatch):
+    torch.manual_seed(8)
+    module, plain = (MSAttention(32, 4, 2, 16, block_size=8, top_k=2, element=one) for one in (element, None))
+    plain.load_state_dict(module.state_dict())
+    x, cu, calls = torch.randn(40, 32), [0, 13, 40], []
+    for one, other in zip(module(x, cu, sparse=False), plain(x, cu, sparse=False)):
+        assert torch.equal(one, other)  # the warm-up is not rounded
+    attend, index_kl = nn.m.sparse_attention, nn.m.index_kl
+    monkeypatch.setattr(nn.m, "sparse_attention", lambda *of, **how: calls.append((of, how)) or attend(*of, **how))
+    monkeypatch.setattr(nn.m, "index_kl", lambda *of, **how: calls.append((of, how)) or index_kl(*of, **how))
+    y, kl = module(x, cu)
+    ((q, k, v, ids), how), ((_, _, index_q, index_k, _), kl_how) = calls
+    assert how["element"] == element and torch.equal(y, module.o_proj(attend(q, k, v, ids, **how)[0].flatten(1)))
+    options = {"block_size": 8, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    numbers = nn.m.rounded(q, k, v, element, **options)
+    own = index_kl(*numbers[:2], index_q, index_k, ids, **options)
+    assert torch.isclose(kl, own, rtol=1e-5) and not torch.isclose(kl, plain(x, cu)[1], rtol=1e-4)
+    (y.square().mean() + kl).backward()
+    assert all(weight.grad.isfinite().all() and weight.grad.any() for weight in module.parameters())
+    with pytest.raises(msalab.InputError, match="element is e5m2"):
+        MSAttention(32, 4, 2, 16, element="e5m2")

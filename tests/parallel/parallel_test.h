@@ -34,13 +34,13 @@ private:
 };
 
 /// The rows of `ranges`, one behind the other.
-template <int Rank>
-Tensor<float, Rank> rows_of(const Tensor<float, Rank>& all, const std::vector<QueryRange>& ranges) {
+template <typename T, int Rank>
+Tensor<T, Rank> rows_of(const Tensor<T, Rank>& all, const std::vector<QueryRange>& ranges) {
     Shape<Rank> shape = all.shape();
     shape[0] = 0;
     for (const QueryRange& range : ranges) shape[0] += range.end - range.begin;
-    Tensor<float, Rank> rows(shape);
-    float* to = rows.data();
+    Tensor<T, Rank> rows(shape);
+    T* to = rows.data();
     for (const QueryRange& range : ranges) {
         const auto part = all.view().slice(range.begin, range.end - range.begin);
         to = std::copy_n(part.data(), part.size(), to);

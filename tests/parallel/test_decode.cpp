@@ -7,6 +7,7 @@
 
 #include "core/parallel/decode.h"
 #include "tests/parallel/parallel_test.h"
+#include "tests/parallel/scaled_test.h"
 #include "tests/support/compare.h"
 #include "tests/support/truth.h"
 
@@ -67,6 +68,35 @@ TEST_P(ParallelDecode, HasTheIdsOfOneRank) {
             }
         }
     }
+}
+
+/// e4m3 with scales; of 30 ranks the one of 25 blocks leaves some without keys.
+TEST(ParallelDecode, HasTheIdsOfOneRankWithScales) {
+    for (const char* name : {"reference", "cpu"})
+        for (int64_t keys : {400, 2999}) {
+            Problem p = square_problem(0, 8, 2, 32, 16, 16);
+            p.batch = PackedBatch({0, 3}, {0, keys});
+            const ScaledCase x = scaled_case({"scaled", p, {.top_k = 9}}, Element::f32);
+            const std::unique_ptr<Backend> alone = make_backend(name);
+            const ScaledAnswer one = scaled_answer_of_one<float>(*alone, x);
+            const Operands floats = x.s.floats(p);
+            const test::Attention want = reference().sparse_attention(p, floats, one.ids);
+            const Bounds bounds = e4m3_bounds(p, floats, *alone, Element::f32);
+            for (int ranks : {1, 3, 30}) {
+                const SplitKeys split(p, ranks);
+                parallel::run_group(ranks, [&](const parallel::Group& workers) {
+                    const auto backend = backend_of_rank({name});
+                    const ScaledPart part(*backend, split.of(workers.rank()), x);
+                    const DecodeOutput got =
+                        decode(workers, *backend, split, x.c.rule, part.input());
+                    EXPECT_TRUE(identical(got.ids, one.ids)) << name << ", " << ranks << " ranks";
+                    EXPECT_TRUE(matches({copy_of(View<const float, 3>(got.out)),
+                                         copy_of(View<const float, 2>(got.lse))},
+                                        want, bounds))
+                        << name << ", " << ranks << " ranks";
+                });
+            }
+        }
 }
 
 /// Blocks of two tokens, one query at the end of 12 blocks, one group.

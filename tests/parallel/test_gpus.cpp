@@ -7,6 +7,7 @@
 #include "core/parallel/prefill.h"
 #include "gpu/cuda_parallel.h"
 #include "tests/parallel/parallel_test.h"
+#include "tests/parallel/scaled_test.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 #include "tests/support/truth.h"
@@ -171,6 +172,52 @@ TEST(TwoGpus, DecodeHasTheIdsOfOne) {
     expect_decode(1, 20000, {.top_k = 16});
     expect_decode(1, 20001, {.top_k = 16, .forced_local = 2, .forced_first = 2});
     expect_decode(2, 30011, {.top_k = 20});
+}
+
+TEST(TwoGpus, PrefillHasTheBitsOfOneWithScales) {
+    MSA_SKIP_UNLESS_TWO_GPUS();
+    const ScaledCase x = scaled_case(case_of(8269, 8269), Element::bf16);
+    const ScaledAnswer one = scaled_answer_of_one<bf16>(*backend_of_rank(kGpu), x);
+    const ZigZag plan(x.c.problem, 2);
+    parallel::run_group(2, [&](const parallel::Group& workers) {
+        const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, workers.rank());
+        const std::unique_ptr<PeerCopies> peers = make_cuda_peer_copies(workers, *backend);
+        expect_rows_of(one, scaled_prefill<bf16>(*peers, plan, x, 3), plan, workers.rank());
+    });
+}
+
+/// Of e4m3 with scales, in kernels that exchange their parts.
+TEST(TwoGpus, DecodeHasTheIdsOfOneWithScales) {
+    MSA_SKIP_UNLESS_TWO_GPUS();
+    for (int64_t queries : {1, 2}) {
+        const ScaledCase x = scaled_case(case_of(queries, 20001), Element::bf16);
+        const Problem& p = x.c.problem;
+        const ScaledAnswer one = scaled_answer_of_one<bf16>(*backend_of_rank(kGpu), x);
+        Operands floats = make_operands(x.c, Element::bf16);
+        Operands stored = x.s.floats(p);
+        floats.q = std::move(stored.q), floats.k = std::move(stored.k);
+        floats.v = std::move(stored.v);
+        const test::Attention truth = reference().sparse_attention(p, floats, one.ids);
+        const SplitKeys split(p, 2);
+        std::vector<test::Attention> all(2);
+        parallel::run_group(2, [&](const parallel::Group& workers) {
+            const int rank = workers.rank();
+            const std::unique_ptr<Backend> backend = backend_of_rank(kGpu, rank);
+            const std::unique_ptr<PeerCopies> peers = make_cuda_peer_copies(workers, *backend);
+            const ScaledPart part(*backend, split.of(rank), x);
+            const std::unique_ptr<CudaDecode> step = make_cuda_decode(*peers, split, x.c.rule);
+            Result here(*backend, x.c, queries);
+            for (int round = 0; round < 5; ++round)
+                step->run(part.input(), here.ids, here.out.view(), here.lse, round % 2 == 0);
+            const Result got = here.on_host(*backend);
+            EXPECT_TRUE(identical(got.ids, one.ids)) << "rank " << rank;
+            all[static_cast<size_t>(rank)] = got.floats();
+            workers.barrier();
+        });
+        EXPECT_TRUE(identical(all[1].out, all[0].out));
+        EXPECT_TRUE(identical(all[1].lse, all[0].lse));
+        EXPECT_TRUE(matches(all[0], truth, half_bounds(p, floats)));
+    }
 }
 
 TEST(TwoGpus, DecodeRefusesWhatItCannotDivide) {

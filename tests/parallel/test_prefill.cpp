@@ -4,6 +4,7 @@
 
 #include "core/parallel/prefill.h"
 #include "tests/parallel/parallel_test.h"
+#include "tests/parallel/scaled_test.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
 
@@ -139,6 +140,26 @@ TEST_P(ParallelPrefill, HasTheBitsOfOneRank) {
     }
 }
 
+/// e4m3 with scales. With a prefix of 205 keys, a block of 16 lies in the chunks of two ranks.
+TEST(ParallelPrefill, HasTheBitsOfOneRankWithScales) {
+    for (const char* name : {"reference", "cpu"})
+        for (int64_t queries : {555, 350}) {
+            Problem p = square_problem(555, 4, 2, 32, 16, 16);
+            p.batch = PackedBatch({0, queries}, {0, 555});
+            const ScaledCase x = scaled_case({"scaled", p, {.top_k = 5}}, Element::f32);
+            const ScaledAnswer one = scaled_answer_of_one<float>(*make_backend(name), x);
+            for (int ranks : {1, 2, 5}) {
+                const ZigZag plan(p, ranks);
+                parallel::run_group(ranks, [&](const parallel::Group& workers) {
+                    const auto backend = backend_of_rank({name});
+                    const auto peers = make_peer_copies(workers, *backend);
+                    expect_rows_of(one, scaled_prefill<float>(*peers, plan, x, 2), plan,
+                                   workers.rank());
+                });
+            }
+        }
+}
+
 TEST(ParallelPrefill, GathersAllKeysToAll) {
     const Problem p = square_problem(700, 4, 2, 32, 16, 16);
     const ZigZag plan(p, 3);
@@ -160,6 +181,13 @@ TEST(ParallelPrefill, GathersAllKeysToAll) {
         EXPECT_TRUE(close(View<const float, 3>(keys.v.rows().as<float>()), k.view(), 0));
         const int64_t others = p.queries() - plan.queries_of(workers.rank());
         EXPECT_EQ(gathered_bytes(plan, keys, workers.rank()), others * 4 * (16 + 2 * 2 * 32));
+        SharedKeys scaled = keys;
+        scaled.k_scales.emplace(*peers, Shape<2>{p.blocks(), p.kv_heads}, Element::f32);
+        int64_t blocks = 0;
+        for (const Chunk& chunk : plan.chunks())
+            if (chunk.rank != workers.rank()) blocks += ceil_div(chunk.own_keys.count, 16);
+        EXPECT_EQ(gathered_bytes(plan, scaled, workers.rank()),
+                  gathered_bytes(plan, keys, workers.rank()) + blocks * 4 * 2);
         workers.barrier();
     });
 }
