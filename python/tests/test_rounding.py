@@ -229,8 +229,8 @@ def test_a_models_gradient_passes_straight_through_the_rounding(element):
     own = gradient()
     Straight(model, None, blocks)
     unrounded = gradient()
-    assert near(found, own, BEHIND)
-    assert kv.GPU or not near(found, unrounded, 3 * BEHIND)
+    assert near(found, own, STRAIGHT)
+    assert not near(found, unrounded, 1.5 * STRAIGHT)
 
 
 def test_what_cannot_be_had_is_refused_by_name(indexer):  # noqa: F811
@@ -256,6 +256,11 @@ def test_prefill_compiles_without_a_break(indexer, element):  # noqa: F811
 # Of logits, relative. A value that another order of sums puts on the other side of a tie moves by up to an eighth of
 # itself, which is far less than what rounding all values does; on a GPU weights are e4m3 in some kernels.
 NEAR = 0.05 if kv.GPU else 1e-3
+
+
+# Of a gradient. At the sizes of a GPU this model's is as good as unknown: a computation of the same in doubles is 0.28 and
+# 0.31 away with weights in e4m3, 0.17 with outputs in bfloat16 alone, and 0.88 and 0.90 without any rounding.
+STRAIGHT = 0.45 if kv.GPU else 0.01
 
 
 # Of tokens behind a cache alone, likewise: on a GPU one side has weights in e4m3, the other has not.

@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                     LongCase{"queries_of_64_groups", 64, 128, 128, beyond(kHeads, 128), 40},
                     LongCase{"keys_of_64_groups", 64, 128, 128, 1, beyond(64, 128)},
                     LongCase{"h256_queries_of_4_groups", 4, 256, 128, beyond(kHeads, 256), 40},
-                    LongCase{"h256_keys_of_64_groups", 64, 256, 128, 1, beyond(64, 256)},
+                    LongCase{"h256_keys_of_32_groups", 32, 256, 128, 1, beyond(32, 256)},
                     LongCase{"i256_queries_of_64_groups", 64, 128, 256, beyond(64, 256), 40}),
     [](const auto& instance) { return instance.param.name; });
 
