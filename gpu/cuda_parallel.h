@@ -31,17 +31,17 @@ public:
 
     /// Collective: all ranks must queue the same steps, also in graphs. A rank that waits in vain
     /// for another fails after some seconds. ids [Nq, Hkv, k] of the whole sequence, out
-    /// [Nq, Hq, dh] (type of q) and lse [Nq, Hq] have the same bits on all ranks. The first step
-    /// waits for the GPU; later ones are asynchronous and may be captured. `settled`: no pending
-    /// work in the stream writes the keys or queries of `in`, except index_q, so they may be read
-    /// early.
+    /// [Nq, Hq, dh] (type of q, of e4m3 bf16) and lse [Nq, Hq] have the same bits on all ranks. The
+    /// first step waits for the GPU; later ones are asynchronous and may be captured. `settled`: no
+    /// pending work in the stream writes the keys or queries of `in`, except index_q, so they may
+    /// be read early.
     virtual void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
                      bool settled = false) = 0;
 };
 
-/// Collective. The tuned decode kernels need bf16 or f16, compute capability 9.0, few queries and
-/// no sinks. Moreover the last rank must have all newest forced blocks, and every rank enough keys.
-/// Otherwise UnsupportedError with the reason.
+/// Collective. The tuned decode kernels need bf16, f16 or e4m3, compute capability 9.0, few queries
+/// and no sinks. Moreover the last rank must have all newest forced blocks, and every rank enough
+/// keys. Otherwise UnsupportedError with the reason.
 std::unique_ptr<CudaDecode> make_cuda_decode(PeerCopies&, const SplitKeys&, const SelectionRule&);
 
 }  // namespace msa::parallel

@@ -43,8 +43,8 @@ struct SharedKeys {
 /// Operands of one rank: n = ZigZag::queries_of(rank) rows, first its early chunk's, then its late
 /// one's.
 struct PrefillInput {
-    In<3> index_q;                    // [n, Hkv, didx]
-    In<3> q;                          // [n, Hq, dh]
+    In<3> index_q;                       // [n, Hkv, didx]
+    In<3> q;                             // [n, Hq, dh]
     View<const float, 1> sinks = {};     // as in AttentionInput
     View<const float, 2> q_scales = {};  // [n, Hq] of e4m3 queries, or [1, 1]; absent: 1
 };
@@ -58,7 +58,8 @@ struct PrefillOutput {
 
 /// Collective: index_select and sparse_attention for a rank's queries. The rank's own rows of
 /// `keys` must be written, and those before all queries, with their scales. The other ranks' rows
-/// arrive chunk by chunk in sequence order; a chunk of queries starts as soon as all keys up to its end are there.
+/// arrive chunk by chunk in sequence order; a chunk of queries starts as soon as all keys up to its
+/// end are there.
 ///
 /// ids, out and lse equal those of one rank bit by bit if a query's result does not depend on the
 /// other queries of its call. That holds for cpu and reference, and for cuda if the chunks are long

@@ -3,7 +3,6 @@
 
 #include "core/error.h"
 #include "gpu/cuda_parallel.h"
-#include "gpu/half_types.h"
 #include "gpu/kernels/index_select_sm90.h"
 #include "gpu/kernels/sparse_attention_decode_sm90.h"
 #include "gpu/layout.h"
@@ -20,7 +19,6 @@ using cuda::Call;
 using cuda::CandidateExchange;
 using cuda::check;
 using cuda::DeviceRule;
-using cuda::is_half;
 using cuda::kDecodeCluster;
 using cuda::kIndexDecodeRows;
 using cuda::kMostExchanging;
@@ -29,7 +27,6 @@ using cuda::kPartWords;
 using cuda::Layout;
 using cuda::list_length;
 using cuda::narrow;
-using cuda::not_element;
 using cuda::RankExchange;
 using cuda::Scratch;
 using cuda::share_stream;
@@ -147,8 +144,6 @@ private:
         require_support(takes_index_select_sm90(
             shared_.device, p, {.element = in.index_q.element(), .top_k = rule_.top_k},
             are_aligned(in.index_q, in.index_k)));
-        if (!is_half(in.q.element()) && in.q.element() != Element::e4m3)
-            require_support(not_element(in.q.element(), "bf16, f16 or e4m3"));
         check_scales(p, in.scales, in.q.element(), in.k);
         if (!cuda::is_tuned_width(p.head_dim))
             require_support(cuda::not_tuned("the head dim", p.head_dim));

@@ -30,14 +30,6 @@ struct ScaledAnswer {
     Tensor<int32_t, 3> ids;
     Attention found;
 };
-
-template <typename T>
-Tensor<float, 3> widened(const Tensor<T, 3>& out) {
-    Tensor<float, 3> wide(out.shape());
-    for (int64_t i = 0; i < out.size(); ++i) wide.data()[i] = static_cast<float>(out.data()[i]);
-    return wide;
-}
-
 template <typename T>
 ScaledAnswer scaled_answer_of_one(Backend& backend, const ScaledCase& x) {
     const Problem& p = x.c.problem;
@@ -106,9 +98,11 @@ ScaledAnswer scaled_prefill(parallel::PeerCopies& peers, const parallel::ZigZag&
     auto lse = backend.make<float, 2>({rows, p.query_heads});
     for (int round = 0; round < rounds; ++round)
         prefill(peers, plan, x.c.rule, keys, {index_q, q, {}, q_scales}, {ids, out.view(), lse});
+    const Tensor<T, 3> got = backend.download(std::as_const(out).view());
+    Tensor<float, 3> wide(got.shape());
+    for (int64_t i = 0; i < got.size(); ++i) wide.data()[i] = static_cast<float>(got.data()[i]);
     ScaledAnswer answer{backend.download(std::as_const(ids).view()),
-                        {widened(backend.download(std::as_const(out).view())),
-                         backend.download(std::as_const(lse).view())}};
+                        {std::move(wide), backend.download(std::as_const(lse).view())}};
     peers.group().barrier();  // others may still read this rank's keys
     return answer;
 }
