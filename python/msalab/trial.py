@@ -207,7 +207,7 @@ def _change(percent: float) -> str:
 
 def _advice(index: float, oracle: float, budget: int) -> str:
     """index, oracle: percent of the dense bits that each loses at the larger budget."""
-    if index <= 0:
+    if index < 0.005:  # or what is printed as 0.00
         return f"With {budget} tokens MSA {_change(index)} of the bits untrained: no loss is left to close."
     if index <= 1:
         return f"With {budget} tokens MSA {_change(index)} of the bits untrained: training may close that."

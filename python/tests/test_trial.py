@@ -103,6 +103,8 @@ def evaluated(index, oracle, tokens=1024):
     (0.5, 0.1, "With 128 tokens MSA loses 0.50 % of the bits untrained"),
     (-1.86, -3, "With 128 tokens MSA saves 1.86 % of the bits untrained: no loss is left to close."),
     (0, 0, "With 128 tokens MSA loses 0.00 % of the bits untrained: no loss is left to close."),
+    (0.004, 0, "With 128 tokens MSA loses 0.00 % of the bits untrained: no loss is left to close."),
+    (0.006, 0, "With 128 tokens MSA loses 0.01 % of the bits untrained: training may close that."),
     (4, 0.5, "128 tokens are enough (the best choice loses 0.50 %), the Index Branch does not find them yet (4.00 %)"),
     (4, -0.5, "128 tokens are enough (the best choice saves 0.50 %), the Index Branch does not find them yet (4.00 %)"),
     (9, 3, "Even the best choice of 128 tokens loses 3.00 %")])
