@@ -33,8 +33,8 @@ public:
     /// for another fails after some seconds. ids [Nq, Hkv, k] of the whole sequence, out
     /// [Nq, Hq, dh] (type of q, of e4m3 bf16) and lse [Nq, Hq] have the same bits on all ranks. The
     /// first step waits for the GPU; later ones are asynchronous and may be captured. `settled`: no
-    /// pending work in the stream writes the keys or queries of `in`, except index_q, so they may
-    /// be read early.
+    /// pending work in the stream writes the keys, queries or scales of `in`, except index_q, so
+    /// they may be read early.
     virtual void run(const DecodeInput& in, View<int32_t, 3> ids, Out<3> out, View<float, 2> lse,
                      bool settled = false) = 0;
 };

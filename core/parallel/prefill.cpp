@@ -85,6 +85,7 @@ void prefill(PeerCopies& peers, const ZigZag& plan, const SelectionRule& rule,
     const int64_t rows = plan.queries_of(peers.rank());
     check_rows("index_q", in.index_q.shape()[0], rows);
     check_rows("q", in.q.shape()[0], rows);
+    if (in.q_scales.size() > 1) check_rows("q_scales", in.q_scales.extent(0), rows);
     check_rows("ids", to.ids.extent(0), rows);
     check_rows("out", to.out.shape()[0], rows);
     check_rows("lse", to.lse.extent(0), rows);

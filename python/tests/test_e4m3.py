@@ -525,7 +525,7 @@ def test_on_a_gpu_the_gradient_is_sparse_attentions_in_bfloat16(element, width, 
     call = {"block_size": block_size, **cu}
     rows = m.index_select(index_q, index_k, 4, **call).cuda()
     out = m.sparse_attention(q, k, v, rows, element=element, **call)
-    assert "e4m3" in element and m.operations.backend_of(q).answered_by.startswith("sparse_attention")
+    assert m.operations.backend_of(q).answered_by.startswith("sparse_attention")
     found = torch.autograd.grad(out, (q, k, v), d_out)
     stored = m._stored(q, k, v, element, *cu.values(), block_size)
     own, lse = m.sparse_attention(*stored[:3], rows, scales=stored.scales, return_softmax_lse=True, **call)

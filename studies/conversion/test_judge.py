@@ -185,7 +185,8 @@ def test_an_arm_with_the_kl_over_all_keys_stands_beside_the_one_without(tmp_path
 
 
 @pytest.mark.parametrize("more, right, verdict", [
-    (0, 75, "changes little"), (0.001, 75, "undecided"), (-0.01, 75, "changes it"), (0, 60, "changes it")])
+    (0, 75, "changes little"), (0.001, 75, "undecided"), (-0.01, 75, "changes it"), (0, 60, "changes it"),
+    (0, 90, "changes it")])
 def test_a_forced_first_block_changes_little_within_its_bounds(tmp_path, more, right, verdict):
     for seed in (1, 2):
         make_record(tmp_path, "dense", seed, "dense", 0, 90)

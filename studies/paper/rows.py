@@ -144,7 +144,8 @@ RESULTS = (
         (("warm-up helps", DISAGREE),)),
     Row("fig:prelim-learnable-sink-vis",
         "a learnable sink takes much attention in some heads, the first token in others",
-        "{sink by head}", UNTESTED, "14M byte models get no sink of either kind, so the claim needs another model; one seed", PILOT,
+        "{sink by head}", UNTESTED,
+        "14M byte models get no sink of either kind, so the claim needs another model; one seed", PILOT,
         "pilot_sink_by_head"),
     Row("fig:prelim-learnable-sink-results", "a learnable sink gives no consistent gain",
         "bits per byte {sink-msa bits_per_byte} with MSA, {full-sink-full bits_per_byte} with full attention", AGREE,
@@ -159,15 +160,15 @@ RESULTS = (
         "where a query keeps 32, 16, 8 blocks, bits per byte of 32 {blocks-32-then-8k-msa-then-8k bits_per_byte}, of 128 "
         "{blocks-128-then-8k-msa-then-8k bits_per_byte} beside 64; where it keeps 8, 4, 2, of 128 {blocks-128-msa "
         "bits_per_byte} ([below](#tabblock-ablation))", AGREE,
-        "14M byte models of contexts of 2048, continued at 8192; with 8, 4 and 2 blocks, 128 disagrees", PILOT, "pilot_forest",
-        (("block size changes little", DISAGREE),
-         ("block size changes little, where a query keeps 8 to 32, asked again", AGREE))),
+        "14M byte models of contexts of 2048, continued at 8192; with 8, 4 and 2 blocks, 128 disagrees", PILOT,
+        "pilot_forest", (("block size changes little", DISAGREE),
+                         ("block size changes little, where a query keeps 8 to 32, asked again", AGREE))),
     Row("tab:forced-sink-local", "forcing the first block and a local window changes little",
         "bits per byte with the first block forced {forced-first-msa bits_per_byte}, a local one {forced-local-msa "
         "bits_per_byte}, both {forced-both-msa bits_per_byte} ([below](#tabforced-sink-local))", UNTESTED,
-        "at 4 blocks, of which forcing takes one to two: disagrees; at the paper's 16 near in three seeds, the fourth waits", PILOT,
-        "pilot_forest", (("forced blocks change little", DISAGREE),
-                         ("forced blocks change little, where a query keeps 16, asked again", NOT_RUN))),
+        "at 4 blocks, of which forcing takes one to two: disagrees; at the paper's 16 near in three seeds, the fourth waits",
+        PILOT, "pilot_forest", (("forced blocks change little", DISAGREE),
+                                ("forced blocks change little, where a query keeps 16, asked again", NOT_RUN))),
     Row("tab:idxval-ablation", "with a warm-up, a value head of the Index Branch gains nothing",
         "bits per byte {value-head-msa bits_per_byte}, recall {value-head-msa exact_match recall} "
         "([below](#tabidxval-ablation))", AGREE,

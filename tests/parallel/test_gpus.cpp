@@ -193,11 +193,9 @@ TEST(TwoGpus, DecodeHasTheIdsOfOneWithScales) {
         const ScaledCase x = scaled_case(case_of(queries, 20001), Element::bf16);
         const Problem& p = x.c.problem;
         const ScaledAnswer one = scaled_answer_of_one<bf16>(*backend_of_rank(kGpu), x);
-        Operands floats = make_operands(x.c, Element::bf16);
-        Operands stored = x.s.floats(p);
-        floats.q = std::move(stored.q), floats.k = std::move(stored.k);
-        floats.v = std::move(stored.v);
+        const Operands floats = x.s.floats(p);
         const test::Attention truth = reference().sparse_attention(p, floats, one.ids);
+        const Bounds bounds = e4m3_bounds(p, floats, *backend_of_rank(kGpu), Element::bf16);
         const SplitKeys split(p, 2);
         std::vector<test::Attention> all(2);
         parallel::run_group(2, [&](const parallel::Group& workers) {
@@ -216,7 +214,7 @@ TEST(TwoGpus, DecodeHasTheIdsOfOneWithScales) {
         });
         EXPECT_TRUE(identical(all[1].out, all[0].out));
         EXPECT_TRUE(identical(all[1].lse, all[0].lse));
-        EXPECT_TRUE(matches(all[0], truth, half_bounds(p, floats)));
+        EXPECT_TRUE(matches(all[0], truth, bounds));
     }
 }
 

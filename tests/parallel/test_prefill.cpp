@@ -192,6 +192,24 @@ TEST(ParallelPrefill, GathersAllKeysToAll) {
     });
 }
 
+TEST(ParallelPrefill, RefusesScalesOfOtherQueries) {
+    const Problem p = square_problem(64, 4, 2, 32, 16, 16);
+    const ScaledCase x = scaled_case({"scaled", p, {.top_k = 2}}, Element::f32);
+    const ZigZag plan(p, 1);
+    parallel::run_group(1, [&](const parallel::Group& workers) {
+        const auto backend = make_backend("cpu");
+        const auto peers = make_peer_copies(workers, *backend);
+        auto ids = backend->make<int32_t, 3>({64, 2, 2});
+        auto out = backend->make<float, 3>({64, 4, 32});
+        auto lse = backend->make<float, 2>({64, 4});
+        const PrefillInput in{
+            x.o.index_q.view(), x.s.q.values.view(), {}, x.s.q.scales.view().slice(0, 63)};
+        EXPECT_THROW(prefill(*peers, plan, x.c.rule, scaled_keys(*peers, plan, x), in,
+                             {ids, out.view(), lse}),
+                     InputError);
+    });
+}
+
 TEST(ParallelPrefill, AnErrorOfOneRankEndsAll) {
     const Problem p = square_problem(64, 4, 2, 32, 16, 16);
     const ZigZag plan(p, 2);
