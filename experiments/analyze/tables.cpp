@@ -112,10 +112,10 @@ report::Report make_report(const io::ResultsReader& results, const Findings& fin
     report.note("elements", elements_text(results.run()));
     report.note("captures", captures_text(results.run()));
     measure::add_dropped_sinks(sinks, report);
-    report.note("weak_indexers",
-                weak_note(findings.weak,
-                          "more --steps or a larger --index-dim of msa-fit-indexer, "
-                          "or --forced-first 1"));
+    report.note(
+        "weak_indexers",
+        weak_note(findings.weak, concat("more --steps or a larger --index-dim of msa-fit-indexer",
+                                        o.forced_first.back() > 0 ? "" : ", or --forced-first 1")));
     report.note("windows", windows_note(results, "/layers"));
     report.note("ties", measure::ties_text(ties));
     if (!rows.empty()) report.note("counted", counted_text(rows.front()));

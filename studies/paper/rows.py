@@ -149,7 +149,8 @@ RESULTS = (
         "pilot_sink_by_head"),
     Row("fig:prelim-learnable-sink-results", "a learnable sink gives no consistent gain",
         "bits per byte {sink-msa bits_per_byte} with MSA, {full-sink-full bits_per_byte} with full attention", AGREE,
-        "14M byte models, three exploratory seeds, no value head", EXPLORATORY, "pilot_forest",
+        "14M byte models, three exploratory seeds, no value head; they hardly use the sink (Figure 12)", EXPLORATORY,
+        "pilot_forest",
         (("a learnable sink gains nothing", AGREE),)),
     Row("fig:prelim-swa-ppl", "dynamic selection beats a window of the same budget, all along training",
         "bits per byte {window-msa bits_per_byte} at the end, {window-msa bits_per_byte at step 600} at step 600; "

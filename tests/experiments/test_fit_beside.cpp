@@ -91,6 +91,9 @@ TEST_F(Fit, SaysWhereItKeepsLessThanBlocksThatNobodyTrained) {
     const json& seen = rows_of_table(analysis, "weak_indexers").back();
     EXPECT_EQ(seen["finding"], found["finding"]);
     EXPECT_GE(seen["rival_mass_kept"], best - 1e-6);  // mean-key is there without the block, too
+    const std::string said = analysis.at("notes").at("weak_indexers");
+    EXPECT_NE(said.find("What to try there: more --steps"), std::string::npos) << said;
+    EXPECT_EQ(said.find("--forced-first"), std::string::npos) << said;  // which it has tried
 
     const std::string easy = write("easy.h5", {.query_heads = 1, .kv_heads = 1});
     const Outcome strong = run({easy}, "strong");
