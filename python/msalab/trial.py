@@ -16,6 +16,7 @@ from ._compiled import CPUINFO
 from .arguments import CommandLine
 from .ending import Refusal, ended
 from .evaluation.intervals import interval_of
+from .programs import find_program
 from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
@@ -45,16 +46,6 @@ def parser() -> CommandLine:
     top.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
     top.add_argument("--bytes", action="store_true", help="a model of bytes, without a tokenizer")
     return top
-
-
-def find_program(name: str) -> Path:
-    """Of the installed package, or of the folder that the environment names in MSALAB_BIN."""
-    folders = [Path(__file__).parent / "bin", *map(Path, filter(None, [os.environ.get("MSALAB_BIN")]))]
-    for folder in folders:
-        if (folder / name).exists():
-            return folder / name
-    raise Refusal(f"{folders[-1] / name}: no such program; pip install '.[evaluate]' in a clone, or "
-                  "MSALAB_BIN names its build/release/bin")
 
 
 def split_text(path: Path, out: Path) -> tuple[Path, Path]:
