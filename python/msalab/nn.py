@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import rounding
 from . import torch as m
+from .arguments import INDEX_DIM
 from .operations import InputError, _positive
 from .selectors import Rule
 
@@ -140,7 +141,7 @@ class MSAttention(nn.Module):
     """
 
     def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
-                 index_dim: int = 64, block_size: int = 128, top_k: int = 16,
+                 index_dim: int = INDEX_DIM, block_size: int = 128, top_k: int = 16,
                  forced_first: int = 0, forced_local: int = 1, rotary_dim: int | None = None,
                  index_rotary: int | None = None, rope_theta: float = 1e5, index_norm: bool = True,
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,
