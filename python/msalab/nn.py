@@ -99,10 +99,15 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
             index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=not q.is_cuda,
             forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
         ids, index_lse = (found, None) if q.is_cuda else found  # on a GPU index_kl sorts the ids once, for its lse, too
-        heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
-                                             return_softmax_lse=True, element=element, **main)
-        if kl and element is not None:
-            q, k, _ = m.rounded(q, k, v, element, block_size=rule.block_size, **packed)
+        if element is None:
+            heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
+                                                 return_softmax_lse=True, **main)
+        else:
+            stored = m.stored(q, k, v, element, block_size=rule.block_size, **packed)
+            heads, main_lse = m.attend_rounded(q, k, v, ids, stored, block_size=rule.block_size,
+                                               return_softmax_lse=True, **main)
+            if kl:
+                q, k, _ = rounding.read(stored, cu, rule.block_size, q.dtype)
     else:
         heads, main_lse = m.dense_attention(q, k, v, return_softmax_lse=True, **main)
     if not kl:
