@@ -127,14 +127,14 @@ def claims(records: Records, before: Records) -> dict[str, tuple]:
 
 
 def check_numbers(judged: dict[str, tuple]) -> dict[str, str]:
-    """"ARM-AGAINST MEASURE" -> the difference with its interval."""
+    """"ARM-AGAINST MEASURE" -> the difference with its interval, in the digits of the pilot's own page."""
     found = {}
     for checks, _ in judged.values():
         for one in checks:
             if not np.isnan(one.mean):
                 found.setdefault(f"{one.check.arm}-{one.check.against} {one.check.measure}",
-                                 f"{one.mean:+.3f}" + ("" if np.isnan(one.low) else
-                                                       f" ({one.low:+.3f} to {one.high:+.3f})"))
+                                 f"{one.mean:+.4f}" + ("" if np.isnan(one.low) else
+                                                       f" ({one.low:+.4f} to {one.high:+.4f})"))
             if one.check.measure == "failed":
                 found[f"{one.check.arm} fails"] = f"{sum(map(bool, one.seeds.values()))} of {len(one.seeds)}"
     return found

@@ -45,6 +45,13 @@ def test_the_pages_have_the_numbers_of_the_records(numbers):
         assert page.with_tables(text, numbers) == text, f"msalab paper --page {path} writes it anew"
 
 
+def test_differences_have_the_digits_of_the_pilots_page(numbers):
+    """With fewer, the small ones of Table 4 and their intervals were all the same number."""
+    pilot = (ROOT / "studies/pilot/README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^(\S+) \((.*)\)$", "\n".join(measured.check_numbers(numbers.judged).values()), re.MULTILINE)
+    assert len(found) > 20 and all(f"| {mean} | {interval} |" in pilot for mean, interval in found)
+
+
 def test_the_readme_is_short_and_begins_with_the_paper():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
