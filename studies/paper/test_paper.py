@@ -106,9 +106,12 @@ def test_an_ablation_has_the_papers_rows_and_ours_below_them(tmp_path):
 
 def test_a_head_that_uses_the_learnable_sink_is_counted(tmp_path):
     write_run(tmp_path, "sink", 11, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.15), (0.0, 0.0, 0.05)])
+    write_run(tmp_path, "full-sink", 11, heads=[(0.9, 0.0, 0.3), (0.9, 0.0, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)])
     assert measured.sink_by_head({}, read_records(tmp_path)) == {
-        "sink by head": "of 4 heads with MSA, 1 give the learnable sink more than a fifth (at most 30.0 %), 1 give token 0 "
-                        "more than a fifth (at most 50.0 %)"}
+        "sink by head": "of 4 heads with MSA, 1 head gives the learnable sink more than a fifth (at most 30.0 %), 1 head "
+                        "gives token 0 more than a fifth (at most 50.0 %); of 4 heads with full attention, 2 heads give the "
+                        "learnable sink more than a fifth (at most 40.0 %), no head gives token 0 more than a fifth "
+                        "(at most 0.0 %)"}
 
 
 def test_what_computes_an_equation_is_there_and_tested():
