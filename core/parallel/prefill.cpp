@@ -38,11 +38,28 @@ View<const float, 2> scales_of_rows(View<const float, 2> scales, int64_t first, 
     return scales.size() <= 1 ? scales : scales.slice(first, count);
 }
 
+void check_rows(const char* name, int64_t rows, int64_t expected, const char* of) {
+    require(rows == expected, name, " has ", rows, " rows, must have the ", expected, " of the ",
+            of);
+}
+
+void check_keys(const SharedKeys& keys, const Problem& p) {
+    check_rows("index_k", keys.index_k.rows().shape()[0], p.keys(), "sequence's keys");
+    check_rows("k", keys.k.rows().shape()[0], p.keys(), "sequence's keys");
+    check_rows("v", keys.v.rows().shape()[0], p.keys(), "sequence's keys");
+    if (keys.k_scales)
+        check_rows("k_scales", keys.k_scales->rows().shape()[0], p.blocks(), "sequence's blocks");
+    if (keys.v_scales)
+        check_rows("v_scales", keys.v_scales->rows().shape()[0], p.blocks(), "sequence's blocks");
+}
+
 /// Brings the keys of others' chunks, in the order of the sequence.
 class Fetching {
 public:
     Fetching(PeerCopies& peers, const ZigZag& plan, const SharedKeys& keys)
-        : peers_(peers), plan_(plan), keys_(keys) {}
+        : peers_(peers), plan_(plan), keys_(keys) {
+        check_keys(keys, plan.problem());
+    }
 
     /// The chunks ahead of `end`.
     void up_to(size_t end) {
@@ -72,26 +89,22 @@ private:
     size_t next_ = 0;
 };
 
-void check_rows(const char* name, int64_t rows, int64_t expected) {
-    require(rows == expected, name, " has ", rows, " rows, must have the ", expected,
-            " of the rank's chunks");
-}
-
 }  // namespace
 
 void prefill(PeerCopies& peers, const ZigZag& plan, const SelectionRule& rule,
              const SharedKeys& keys, const PrefillInput& in, const PrefillOutput& to) {
     MSA_CHECK(plan.ranks() == peers.ranks());
     const int64_t rows = plan.queries_of(peers.rank());
-    check_rows("index_q", in.index_q.shape()[0], rows);
-    check_rows("q", in.q.shape()[0], rows);
-    if (in.q_scales.size() > 1) check_rows("q_scales", in.q_scales.extent(0), rows);
-    check_rows("ids", to.ids.extent(0), rows);
-    check_rows("out", to.out.shape()[0], rows);
-    check_rows("lse", to.lse.extent(0), rows);
+    check_rows("index_q", in.index_q.shape()[0], rows, "rank's chunks");
+    check_rows("q", in.q.shape()[0], rows, "rank's chunks");
+    if (in.q_scales.size() > 1)
+        check_rows("q_scales", in.q_scales.extent(0), rows, "rank's chunks");
+    check_rows("ids", to.ids.extent(0), rows, "rank's chunks");
+    check_rows("out", to.out.shape()[0], rows, "rank's chunks");
+    check_rows("lse", to.lse.extent(0), rows, "rank's chunks");
     Backend& backend = peers.backend();
-    peers.open();
     Fetching fetching(peers, plan, keys);
+    peers.open();
     int64_t row = 0;
     for (const Chunk* chunk : plan.of(peers.rank())) {
         fetching.up_to(static_cast<size_t>(chunk - plan.chunks().data()));
@@ -117,8 +130,9 @@ void prefill(PeerCopies& peers, const ZigZag& plan, const SelectionRule& rule,
 }
 
 void gather(PeerCopies& peers, const ZigZag& plan, const SharedKeys& keys) {
+    Fetching fetching(peers, plan, keys);
     peers.open();
-    Fetching(peers, plan, keys).up_to(plan.chunks().size());
+    fetching.up_to(plan.chunks().size());
     peers.close();
 }
 

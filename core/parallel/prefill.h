@@ -31,7 +31,8 @@ private:
     Out<Rank> rows_;
 };
 
-/// The keys of all ranks.
+/// The keys of all ranks, one sequence. What takes them throws InputError for another number of
+/// rows.
 struct SharedKeys {
     SharedRows<2> index_k;  // [Nk, didx]
     SharedRows<3> k, v;     // [Nk, Hkv, dh]

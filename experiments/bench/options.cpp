@@ -95,11 +95,14 @@ void add_sizes(OptionTable& table, BenchWords& w) {
               "sizes: a Hugging Face config.json, or " + join(list_models()))
         .offers(list_models());
     const auto size = [&](const char* flag, const char* form, std::optional<int64_t>& to,
-                          const char* help) { table.count(flag, form, to, help, at_least(1)); };
+                          const std::string& help) {
+        table.count(flag, form, to, help, at_least(1));
+    };
     size("query-heads", "N", w.query_heads, "Hq; default: the model's");
     size("kv-heads", "N", w.kv_heads, "Hkv, GQA groups; default: the model's");
     size("head-dim", "N", w.head_dim, "dh; default: the model's");
-    size("index-dim", "N", w.index_dim, "didx; default: the model's, else 128");
+    size("index-dim", "N", w.index_dim,
+         concat("didx; default: the model's, else ", kDefaultIndexDim));
     size("block-size", "TOKENS", w.block_size,
          "Bk; default: the model's or the indexer's, else 128");
     size("top-k", "BLOCKS", w.top_k, "k; default: the model's or the indexer's, else 16");

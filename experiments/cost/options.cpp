@@ -37,7 +37,8 @@ OptionTable option_table(CostOptions& o) {
         .shown_as("");
     table.count("block-size", "TOKENS", o.block_size, "Bk; default: the model's, else 128");
     table.count("top-k", "BLOCKS", o.top_k, "k; default: the model's, else 16");
-    table.count("index-dim", "N", o.index_dim, "didx; default: the model's, else 128");
+    table.count("index-dim", "N", o.index_dim,
+                concat("didx; default: the model's, else ", kDefaultIndexDim));
     table.real("union-blocks", "BLOCKS", o.union_blocks,
                "distinct blocks that neighbouring queries of a tile (128 / G, at most 32) select, "
                "mean; default: as if each query chose by chance");

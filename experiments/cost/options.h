@@ -19,7 +19,7 @@ namespace msa::experiments::cost {
 struct CostOptions {
     std::string preset = "paper";
     std::vector<int64_t> contexts{1 << 15, 1 << 17, 1 << 19, 1 << 20};
-    std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else the paper's
+    std::optional<int64_t> block_size, top_k, index_dim;  // else the model's, else layer_sizes()'
     std::optional<double> union_blocks;                   // see analysis::LayerSizes
     std::optional<Element> element, index_element;        // set by parse_cost_options
     std::vector<int64_t> gpus;  // GPUs that share a layer; empty: one GPU, by stages

@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kBlockSize = 128, kTopK = 16, kIndexDim = 128;  // the paper's
+constexpr int64_t kBlockSize = 128, kTopK = 16;  // the paper's
 constexpr int64_t kLargestSize = int64_t{1} << 31;
 const std::vector<std::string> kSparseSizes{"block_size", "top_k", "index_dim"};
 
@@ -346,7 +346,7 @@ analysis::LayerSizes layer_sizes(const Model& model) {
     sizes.query_heads = model.query_heads;
     sizes.kv_heads = model.kv_heads;
     sizes.head_dim = model.head_dim;
-    sizes.index_dim = model.index_dim.value_or(kIndexDim);
+    sizes.index_dim = model.index_dim.value_or(kDefaultIndexDim);
     sizes.block_size = model.block_size.value_or(kBlockSize);
     sizes.top_k = model.top_k.value_or(kTopK);
     if (model.windowed_layers == model.layers) sizes.window = model.window;

@@ -27,6 +27,10 @@ std::vector<std::string> list_hardware();
 /// empty if there is none.
 std::string chip_of(const std::string& device);
 
+/// Channels of an index head where neither the model nor the user says: of what msa-fit-indexer
+/// makes.
+inline constexpr int64_t kDefaultIndexDim = 64;
+
 /// Sizes of a model's attention layers; optional if a config.json may lack them.
 struct Model {
     std::string name;
@@ -55,7 +59,7 @@ Model read_model(const std::string& name_or_path);
 std::vector<std::string> list_models();
 
 /// Sizes of one of its layers without a window (or of any if all have one), except the number of
-/// tokens. Missing sizes are the paper's.
+/// tokens. A missing block size and k are the paper's, a missing index dim is kDefaultIndexDim.
 analysis::LayerSizes layer_sizes(const Model&);
 /// "Hq 64, Hkv 4, dh 128, didx 128, Bk 128, k 16"
 std::string sizes_text(const analysis::LayerSizes&);

@@ -48,7 +48,7 @@ void add_index_branch(OptionTable& table, FitOptions& o) {
     table.count(
         "index-dim", "N", o.index_dim,
         "didx, channels of an index head, with which its cost grows: 64 is half of MiniMax-M3's, "
-        "which msa-cost and msa-bench have. Below the head dim of "
+        "and what msa-cost and msa-bench take where a model says none. Below the head dim of "
         "the model, the start has a part of the RoPE pairs alone: where it or the fit keeps "
         "less than mean keys do, the head dim is what to try first",
         between(kMinIndexDim, kMaxIndexDim));

@@ -12,6 +12,7 @@
 
 #include "core/backend.h"
 #include "core/indexer/architecture.h"
+#include "experiments/driver/presets.h"
 #include "experiments/driver/run_options.h"
 
 namespace msa::experiments::fit {
@@ -26,7 +27,7 @@ enum class WhichPairs : uint8_t { energy, every_nth };
 struct FitOptions : RunOptions, ComputeOptions, SizeOptions, OracleOptions {
     Architecture architecture = Architecture::msa;
     std::optional<int64_t> index_heads;  // default: one per group
-    int64_t index_dim = 64;
+    int64_t index_dim = kDefaultIndexDim;
     bool rms_norm = false;
     std::optional<int64_t> rotary_dim;  // default: the model's
     std::optional<double> rope_theta;   // default: the model's

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .arguments import did_you_mean
 from .ending import Refusal, ended, leave
+from .programs import folders, programs
 
-BIN = Path(__file__).parent / "bin"
 SHARE = Path(__file__).parent / "share/msalab"  # of the repository, what studies of the installed package read
 TOOLS = {"capture": "activations of a PyTorch model as a file",
          "check-batching": "whether an Index Branch chooses the same blocks however it is called",
@@ -53,11 +53,6 @@ GROUPS = {
     "the paper": ("paper",)}
 
 
-def programs() -> dict[str, Path]:
-    """Command -> its program; none in a copy of the package that is not installed."""
-    return {path.name.removeprefix("msa-"): path for path in sorted(BIN.glob("msa-*"))}
-
-
 def usage() -> str:
     lines = ["usage: msalab COMMAND [ARGUMENTS]", "",
              "Would MiniMax Sparse Attention work on a model, what would it lose, and what would it cost?",
@@ -67,7 +62,7 @@ def usage() -> str:
     lines += ["", "msalab COMMAND --help says what each does. With a model of yours:",
               "  msalab capture MODEL --text FILE --out mine.h5", "  msalab analyze mine.h5 --out results/mine", "  msalab plot results/mine/results.h5 --out results/mine"]
     if not programs():
-        lines += ["", f"The commands with a question are programs, which are not here ({BIN}): pip install ."]
+        lines += ["", f"The commands with a question are programs, which are not here ({folders()[-1]}): pip install ."]
     return "\n".join(lines)
 
 
@@ -138,8 +133,9 @@ def main(arguments=None) -> int:
         return 0
     if command in PROGRAMS:
         print(f"msalab: {command} is the program msa-{command} of this package, which is not here: there is no "
-              f"{BIN / f'msa-{command}'}; `pip install .` in the repository compiles and installs it, and "
-              f"`./msalab build` there makes build/release/bin/msa-{command}, which runs by itself", file=sys.stderr)
+              f"{folders()[-1] / f'msa-{command}'}; `pip install .` in the repository compiles and installs it, and "
+              f"`./msalab build` there makes build/release/bin/msa-{command}, which runs by itself, and by this command "
+              "where MSALAB_BIN names its folder", file=sys.stderr)
         return 2
     known = sorted({*TOOLS, *PROGRAMS})
     print(f"msalab: '{command}' is no command{did_you_mean(command, known)}; commands are: {', '.join(known)}",

@@ -9,6 +9,8 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterable
 
+INDEX_DIM = 64  # channels of an index head where nothing says, as experiments/driver/presets.h has it
+
 
 def _folded(word: str) -> str:
     return word.lower().replace("_", "-")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from . import results
-from .arguments import CommandLine
+from .arguments import INDEX_DIM, CommandLine
 from .ending import Refusal, ended
 from .rule import Rule
 
@@ -86,7 +86,7 @@ class Model:
 @dataclass(frozen=True)
 class Msa:
     rule: Rule
-    index_dim: int = 64
+    index_dim: int = INDEX_DIM
 
 
 def seconds(model: Model, work: str, context: int, rates: Rates, msa: Msa | None, *, batch: int = 1,

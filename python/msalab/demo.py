@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .arguments import CommandLine
 from .ending import Refusal, ended
-from .trial import find_program
+from .programs import find_program
 
 SIZES = ("--block-size", "32", "--top-k", "8")
 FIT = (*SIZES, "--steps", "100", "--warmup-steps", "10", "--lr", "5e-4", "--eval-every", "10", "--train", ":1024",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import rounding
 from . import torch as m
+from .arguments import INDEX_DIM
 from .operations import InputError, _positive
 from .selectors import Rule
 
@@ -98,10 +99,15 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
             index_q, index_k, rule.top_k, block_size=rule.block_size, return_index_lse=not q.is_cuda,
             forced_first=rule.forced_first, forced_local=rule.forced_local, **packed)
         ids, index_lse = (found, None) if q.is_cuda else found  # on a GPU index_kl sorts the ids once, for its lse, too
-        heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
-                                             return_softmax_lse=True, element=element, **main)
-        if kl and element is not None:
-            q, k, _ = m.rounded(q, k, v, element, block_size=rule.block_size, **packed)
+        if element is None:
+            heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
+                                                 return_softmax_lse=True, **main)
+        else:
+            stored = m.stored(q, k, v, element, block_size=rule.block_size, **packed)
+            heads, main_lse = m.attend_rounded(q, k, v, ids, stored, block_size=rule.block_size,
+                                               return_softmax_lse=True, **main)
+            if kl:
+                q, k, _ = rounding.read(stored, cu, rule.block_size, q.dtype)
     else:
         heads, main_lse = m.dense_attention(q, k, v, return_softmax_lse=True, **main)
     if not kl:
@@ -140,7 +146,7 @@ class MSAttention(nn.Module):
     """
 
     def __init__(self, dim: int, query_heads: int, kv_heads: int, head_dim: int, *,
-                 index_dim: int = 64, block_size: int = 128, top_k: int = 16,
+                 index_dim: int = INDEX_DIM, block_size: int = 128, top_k: int = 16,
                  forced_first: int = 0, forced_local: int = 1, rotary_dim: int | None = None,
                  index_rotary: int | None = None, rope_theta: float = 1e5, index_norm: bool = True,
                  sink: bool = False, value_head: bool = False, detach: bool = True, kl: bool = True,

@@ -534,8 +534,8 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
         if not torch.compiler.is_compiling():
             operations._problem(None, cu_seqlens_q, cu_seqlens_k, q, k, None, None, block_size, softmax_scale, None,
                                 window, softcap)
-        stored = _stored(q, k, v, element, cu_seqlens_q, cu_seqlens_k, block_size)
-        return attend_rounded(q, k, v, ids, stored, softmax_scale=softmax_scale, sinks=sinks, window=window,
+        found = stored(q, k, v, element, block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        return attend_rounded(q, k, v, ids, found, softmax_scale=softmax_scale, sinks=sinks, window=window,
                               return_softmax_lse=return_softmax_lse, softcap=softcap, block_size=block_size, order=order,
                               cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if served:
@@ -548,25 +548,20 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
     return (out, lse) if return_softmax_lse else out
 
 
-def _stored(q, k, v, element, cu_q, cu_k, block_size):
+def stored(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu_seqlens_q=None,
+           cu_seqlens_k=None) -> rounding.Stored:
+    """What sparse_attention with an element reads of q, k and v; rounding.read() has it as numbers."""
     for name, one in (("q", q), ("k", k), ("v", v)):
         if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise InputError(f"{name} is {one.dtype}, must be float32, bfloat16 or float16 to be rounded to {element}")
     if v.shape != k.shape:
         raise InputError(f"v has shape {list(v.shape)}, must be that of k = {list(k.shape)}")
-    ends, numbers = _key_ends(k, cu_q, cu_k), None
+    ends, numbers = _key_ends(k, cu_seqlens_q, cu_seqlens_k), None
     if ends[-1] != len(k):
         raise InputError(f"k has {len(k)} tokens, must have the {ends[-1]} of cu_seqlens_k")
     if element == rounding.SCALED:
         numbers = rounding.block_numbers(ends, block_size, k.device)
     return rounding.stored(q, k, v, element, numbers)
-
-
-@torch.no_grad()
-def rounded(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu_seqlens_q=None, cu_seqlens_k=None):
-    """What sparse_attention with an element reads, e4m3 times scale, in the type of q."""
-    stored = _stored(q, k, v, element, cu_seqlens_q, cu_seqlens_k, block_size)
-    return rounding.read(stored, _key_ends(k, cu_seqlens_q, cu_seqlens_k), block_size, q.dtype)
 
 
 def attend_rounded(q, k, v, ids, stored: rounding.Stored, *, softmax_scale=None, return_softmax_lse=False, sinks=None,

@@ -16,10 +16,12 @@ from ._compiled import CPUINFO
 from .arguments import CommandLine
 from .ending import Refusal, ended
 from .evaluation.intervals import interval_of
+from .programs import find_program
 from .steps import Step, run_all
 
 SHARE = 4  # the smaller budget is one token in so many of the context
 FULL = 0.75  # of the context that documents held out fill, for a verdict
+CAPTURED = 2  # sequences, of the text that is learnt from
 PARTS = 8  # documents that the text held out is cut into, for intervals
 # Seconds on two quiet cores, of a run of SmolLM2-135M: what a forward pass takes beside its products with weights, the
 # fit and an analysis, by layer and token; a start of Python with PyTorch; the report.
@@ -35,7 +37,8 @@ def parser() -> CommandLine:
     top.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text; the first half is learnt from, the "
                      "second half is held out")
     top.add_argument("--out", required=True, metavar="DIR", help="gets everything; report/report.html to look at")
-    top.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a sequence (default: 1024)")
+    top.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of each sequence: of "
+                     f"the {CAPTURED} that are captured, and of those that the loss is measured on (default: 1024)")
     top.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens of a block (default: 64, of which "
                      "a context of 1024 has 16; elsewhere 128)")
     top.add_argument("--top-k", type=int, metavar="N", help="blocks of the smaller budget; the other is twice as large "
@@ -47,33 +50,28 @@ def parser() -> CommandLine:
     return top
 
 
-def find_program(name: str) -> Path:
-    """Of the installed package, or of the folder that the environment names in MSALAB_BIN."""
-    folders = [Path(__file__).parent / "bin", *map(Path, filter(None, [os.environ.get("MSALAB_BIN")]))]
-    for folder in folders:
-        if (folder / name).exists():
-            return folder / name
-    raise Refusal(f"{folders[-1] / name}: no such program; pip install '.[evaluate]' in a clone, or "
-                  "MSALAB_BIN names its build/release/bin")
-
-
-def split_text(path: Path, out: Path) -> tuple[Path, Path]:
-    """The halves of a text as two files, cut at ends of lines; the second one in PARTS documents."""
+def split_text(path: Path, out: Path) -> tuple[tuple[Path, ...], Path]:
+    """The halves of a text, cut at ends of lines: the first one as CAPTURED files, the second one as one of PARTS
+    documents."""
     text = path.read_bytes().replace(b"\0", b"\n")
 
     def cut(at: int) -> int:
         return text.find(b"\n", at) + 1 or len(text)
 
+    def parts(first: int, last: int, count: int) -> list[bytes]:
+        ends = [first, *(cut(first + (last - first) * part // count) for part in range(1, count)), last]
+        return [text[one:other] for one, other in zip(ends, ends[1:]) if text[one:other].strip()]
+
     half = cut(len(text) // 2)
-    ends = [half, *(cut(half + (len(text) - half) * part // PARTS) for part in range(1, PARTS)), len(text)]
-    parts = [text[first:end] for first, end in zip(ends, ends[1:]) if text[first:end].strip()]
-    if not text[:half].strip() or not parts:
+    learnt, held = parts(0, half, CAPTURED), parts(half, len(text), PARTS)
+    if not learnt or not held:
         raise Refusal(f"{path}: has no two halves of text with an end of line between them")
-    learnt, held = out / "learnt.txt", out / "held_out.txt"
-    for file, content in ((learnt, text[:half]), (held, b"\0".join(parts))):
+    files = {out / f"learnt_{number}.txt": content for number, content in enumerate(learnt, 1)}
+    held_out = out / "held_out.txt"
+    for file, content in {**files, held_out: b"\0".join(held)}.items():
         if not file.exists() or file.read_bytes() != content:  # an older one keeps its time: steps look at it
             file.write_bytes(content)
-    return learnt, held
+    return tuple(files), held_out
 
 
 def sizes_of(model: str) -> tuple[int, int, str]:
@@ -132,7 +130,7 @@ def steps_of(options, out: Path) -> list[Step]:
     sizes = ["--block-size", block, "--top-k", k]
     made = (options.model, *how, *sizes, options.steps)
     capture, fit = out / "capture.h5", out / "fit"
-    tokens, passes = 2 * context, 1 + 2 * 2 * 2  # dense; two selectors, two budgets, forced or not
+    tokens, passes = len(learnt) * context, 1 + 2 * 2 * 2  # dense; two selectors, two budgets, forced or not
 
     def passed(count: int) -> float:
         return STARTED + count * (2 * parameters / rate + ATTENDED * layers)
@@ -140,16 +138,16 @@ def steps_of(options, out: Path) -> list[Step]:
     def analyse(name: str, first: int) -> Step:
         selectors = ",".join(SELECTORS)
         return Step(name, f"what a selection keeps, {'the first block kept' if first else 'no block forced'}",
-                    ANALYSED * layers * tokens, (learnt,), lambda: _run(
+                    ANALYSED * layers * tokens, learnt, lambda: _run(
                         find_program("msa-analyze"), fit / "indexer.h5", "--out", out / name, *sizes, "--selectors",
                         selectors, "--forced-first", first, "--positions", f"{context // 2}:"),
                     (*made, first, context), out / name)
 
     return [
-        Step("capture", "queries, keys and values of every layer", passed(tokens), (learnt,),
-             lambda: _msalab("capture", options.model, "--text", learnt, "--max-tokens", tokens, "--out", capture,
-                             "--overwrite", *how), (options.model, tokens, *how)),
-        Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), (learnt,),
+        Step("capture", "queries, keys and values of every layer", passed(tokens), learnt,
+             lambda: _msalab("capture", options.model, "--text", *learnt, "--max-tokens", context, "--out", capture,
+                             "--overwrite", *how), (options.model, context, *how)),
+        Step("fit", "an Index Branch for each layer", FITTED * layers * tokens * (1 + options.steps / 100), learnt,
              lambda: _run(find_program("msa-fit-indexer"), capture, "--out", fit, *sizes, "--steps", options.steps),
              made, fit),
         analyse("free", 0), analyse("forced", 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from msalab.__main__ import GROUPS, PROGRAMS, TOOLS, main
-from msalab.arguments import CommandLine, did_you_mean
+from msalab.arguments import INDEX_DIM, CommandLine, did_you_mean
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +21,11 @@ ROOT = Path(__file__).parents[2]
     ("best", ["index", "oracle"], ""), ("x", ["y"], ""), ("", ["a"], "")])
 def test_what_was_meant(word, known, meant):
     assert did_you_mean(word, known) == meant
+
+
+def test_an_index_head_is_as_wide_as_the_programs_have_it():
+    header = (ROOT / "experiments/driver/presets.h").read_text(encoding="utf-8")
+    assert re.findall(r"int64_t kDefaultIndexDim = (\d+);", header) == [str(INDEX_DIM)]
 
 
 def refused(words, capsys):

@@ -608,6 +608,26 @@ def test_of_a_model_of_bytes_each_byte_is_a_token(tmp_path, capsys):
     assert "empty.txt: no tokens come of its text" in capsys.readouterr().err
 
 
+def test_a_wrong_file_of_tokens_is_named_with_its_value_and_the_rule(tmp_path, capsys):
+    make_model("llama").save_pretrained(tmp_path / "model")
+
+    def refused(name, said, array=None, text=""):
+        path = tmp_path / name
+        path.write_text(text)
+        if array is not None:
+            np.save(path, array)
+        words = ["capture", str(tmp_path / "model"), "--tokens", str(path), "--out", str(tmp_path / "a.h5")]
+        assert main(words) == 2
+        assert f"error: {path}: token ids {said}" in capsys.readouterr().err
+
+    integers = "must be a list of integers, not empty, and "
+    refused("a.npy", integers + "this is float64 [2]", np.array([1, 2.5]))
+    refused("b.json", integers + "token 1 is 2.5", text="[1, 2.5]")
+    refused("c.json", integers + "this is {'ids': [1]}", text='{"ids": [1]}')
+    refused("d.npy", "must be a .npy file or a JSON list, and this is no array of numbers: ", text="a text")
+    refused("e.json", "from 3 to 97; the vocabulary of ", text="[3, 97]")
+
+
 def test_command_line_captures_from_a_folder(tmp_path, sequences, capsys):
     model = make_model("qwen3", torch.bfloat16)
     model.save_pretrained(tmp_path / "model")

@@ -31,7 +31,7 @@ def run(tmp_path):
             code = ("import pathlib, msalab._compiled as c; "
                     f"c.CPUINFO = pathlib.Path({str(described)!r}); " + code)
         return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
-                              capture_output=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+                              capture_output=True, env={**os.environ, "PYTHONPATH": str(tmp_path), "MSALAB_BIN": ""})
 
     return run
 
@@ -70,6 +70,21 @@ def test_a_program_that_is_not_installed_is_named_with_where_it_was_looked_for(r
     assert done.returncode == 2 and done.stderr.startswith(
         "msalab: fit-indexer is the program msa-fit-indexer of this package, which is not here: there is no "
         f"{tmp_path / 'msalab/bin/msa-fit-indexer'}; `pip install .` in the repository")
+
+
+def test_programs_are_those_of_the_folder_that_the_environment_names(run, tmp_path):
+    """Help, a command, and a study's search find the same ones; without the folder, none."""
+    made = tmp_path / "made/msa-cost"
+    made.parent.mkdir()
+    made.write_text("#!/bin/sh\necho the program has $*\n")
+    made.chmod(0o755)
+    code = "from msalab.__main__ import main; from msalab.programs import find_program; "
+    there = code + f"import os; os.environ['MSALAB_BIN'] = {str(made.parent)!r}; "
+    assert "which are not here" in run(code + "main(['--help'])").stdout
+    assert "which are not here" not in run(there + "main(['--help'])").stdout
+    assert run(there + "print(find_program('msa-cost'))").stdout == f"{made}\n"
+    assert run(there + "main(['cost', '--json'])").stdout == "the program has --json\n"
+    assert f"there is no {made.parent / 'msa-fit-indexer'}" in run(there + "main(['fit-indexer'])").stderr
 
 
 def test_every_program_is_known_by_name():

@@ -119,14 +119,16 @@ def test_an_element_is_of_the_main_branch_and_of_its_teacher(element, monkeypatc
     x, cu, calls = torch.randn(40, 32), [0, 13, 40], []
     for one, other in zip(module(x, cu, sparse=False), plain(x, cu, sparse=False)):
         assert torch.equal(one, other)  # the warm-up is not rounded
-    attend, index_kl = nn.m.sparse_attention, nn.m.index_kl
-    monkeypatch.setattr(nn.m, "sparse_attention", lambda *of, **how: calls.append((of, how)) or attend(*of, **how))
+    attend, round_once, index_kl = nn.m.attend_rounded, nn.m.stored, nn.m.index_kl
+    monkeypatch.setattr(nn.m, "stored", lambda *of, **how: calls.append((of, how)) or round_once(*of, **how))
+    monkeypatch.setattr(nn.m, "attend_rounded", lambda *of, **how: calls.append((of, how)) or attend(*of, **how))
     monkeypatch.setattr(nn.m, "index_kl", lambda *of, **how: calls.append((of, how)) or index_kl(*of, **how))
     y, kl = module(x, cu)
-    ((q, k, v, ids), how), ((_, _, index_q, index_k, _), kl_how) = calls
-    assert how["element"] == element and torch.equal(y, module.o_proj(attend(q, k, v, ids, **how)[0].flatten(1)))
+    ((*_, asked), _), ((q, k, v, ids, _), _), ((_, _, index_q, index_k, _), kl_how) = calls  # rounded once
     options = {"block_size": 8, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
-    numbers = nn.m.rounded(q, k, v, element, **options)
+    heads = nn.m.sparse_attention(q, k, v, ids, element=element, **options)
+    assert asked == element and torch.equal(y, module.o_proj(heads.flatten(1)))
+    numbers = nn.rounding.read(round_once(q, k, v, element, **options), cu, 8, q.dtype)
     own = index_kl(*numbers[:2], index_q, index_k, ids, **options)
     assert torch.isclose(kl, own, rtol=1e-5) and not torch.isclose(kl, plain(x, cu)[1], rtol=1e-4)
     (y.square().mean() + kl).backward()

@@ -16,6 +16,7 @@ from test_capture_models import BIN, make_model, needs_programs  # noqa: E402
 
 from msalab import steps, trial  # noqa: E402
 from msalab.__main__ import main  # noqa: E402
+from msalab.capture.reader import ActivationsReader  # noqa: E402
 from msalab.ending import Refusal  # noqa: E402
 
 TEXT = "".join(f"Line {line} of a text that says how blocks of keys are chosen.\n" for line in range(150))
@@ -46,6 +47,8 @@ def test_from_a_model_to_a_verdict(model, tmp_path, capfd, monkeypatch):
     said = capfd.readouterr().err
     assert "6 steps, about" in said and "interrupted; the same command goes on" in said
     monkeypatch.setattr(trial, "_msalab", real)
+    with ActivationsReader(tmp_path / "out/capture.h5") as file:
+        assert list(file.cu_seqlens) == [0, 288, 576]  # what --context says, of each sequence
     captured = (tmp_path / "out/capture.h5").stat().st_mtime_ns
     assert main(words) == 0
     said = capfd.readouterr()
@@ -75,8 +78,9 @@ def test_halves_are_cut_at_lines_and_keep_their_time(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     learnt, held = trial.split_text(tmp_path / "a.txt", tmp_path)
     parts = held.read_bytes().split(b"\0")
-    assert learnt.read_bytes() + b"".join(parts) == TEXT.encode() and len(parts) == trial.PARTS
-    assert all(part.endswith(b"\n") for part in parts)
+    assert b"".join([*(path.read_bytes() for path in learnt), *parts]) == TEXT.encode()
+    assert (len(learnt), len(parts)) == (trial.CAPTURED, trial.PARTS)
+    assert all(part.endswith(b"\n") for part in [*parts, learnt[0].read_bytes()])
     before = held.stat().st_mtime_ns
     trial.split_text(tmp_path / "a.txt", tmp_path)
     assert held.stat().st_mtime_ns == before
@@ -147,4 +151,4 @@ def test_steps_name_their_options(tmp_path, monkeypatch):
     other = {name for name, key in keys(top_k=3).items() if key != keys()[name]}
     assert other == {"fit", "free", "forced", "evaluation"}
     json.dumps(steps.done_steps(tmp_path))
-    assert Path(tmp_path / "learnt.txt").exists()
+    assert Path(tmp_path / "learnt_1.txt").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from msalab.arguments import CommandLine
 from msalab.ending import ended
 from msalab.steps import run_all
-from msalab.trial import find_program
+from msalab.programs import find_program
 
 from . import anew, page
 from .html import write_html

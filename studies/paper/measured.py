@@ -127,14 +127,14 @@ def claims(records: Records, before: Records) -> dict[str, tuple]:
 
 
 def check_numbers(judged: dict[str, tuple]) -> dict[str, str]:
-    """"ARM-AGAINST MEASURE" -> the difference with its interval."""
+    """"ARM-AGAINST MEASURE" -> the difference with its interval, in the digits of the pilot's own page."""
     found = {}
     for checks, _ in judged.values():
         for one in checks:
             if not np.isnan(one.mean):
                 found.setdefault(f"{one.check.arm}-{one.check.against} {one.check.measure}",
-                                 f"{one.mean:+.3f}" + ("" if np.isnan(one.low) else
-                                                       f" ({one.low:+.3f} to {one.high:+.3f})"))
+                                 f"{one.mean:+.4f}" + ("" if np.isnan(one.low) else
+                                                       f" ({one.low:+.4f} to {one.high:+.4f})"))
             if one.check.measure == "failed":
                 found[f"{one.check.arm} fails"] = f"{sum(map(bool, one.seeds.values()))} of {len(one.seeds)}"
     return found
@@ -157,6 +157,10 @@ def arm_means(records: Records, arms) -> tuple[int, list[dict[str, float]]]:
                          for name in ("bits_per_byte", "exact_match recall")} for arm in arms if seeds]
 
 
+def _heads(count: int) -> str:
+    return {0: "no head gives", 1: "1 head gives"}.get(count, f"{count} heads give")
+
+
 def sink_by_head(records: Records, before: Records) -> dict[str, str]:
     """Of the runs with a learnable sink, those of block G where they are there (fig:prelim-learnable-sink-vis)."""
     _, table = figures.sink_by_head(records if figures.with_sink(records) else before)
@@ -164,7 +168,8 @@ def sink_by_head(records: Records, before: Records) -> dict[str, str]:
     for arm, words in (("sink", "with MSA"), ("full-sink", "with full attention")):
         own = table.where(arm=arm)
         if len(own):
-            much = [f"{int((own[name] > MUCH).sum())} give {words_of} more than a fifth (at most {100 * own[name].max():.1f} %)"
+            much = [f"{_heads(int((own[name] > MUCH).sum()))} {words_of} more than a fifth "
+                    f"(at most {100 * own[name].max():.1f} %)"
                     for name, words_of in (("learnable_sink", "the learnable sink"), ("token_0", "token 0"))]
             texts.append(f"of {len(own)} heads {words}, {much[0]}, {much[1]}")
     return {"sink by head": "; ".join(texts)}

@@ -45,6 +45,13 @@ def test_the_pages_have_the_numbers_of_the_records(numbers):
         assert page.with_tables(text, numbers) == text, f"msalab paper --page {path} writes it anew"
 
 
+def test_differences_have_the_digits_of_the_pilots_page(numbers):
+    """With fewer, the small ones of Table 4 and their intervals were all the same number."""
+    pilot = (ROOT / "studies/pilot/README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^(\S+) \((.*)\)$", "\n".join(measured.check_numbers(numbers.judged).values()), re.MULTILINE)
+    assert len(found) > 20 and all(f"| {mean} | {interval} |" in pilot for mean, interval in found)
+
+
 def test_the_readme_is_short_and_begins_with_the_paper():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
@@ -99,9 +106,12 @@ def test_an_ablation_has_the_papers_rows_and_ours_below_them(tmp_path):
 
 def test_a_head_that_uses_the_learnable_sink_is_counted(tmp_path):
     write_run(tmp_path, "sink", 11, heads=[(0.9, 0.5, 0.0), (0.9, 0.0, 0.3), (0.0, 0.0, 0.15), (0.0, 0.0, 0.05)])
+    write_run(tmp_path, "full-sink", 11, heads=[(0.9, 0.0, 0.3), (0.9, 0.0, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)])
     assert measured.sink_by_head({}, read_records(tmp_path)) == {
-        "sink by head": "of 4 heads with MSA, 1 give the learnable sink more than a fifth (at most 30.0 %), 1 give token 0 "
-                        "more than a fifth (at most 50.0 %)"}
+        "sink by head": "of 4 heads with MSA, 1 head gives the learnable sink more than a fifth (at most 30.0 %), 1 head "
+                        "gives token 0 more than a fifth (at most 50.0 %); of 4 heads with full attention, 2 heads give the "
+                        "learnable sink more than a fifth (at most 40.0 %), no head gives token 0 more than a fifth "
+                        "(at most 0.0 %)"}
 
 
 def test_what_computes_an_equation_is_there_and_tested():

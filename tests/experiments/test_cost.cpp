@@ -100,7 +100,7 @@ TEST_F(Cost, ReadsAConfigOfHuggingFace) {
     EXPECT_EQ(model["head_dim"], 64);
     EXPECT_EQ(model["block_size"], 64);
     EXPECT_EQ(model["top_k"], 4);
-    EXPECT_EQ(model["index_dim"], 128);
+    EXPECT_EQ(model["index_dim"], 64);
     const json other = run_json(
         {"--preset", path("config.json"), "--context", "4K", "--top-k", "8", "--index-dim", "32"});
     EXPECT_EQ(model_of(other)["top_k"], 8);

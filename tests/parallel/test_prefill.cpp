@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A prefill over several ranks, threads of this process, beside that of one.
 #include <cmath>
+#include <functional>
 
 #include "core/parallel/prefill.h"
 #include "tests/parallel/parallel_test.h"
@@ -207,6 +208,54 @@ TEST(ParallelPrefill, RefusesScalesOfOtherQueries) {
         EXPECT_THROW(prefill(*peers, plan, x.c.rule, scaled_keys(*peers, plan, x), in,
                              {ids, out.view(), lse}),
                      InputError);
+    });
+}
+
+/// One row fewer would be read behind the end, one more would be of another sequence.
+TEST(ParallelPrefill, RefusesKeysOfOtherRows) {
+    const Problem p = square_problem(64, 4, 2, 32, 16, 16);
+    const ScaledCase x = scaled_case({"scaled", p, {.top_k = 2}}, Element::f32);
+    const ZigZag plan(p, 1);
+    parallel::run_group(1, [&](const parallel::Group& workers) {
+        const auto backend = make_backend("cpu");
+        const auto peers = make_peer_copies(workers, *backend);
+        auto ids = backend->make<int32_t, 3>({64, 2, 2});
+        auto out = backend->make<float, 3>({64, 4, 32});
+        auto lse = backend->make<float, 2>({64, 4});
+        const PrefillInput in{x.o.index_q.view(), x.s.q.values.view(), {}, x.s.q.scales.view()};
+        const auto refused = [&](const std::string& said, const auto& change) {
+            SharedKeys keys = scaled_keys(*peers, plan, x);
+            change(keys);
+            for (const std::function<void()>& call : std::vector<std::function<void()>>{
+                     [&] { gather(*peers, plan, keys); },
+                     [&] {
+                         prefill(*peers, plan, x.c.rule, keys, in, {ids, out.view(), lse});
+                     }})
+                try {
+                    call();
+                    ADD_FAILURE() << "not refused: " << said;
+                } catch (const InputError& error) {
+                    EXPECT_EQ(error.what(), said);
+                }
+        };
+        refused("index_k has 63 rows, must have the 64 of the sequence's keys",
+                [&](SharedKeys& keys) {
+                    keys.index_k = {*peers, {63, 16}, Element::f32};
+                });
+        refused("k has 65 rows, must have the 64 of the sequence's keys", [&](SharedKeys& keys) {
+            keys.k = {*peers, {65, 2, 32}, Element::e4m3};
+        });
+        refused("v has 63 rows, must have the 64 of the sequence's keys", [&](SharedKeys& keys) {
+            keys.v = {*peers, {63, 2, 32}, Element::e4m3};
+        });
+        refused("k_scales has 3 rows, must have the 4 of the sequence's blocks",
+                [&](SharedKeys& keys) {
+                    keys.k_scales.emplace(*peers, Shape<2>{3, 2}, Element::f32);
+                });
+        refused("v_scales has 5 rows, must have the 4 of the sequence's blocks",
+                [&](SharedKeys& keys) {
+                    keys.v_scales.emplace(*peers, Shape<2>{5, 2}, Element::f32);
+                });
     });
 }
 

@@ -21,13 +21,17 @@ def read_sequences(options, tokenize) -> list:
     """Of every token file, then of every text: token ids, and the text's bytes with where each token ends in them, or
     None where it is not known."""
     def read_tokens(path):
-        if path.endswith(".npy"):
-            return token_ids(np.load(path), path), None
+        is_array = path.endswith(".npy")
         try:
-            return token_ids(json.loads(Path(path).read_text("utf-8")), path), None
+            if is_array:
+                with open(path, "rb") as file:
+                    tokens = np.lib.format.read_array(file, allow_pickle=False)
+            else:
+                tokens = json.loads(Path(path).read_text("utf-8"))
         except ValueError as error:
-            raise CaptureError(f"{path}: token ids must be a .npy file or a JSON list, and this is no JSON: {error}"
-                               ) from error
+            raise CaptureError(f"{path}: token ids must be a .npy file or a JSON list, and this is no "
+                               f"{'array of numbers' if is_array else 'JSON'}: {error}") from error
+        return token_ids(tokens, path), None
 
     def read_text(path):
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -67,6 +71,8 @@ def run_capture(options):
     sequences, texts = zip(*read_sequences(options, lambda content: vocabulary().whole_with_ends(content)))
     model = TransformersModel.load(options.model, device=options.device, dtype=options.dtype,
                                    attention=options.attention, revision=options.revision)
+    for path, tokens in zip(options.tokens, sequences):
+        model.require_known(tokens[:options.max_tokens], f"{path}: ")
     most, longest, positions = options.max_tokens, max(map(np.size, sequences)), model.positions
     if fits is not None:
         model = WithIndexBranches(model, fits, options.indexer)

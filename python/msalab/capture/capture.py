@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,10 +148,28 @@ def token_ids(tokens, place: str) -> np.ndarray:
     """int64 [S], S >= 1; `place` begins the message that refuses others."""
     require(not isinstance(tokens, np.ma.MaskedArray), f"{place}: token ids are a masked array, and no token can be "
             "hidden")
-    ids = np.asarray(tokens)
-    require(ids.ndim == 1 and ids.size and np.issubdtype(ids.dtype, np.integer),
-            f"{place}: token ids must be a list of integers, not empty")
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:  # lists of several lengths
+        ids = np.asarray(tokens, object)
+    whole = np.issubdtype(ids.dtype, np.integer) or ids.dtype == object and all(map(_is_whole, ids.flat))  # of any size
+    require(ids.ndim == 1 and ids.size and whole,
+            f"{place}: token ids must be a list of integers, not empty, and {_wrong(tokens, ids)}")
     largest = np.iinfo(np.int32).max
     require(0 <= ids.min() and ids.max() <= largest, f"{place}: token ids from {ids.min()} to "
             f"{ids.max()}, must be from 0 to {largest}")
     return ids.astype(np.int64)
+
+
+def _is_whole(one) -> bool:
+    return isinstance(one, Integral) and not isinstance(one, bool)
+
+
+def _wrong(tokens, ids: np.ndarray) -> str:
+    """What a list has in place of an integer; of anything else, its type and shape."""
+    if ids.ndim and not isinstance(tokens, (list, tuple)):
+        return f"this is {ids.dtype} {list(ids.shape)}"
+    for number, one in enumerate(tokens if ids.ndim else ()):
+        if not _is_whole(one):
+            return f"token {number} is {reprlib.repr(one)}"
+    return f"this is {reprlib.repr(tokens)}"

@@ -131,12 +131,16 @@ class TransformersModel:
             with _enough_memory(f"{self.model_id}, a sequence of {len(tokens)} tokens"):
                 self._forward(tokens)
 
+    def require_known(self, tokens, place: str = ""):
+        """Token ids of the vocabulary; `place` begins the message that refuses others."""
+        known = len(self.decoder.get_input_embeddings().weight)
+        require(0 <= tokens.min() and tokens.max() < known, f"{place}token ids from {tokens.min()} to {tokens.max()}; the "
+                f"vocabulary of {self.model_id} is 0 to {known - 1}")
+
     @torch.no_grad()
     def _forward(self, tokens):
         embedding = self.decoder.get_input_embeddings().weight
-        require(0 <= tokens.min() and tokens.max() < len(embedding),
-                f"token ids from {tokens.min()} to {tokens.max()}; the vocabulary of "
-                f"{self.model_id} is 0 to {len(embedding) - 1}")
+        self.require_known(tokens)
         try:
             self.decoder(input_ids=torch.as_tensor(tokens, device=embedding.device)[None],
                          use_cache=False)

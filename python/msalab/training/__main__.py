@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ..arguments import CommandLine, integers, parse_run
+from ..arguments import INDEX_DIM, CommandLine, integers, parse_run
 from ..ending import ended, leave
 
 
@@ -37,8 +37,8 @@ def parser() -> CommandLine:
                      help="newest ones, the query's own among them (default: 1, or the fit's)")
     how.add_argument("--dense-layers", type=integers, default=[], metavar="0,1",
                      help="layers that attend to everything")
-    how.add_argument("--index-dim", type=int, default=64, metavar="N",
-                     help="channels of a random Index Branch (default: 64, as msa-fit-indexer's)")
+    how.add_argument("--index-dim", type=int, default=INDEX_DIM, metavar="N",
+                     help="channels of a random Index Branch (default: %(default)s, as msa-fit-indexer's)")
     how.add_argument("--index-norm", choices=("rms", "none"), default="rms", help="of its heads (default: rms)")
     how.add_argument("--index-rotary", type=int, metavar="N", help="channels of it that RoPE turns, with the "
                      "frequencies of the layer (default: as many as it turns there)")
