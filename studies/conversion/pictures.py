@@ -32,7 +32,7 @@ from msalab.evaluation.text import read_documents
 from msalab.plots import Results, style
 from msalab.plots.heat_map import future
 from msalab.table import Table
-from msalab.trial import find_program
+from msalab.programs import find_program
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "notebooks"))
 from palettes import with_palette  # noqa: E402

@@ -28,7 +28,7 @@ import h5py
 from msalab.arguments import CommandLine
 from msalab.ending import Refusal, ended
 from msalab.results import Report
-from msalab.trial import find_program
+from msalab.programs import find_program
 
 from . import page, records, texts
 
