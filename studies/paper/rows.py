@@ -165,11 +165,13 @@ RESULTS = (
         "pilot_forest", (("block size changes little", DISAGREE),
                          ("block size changes little, where a query keeps 8 to 32, asked again", AGREE))),
     Row("tab:forced-sink-local", "forcing the first block and a local window changes little",
-        "bits per byte with the first block forced {forced-first-msa bits_per_byte}, a local one {forced-local-msa "
-        "bits_per_byte}, both {forced-both-msa bits_per_byte} ([below](#tabforced-sink-local))", UNTESTED,
-        "at 4 blocks, of which forcing takes one to two: disagrees; at the paper's 16 near in three seeds, the fourth waits",
-        PILOT, "pilot_forest", (("forced blocks change little", DISAGREE),
-                                ("forced blocks change little, where a query keeps 16, asked again", NOT_RUN))),
+        "where a query keeps 16 blocks, bits per byte with the first forced {forced-first-then-8k-msa-then-8k "
+        "bits_per_byte}, with a local one, too, {forced-both-then-8k-msa-then-8k bits_per_byte}; where it keeps 4, both "
+        "{forced-both-msa bits_per_byte} ([below](#tabforced-sink-local))", AGREE,
+        "14M byte models of contexts of 2048, continued at 8192; with 4 blocks, of which forcing takes one or two, it "
+        "disagrees", PILOT, "pilot_forest",
+        (("forced blocks change little", DISAGREE),
+         ("forced blocks change little, where a query keeps 16, asked again", AGREE))),
     Row("tab:idxval-ablation", "with a warm-up, a value head of the Index Branch gains nothing",
         "bits per byte {value-head-msa bits_per_byte}, recall {value-head-msa exact_match recall} "
         "([below](#tabidxval-ablation))", AGREE,

@@ -124,7 +124,7 @@ def test_an_answer_is_the_check_that_decides(tmp_path):
     lines = registered.answers_markdown(read_records(tmp_path), {}).splitlines()
     [size] = [line for line in lines if line.startswith("| block size changes little |")]
     assert "bits_per_byte, blocks-128" in size
-    assert size.endswith("| **disagree** | at 4 blocks (2 of 128): disagrees; at the paper's 16: waits |")
+    assert size.endswith("| **disagree** | at 4 blocks (2 of 128): disagrees; at the paper's 16 (block B2): agrees |")
 
 
 def test_an_interval_by_the_own_spread_stands_beside_the_pooled_one(tmp_path):
