@@ -31,8 +31,8 @@ from msalab.capture.layer import as_bfloat16
 from msalab.evaluation.text import read_documents
 from msalab.plots import Results, style
 from msalab.plots.heat_map import future
-from msalab.table import Table
 from msalab.programs import find_program
+from msalab.table import Table
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "notebooks"))
 from palettes import with_palette  # noqa: E402
@@ -82,14 +82,13 @@ def all_selected(capture: Path, top_k: int):
             yield layer, index_select(q.astype(np.float32), k.astype(np.float32), top_k, block_size=BLOCK)
 
 
-def share_of(ids: np.ndarray) -> np.ndarray:
-    """[Nq, Hkv, k] of all queries of a document -> [Hkv, rows, columns]: the share of a block's queries that select a
-    block."""
+def counts_of(ids: np.ndarray) -> np.ndarray:
+    """[Nq, Hkv, k] of all queries of a document -> [Hkv, rows, columns]: how many of a block's queries select a block."""
     own, groups = np.arange(len(ids)) // BLOCK, ids.shape[1]
     blocks = int(own[-1]) + 1
     cell = (np.arange(groups)[:, None] * blocks + own[:, None, None]) * blocks + ids
-    counts = np.bincount(cell[ids >= 0], minlength=groups * blocks * blocks).reshape(groups, blocks, blocks)
-    return counts / np.bincount(own)[:, None]
+    counts = np.bincount(cell[ids >= 0], minlength=groups * blocks * blocks)
+    return counts.reshape(groups, blocks, blocks).astype(np.uint8)  # BLOCK at most
 
 
 def first_block(ids: np.ndarray) -> np.ndarray:
@@ -136,8 +135,9 @@ def heads_of(results: dict[str, Results], layer: int):
         yield from ((layer, head, when, *map(float, values)) for head, values in enumerate(zip(dense, sparse)))
 
 
-def pack(results: dict[str, Results], selected: dict[str, dict[int, np.ndarray]], path: Path):
-    """What draw() needs, small: shares of the heat maps of the first document, and numbers by layer, head and group."""
+def pack(results: dict[str, Results], selected: dict[str, dict[int, np.ndarray]], path: Path, kept: list[int] | None):
+    """What draw() needs, small: counts of the heat maps of the first document, of the layers `kept` (None: all), and
+    numbers by layer, head and group."""
     layers = results["before"].layers
     sizes, queries = results["before"].sizes(layers[0]), results["before"].queries(layers[0])
     numbers = {"heads": sizes.query_heads, "groups": sizes.kv_heads, "top_k": results["before"].top_k("index", layers[0]),
@@ -150,9 +150,9 @@ def pack(results: dict[str, Results], selected: dict[str, dict[int, np.ndarray]]
                "by_group": [(layer, when, group, float(share)) for layer in layers for when in WHEN
                             for group, share in enumerate(first_block(selected[when][layer]))],
                "chance": chance(len(selected["before"][layers[0]]), results["before"].top_k("index", layers[0]))}
-    maps = io.BytesIO()
-    np.savez(maps, **{when: np.stack([share_of(ids[layer]) for layer in layers]).astype(np.float16)
-                      for when, ids in selected.items()})
+    kept, maps = layers if kept is None else kept, io.BytesIO()
+    np.savez(maps, layers=kept, queries=np.bincount(np.arange(len(selected["before"][layers[0]])) // BLOCK),
+             **{when: np.stack([counts_of(ids[layer]) for layer in kept]) for when, ids in selected.items()})
     with tarfile.open(path, "w:xz") as tar:
         for name, data in ((NUMBERS, json.dumps(numbers).encode()), (MAPS, maps.getvalue())):
             member = tarfile.TarInfo(name)
@@ -175,18 +175,20 @@ def measure(options):
             (one, of_one), (other, of_other) = both.map(lambda of: analyse(*of[:2], texts, of[2], options), (
                 (options.model, options.before, folders[0]), (options.after, options.after, folders[1])))
         with Results(one) as before, Results(other) as after:
-            pack({"before": before, "after": after}, {"before": of_one, "after": of_other}, options.archive)
+            pack({"before": before, "after": after}, {"before": of_one, "after": of_other}, options.archive,
+                 options.maps)
     print(f"{options.archive}: {options.archive.stat().st_size} bytes")
 
 
 class Found:
-    """Of an archive: numbers, tables of them, and maps [layers, Hkv, rows, columns] of each of WHEN."""
+    """Of an archive: numbers, tables of them, and maps {layer: [Hkv, rows, columns]} of shares of each of WHEN."""
 
     def __init__(self, path: Path):
         with tarfile.open(path) as tar:
             self.numbers = json.load(tar.extractfile(NUMBERS))
             with np.load(io.BytesIO(tar.extractfile(MAPS).read())) as maps:
-                self.maps = {when: maps[when].astype(float) for when in WHEN}
+                self.maps = {when: dict(zip(maps["layers"].tolist(), maps[when] / maps["queries"][:, None]))
+                             for when in WHEN}
         self.by_layer = Table.from_rows(COLUMNS, self.numbers["by_layer"])
         self.by_head = Table.from_rows(OF_HEADS, self.numbers["by_head"])
         self.by_group = Table.from_rows(OF_GROUPS, self.numbers["by_group"])
@@ -194,9 +196,9 @@ class Found:
         self.groups, self.heads = self.numbers["groups"], self.numbers["heads"]
 
     def least_and_most(self) -> list[int]:
-        """The layers in which the first token got least and most of the dense attention, before."""
-        own = self.by_layer.where(when="before")
-        return [int(own["layer"][pick(own["dense"])]) for pick in (np.argmin, np.argmax)]
+        """Of the layers with maps, those in which the first token got least and most of the dense attention, before."""
+        shares = {layer: self.by_layer.where(when="before", layer=layer)["dense"][0] for layer in self.maps["before"]}
+        return [pick(shares, key=shares.get) for pick in (min, max)]
 
     def sinks(self, layer: int, when: str, name: str) -> np.ndarray:
         """[Hq]"""
@@ -213,7 +215,7 @@ def draw_selection(found: Found, layers: list[int]):
     for panels, (layer, when) in zip(axes, lines):
         panels[0].set_ylabel(f"layer {layer}, {when}")
         for group, panel in enumerate(panels):
-            share = found.maps[when][found.layers.index(layer), group]
+            share = found.maps[when][layer][group]
             image = panel.imshow(share, cmap=matplotlib.colormaps[style.MAGNITUDE].resampled(LEVELS), vmin=0, vmax=1,
                                  interpolation="nearest")
             panel.grid(False)
@@ -307,8 +309,8 @@ def find_first_block(found: Found, when: str) -> int:
 def draw(options):
     found = Found(options.archive)
     layers = options.layers or found.least_and_most()
-    if unknown := [layer for layer in layers if layer not in found.layers]:
-        sys.exit(f"{options.archive}: has no layer {unknown[0]}; it has {found.layers}")
+    if unknown := [layer for layer in layers if layer not in found.maps["before"]]:
+        sys.exit(f"{options.archive}: has no map of layer {unknown[0]}; it has those of {list(found.maps['before'])}")
     for name, drawn in (("even_selection", draw_selection(found, layers)), ("even_sink", draw_sinks(found, layers)),
                         ("even_sink_by_layer", draw_sinks_by_layer(found))):
         png, *_ = style.save(*drawn, options.out, name)
@@ -319,6 +321,10 @@ def draw(options):
           f"{found.numbers['top_k']} blocks kept; before, after:\n\n{markdown(found)}")
     print(f"\nblock 0 is selected more often than by chance, {found.numbers['chance']:.3f}, by {ABOVE} in every group: "
           f"{find_first_block(found, 'before')} of {len(found.layers)} layers before, {find_first_block(found, 'after')} after")
+
+
+def layer_list(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
 
 
 def main():
@@ -332,12 +338,14 @@ def main():
     command.add_argument("--backend", default="cpu", help="of the analyses: cpu (default), cuda")
     command.add_argument("--context", type=int, default=8192, help="tokens of a document (default: 8192)")
     command.add_argument("--top-k", type=int, default=32, help=f"blocks of {BLOCK} tokens that a query keeps (default: 32)")
+    command.add_argument("--maps", type=layer_list, metavar="L,M", help="layers whose maps of selections are kept "
+                         "(default: all)")
     command.add_argument("--bytes", action="store_true", help="models of bytes, without a tokenizer")
     command = commands.add_parser("draw", help="pictures, as PNG, SVG and CSV, and the table, of ARCHIVE")
     command.set_defaults(run=draw)
     command.add_argument("archive", metavar="ARCHIVE", type=Path)
     command.add_argument("out", metavar="DIR", type=Path)
-    command.add_argument("--layers", type=lambda text: [int(one) for one in text.split(",")], metavar="L,M",
+    command.add_argument("--layers", type=layer_list, metavar="L,M",
                          help="of the pictures by head; default: those with the weakest and the strongest sink, before")
     options = top.parse_args()
     options.run(options)

@@ -37,13 +37,13 @@ def test_distance_is_in_tokens_from_the_querys_own_block():
     assert pictures.distance(ids([0, 3], [7, -1]), position) == pictures.BLOCK * (3 + 0 + 0) / 3
 
 
-def test_shares_of_a_map_are_of_a_blocks_queries():
+def test_counts_of_a_map_are_of_a_blocks_queries():
     ids_of = np.full((2 * pictures.BLOCK + 4, 2, 2), -1)
     ids_of[pictures.BLOCK:, :, 0] = 1
     ids_of[pictures.BLOCK:pictures.BLOCK + 16, 0, 1] = 0
-    share = pictures.share_of(ids_of)
-    assert share.shape == (2, 3, 3)
-    np.testing.assert_array_equal(share, [[[0, 0, 0], [0.25, 1, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0], [0, 1, 0]]])
+    counts = pictures.counts_of(ids_of)
+    np.testing.assert_array_equal(counts, [[[0, 0, 0], [16, pictures.BLOCK, 0], [0, 4, 0]],
+                                           [[0, 0, 0], [0, pictures.BLOCK, 0], [0, 4, 0]]])
 
 
 def test_the_first_block_and_its_chance():
@@ -64,9 +64,10 @@ def write_archive(path):
                "by_head": [(layer, head, when, value, value / 2) for (layer, when), value in mass.items() for head in range(4)],
                "by_group": [(2, "before", 0, 0.5), (2, "before", 1, 0.9), (2, "after", 0, 0.75), (2, "after", 1, 0.53),
                             *((4, when, group, 0.75) for when in ("before", "after") for group in range(2))], "chance": 0.5}
-    share = np.tril(np.full((2, 2, 16, 16), 0.5))
+    counts = np.tril(np.full((2, 2, 16, 16), 32, np.uint8))
     maps = io.BytesIO()
-    np.savez(maps, before=share.astype(np.float16), after=(share / 2).astype(np.float16))
+    queries = [64] * 15 + [32]  # of the last block, so that all of them select each block
+    np.savez(maps, layers=[2, 4], queries=queries, before=counts, after=counts // 2)
     with tarfile.open(path, "w:xz") as tar:
         for name, data in ((pictures.NUMBERS, json.dumps(numbers).encode()), (pictures.MAPS, maps.getvalue())):
             member = tarfile.TarInfo(name)
@@ -90,7 +91,7 @@ def test_the_pictures_of_an_archive(tmp_path):
         picture = Image.open(tmp_path / "out" / f"{name}.png")
         assert picture.mode == "P" and (tmp_path / "out" / f"{name}.png").stat().st_size < 150_000
     done = run("draw", tmp_path / "a.tar.xz", tmp_path / "out", "--layers", "3")
-    assert done.returncode == 1 and "has no layer 3; it has [2, 4]" in done.stderr
+    assert done.returncode == 1 and "has no map of layer 3; it has those of [2, 4]" in done.stderr
 
 
 def test_the_tables_behind_the_pictures(tmp_path):
@@ -98,7 +99,8 @@ def test_the_tables_behind_the_pictures(tmp_path):
     found = pictures.Found(tmp_path / "a.tar.xz")
     assert found.least_and_most() == [2, 4]
     _, table = pictures.draw_selection(found, [4])
-    assert set(table.where(when="before")["share"]) == {0.5} and set(table.where(when="after")["share"]) == {0.25}
+    assert set(table.where(when="before")["share"]) == {0.5, 1} and set(table.where(when="after")["share"]) == {0.25, 0.5}
+    assert set(table.where(when="before", query_block=15)["share"]) == {1}
     assert set(table["layer"]) == {4} and len(table) == 2 * 2 * 16 * 17 / 2
     figure, table = pictures.draw_sinks(found, [2, 4])
     heights = [bar.get_height() for bar in figure.axes[1].patches]
@@ -131,13 +133,14 @@ def test_the_whole_of_it_on_a_small_model(tmp_path):
         assert train([str(tmp_path / "model"), "--data", str(tmp_path / "text.txt"), "--bytes", "--context", "512", "--batch",
                       "1", "--rows", "1", "--block-size", "64", "--top-k", "4", "--out", str(tmp_path / name), *more]) == 0
     done = run("measure", tmp_path / "model", tmp_path / "before/model/indexer.safetensors", tmp_path / "after/model",
-               tmp_path / "text.txt", tmp_path / "a.tar.xz", "--context", "1024", "--top-k", "4", "--bytes")
+               tmp_path / "text.txt", tmp_path / "a.tar.xz", "--context", "1024", "--top-k", "4", "--bytes",
+               "--maps", "1")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.xz", "after", "before", "model", "text.txt"]
     found = pictures.Found(tmp_path / "a.tar.xz")
     assert found.layers == [0, 1] and found.numbers["documents"] == 3
-    assert found.maps["after"].shape == (2, 2, 16, 16)
-    np.testing.assert_allclose(found.maps["after"].sum(3)[:, :, 4:], 4, atol=1e-2)  # blocks of a query
+    assert list(found.maps["after"]) == [1] and found.maps["after"][1].shape == (2, 16, 16)
+    np.testing.assert_allclose(found.maps["after"][1].sum(2)[:, 4:], 4)  # blocks of a query
     own = found.by_layer
     assert ((own["same"] > 0.25) & (own["same"] < 1)).all()  # the newest of four blocks always stays
     assert (own["mass_index"] <= own["mass_oracle"] + 1e-12).all() and (own["mass_window"] < own["mass_oracle"]).all()
