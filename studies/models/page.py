@@ -140,7 +140,7 @@ def sink_by_layer(of: Records):
 
 
 SETTINGS = (("oracle", 0), ("mean-key", 0), ("mean-key", 1), ("quest", 0), ("quest", 1), ("window", 1), ("random", 0))
-BY_BLOCK = (("oracle", 0), ("mean-key", 1))
+FEW = (("oracle", 0), ("mean-key", 1))
 
 
 def setting(selector: str, first: int) -> str:
@@ -168,6 +168,25 @@ def mass(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
+def kinds(of: Records):
+    """Sink, the mean over the heads of the full layers, and mass kept, each by the kind of text."""
+    found = defaultdict(lambda: ["-"] * (1 + len(FEW)) * len(texts.KINDS))
+    for (model, context, kind), pieces in of.found.items():
+        at = texts.KINDS.index(kind)
+        budget = min(PAPER, context // 2)
+        cells = found[model, f"{budget} of {called(context)}"]
+        if "heads" in pieces:
+            cells[at] = f"{mean(pieces['heads']['heads']['head_sink']):.2f}"
+        if "keeps-64" in pieces:
+            table = pieces["keeps-64"]["selectors"].records()
+            for n, (selector, first) in enumerate(FEW, 1):
+                cells[at + n * len(texts.KINDS)] = f"{_kept(table, 'mass_kept', selector, budget, first):.3f}"
+    rows = [("model", "tokens", *(f"{name}, {kind}" for name in ("sink", *(setting(*one) for one in FEW))
+                                  for kind in texts.KINDS))]
+    rows += [(MODELS[model], tokens, *cells) for (model, tokens), cells in found.items()]
+    return rows if found else NONE
+
+
 def blocks(of: Records):
     """Mass kept by the size of a block, of mixed text."""
     found = defaultdict(dict)
@@ -175,12 +194,12 @@ def blocks(of: Records):
         if kind == "mixed":
             found[model, context][block] = record["selectors"].records()
     sizes = ("32", "64", "128")
-    rows = [("model", "context", "budget", *(f"{setting(*one)}, {size}" for one in BY_BLOCK for size in sizes))]
+    rows = [("model", "context", "budget", *(f"{setting(*one)}, {size}" for one in FEW for size in sizes))]
     for (model, context), own in found.items():
         budget = min(PAPER, context // 2)
         if len(own) == len(sizes):
             rows.append((MODELS[model], called(context), str(budget), *(
-                f"{_kept(own[size], 'mass_kept', selector, budget, first):.3f}" for selector, first in BY_BLOCK
+                f"{_kept(own[size], 'mass_kept', selector, budget, first):.3f}" for selector, first in FEW
                 for size in sizes)))
     return rows if len(rows) > 1 else NONE
 
@@ -516,9 +535,9 @@ def took(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
-TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "blocks": blocks, "fit": fit, "loss": loss,
-          "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice, "layers": layers,
-          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
+TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "kinds": kinds, "blocks": blocks,
+          "fit": fit, "loss": loss, "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice,
+          "layers": layers, "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
 
 
 def with_tables(text: str, of: Records) -> str:

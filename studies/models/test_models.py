@@ -138,6 +138,21 @@ def test_an_answer_forces_the_first_block_where_something_gains(tmp_path):
     assert "Force no block: nothing gains." in said_of(tmp_path, "smollm2")
 
 
+def test_kinds_of_text_are_side_by_side_at_one_budget(tmp_path):
+    kept = [{"layer": layer, "selector": selector, "token_budget": budget, "forced_first": first, "mass_kept": mass + layer / 8}
+            for layer in (1, 3) for selector, budget, first, mass in (
+                ("oracle", 2048, 0, 0.5), ("oracle", 1024, 0, 0.125), ("mean-key", 2048, 1, 0.25), ("mean-key", 2048, 0, 0.0))]
+    heads = [{"layer": layer, "head": head, "head_sink": layer / 4 + head / 8} for layer in (1, 3) for head in (0, 1)]
+    put(tmp_path, "qwen", "keeps-64", report_of({"selectors": kept}), 8192, "prose")
+    put(tmp_path, "qwen", "keeps-32", report_of({"selectors": kept}), 8192, "code")  # another size of a block
+    put(tmp_path, "qwen", "heads", report_of({"heads": heads}), 8192)
+    assert page.kinds(page.load(tmp_path)) == [
+        ("model", "tokens", "sink, code", "sink, prose", "sink, mixed", "oracle, code", "oracle, prose", "oracle, mixed",
+         "mean-key, first, code", "mean-key, first, prose", "mean-key, first, mixed"),
+        ("Qwen2.5-Coder-0.5B", "2048 of 8K", "-", "-", "0.56", "-", "0.750", "-", "-", "0.500", "-")]
+    assert page.kinds(page.Records()) == page.NONE
+
+
 def test_positions_are_those_beyond_the_budget_of_the_paper(tmp_path):
     content = evaluation({("oracle", 0): 0.01, ("index", 1): 0.02}, budget=2048)
     table = content["tables"]["by_position"]["rows"]
