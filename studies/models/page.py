@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +15,14 @@ import numpy as np
 
 from msalab.capture.capture import ranges
 from msalab.ending import Refusal
-from msalab.results import Report
+from msalab.results import ENDS, Report
 
 from . import records, rule, texts
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 MODELS = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M", "qwen": "Qwen2.5-Coder-0.5B"}
 CONTEXTS = (2048, 8192, 16384, 32768)
-POSITIONS = {"smollm2": 8192}  # a model's own, where there are fewer than the longest context
+POSITIONS = {"smollm2": 8192, "gemma3": 32768, "qwen": 32768}  # a model's own
 _MARKED = re.compile(r"(<!-- table ([\w-]+) from studies/models/records -->\n).*?(<!-- end -->)", re.DOTALL)
 SINK, STRONG, NEAR = 0.1, 0.5, 0.01  # of a layer, of a head; share of the bits that "works" may lose
 PAPER = 2048  # the budget of MSA's paper
@@ -70,9 +71,17 @@ def mean(values) -> float:
     return float(np.mean(list(values)))
 
 
+def estimate(row: dict, key: str) -> tuple[float, float, float]:
+    return tuple(row[key + end] for end in ENDS)
+
+
+def within(found: tuple[float, float, float], form: str, unit: str = "") -> str:
+    middle, low, high = found
+    return f"{middle:{form}}{unit}" + (f" ({low:{form}} to {high:{form}})" if low == low else "")
+
+
 def interval(row: dict, key: str, form: str) -> str:
-    low, high = row[f"{key}_low"], row[f"{key}_high"]
-    return f"{row[key]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low == low else "")
+    return within(estimate(row, key), form)
 
 
 def together(names) -> str:
@@ -93,7 +102,7 @@ def ran(of: Records):
     rows = [("model", "context", *texts.KINDS)]
     for model, name in MODELS.items():
         for context in CONTEXTS:
-            left = "not run" if context <= POSITIONS.get(model, context) else "beyond its positions"
+            left = "not run" if context <= POSITIONS[model] else "beyond its positions"
             rows.append((name, called(context),
                          *(together(of.found.get((model, context, kind), {})) or left for kind in texts.KINDS)))
     return rows
@@ -131,7 +140,7 @@ def sink_by_layer(of: Records):
 
 
 SETTINGS = (("oracle", 0), ("mean-key", 0), ("mean-key", 1), ("quest", 0), ("quest", 1), ("window", 1), ("random", 0))
-BY_BLOCK = (("oracle", 0), ("mean-key", 1))
+FEW = (("oracle", 0), ("mean-key", 1))
 
 
 def setting(selector: str, first: int) -> str:
@@ -159,6 +168,25 @@ def mass(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
+def kinds(of: Records):
+    """Sink, the mean over the heads of the full layers, and mass kept, each by the kind of text."""
+    found = defaultdict(lambda: ["-"] * (1 + len(FEW)) * len(texts.KINDS))
+    for (model, context, kind), pieces in of.found.items():
+        at = texts.KINDS.index(kind)
+        budget = min(PAPER, context // 2)
+        cells = found[model, f"{budget} of {called(context)}"]
+        if "heads" in pieces:
+            cells[at] = f"{mean(pieces['heads']['heads']['head_sink']):.2f}"
+        if "keeps-64" in pieces:
+            table = pieces["keeps-64"]["selectors"].records()
+            for n, (selector, first) in enumerate(FEW, 1):
+                cells[at + n * len(texts.KINDS)] = f"{_kept(table, 'mass_kept', selector, budget, first):.3f}"
+    rows = [("model", "tokens", *(f"{name}, {kind}" for name in ("sink", *(setting(*one) for one in FEW))
+                                  for kind in texts.KINDS))]
+    rows += [(MODELS[model], tokens, *cells) for (model, tokens), cells in found.items()]
+    return rows if found else NONE
+
+
 def blocks(of: Records):
     """Mass kept by the size of a block, of mixed text."""
     found = defaultdict(dict)
@@ -166,12 +194,12 @@ def blocks(of: Records):
         if kind == "mixed":
             found[model, context][block] = record["selectors"].records()
     sizes = ("32", "64", "128")
-    rows = [("model", "context", "budget", *(f"{setting(*one)}, {size}" for one in BY_BLOCK for size in sizes))]
+    rows = [("model", "context", "budget", *(f"{setting(*one)}, {size}" for one in FEW for size in sizes))]
     for (model, context), own in found.items():
         budget = min(PAPER, context // 2)
         if len(own) == len(sizes):
             rows.append((MODELS[model], called(context), str(budget), *(
-                f"{_kept(own[size], 'mass_kept', selector, budget, first):.3f}" for selector, first in BY_BLOCK
+                f"{_kept(own[size], 'mass_kept', selector, budget, first):.3f}" for selector, first in FEW
                 for size in sizes)))
     return rows if len(rows) > 1 else NONE
 
@@ -235,10 +263,8 @@ def asked(of: Records):
     return rows if found else NONE
 
 
-def retrieval(of: Records):
-    """Of the tasks that a model solves: right answers of each selector, the first block forced. `wide` is the Index Branch
-    of the head's own width."""
-    selectors = ("dense", "oracle", "index", "wide", "mean-key")
+def _retrieved(of: Records) -> dict[tuple, dict]:
+    """[model, context, task, budget] -> the row of each selector. `wide` is the Index Branch of the head's own width."""
     found = defaultdict(dict)
     for model, context, _, rest, record in of.each("retrieval"):
         table = record["retrieval_total"].records()
@@ -248,11 +274,17 @@ def retrieval(of: Records):
             own = found[model, context, row["task"], int(budget)]
             own["wide" if rest == "wide" else selector] = row
             own.setdefault("dense", dense[row["task"]])
+    return found
+
+
+def retrieval(of: Records):
+    """Of the tasks that a model solves: right answers of each selector, the first block forced."""
+    selectors = ("dense", "oracle", "index", "wide", "mean-key")
     rows = [("model", "context", "task", "budget", *selectors)]
-    for (model, context, task, budget), own in found.items():
-        rows.append((MODELS[model], called(context), f"`{task}`", str(budget), *(
-            interval(own[name], "right_answers", ".2f") if name in own else "-" for name in selectors)))
-    return rows if found else NONE
+    rows += [(MODELS[model], called(context), f"`{task}`", str(budget), *(
+        interval(own[name], "right_answers", ".2f") if name in own else "-" for name in selectors))
+        for (model, context, task, budget), own in _retrieved(of).items()]
+    return rows if len(rows) > 1 else NONE
 
 
 def advice(of: Records):
@@ -359,8 +391,8 @@ def pays(of: Records):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a budget: the least loss of each selector with its interval, percent of the bits; `wide` is the Index Branch of
-    the head's own width."""
+    """Of a budget: the least loss of each selector with its interval, percent of the bits, and what forcing the first
+    block gains, bits, where the interval is above 0; `wide` is the Index Branch of the head's own width."""
 
     model: str
     context: int
@@ -368,35 +400,42 @@ class Answer:
     budget: int
     dense: float
     losses: dict[str, tuple[float, float, float]]
-    first_block: str
+    gains: dict[str, tuple[float, float, float]]
 
     @property
-    def index(self) -> float | None:
-        """Of the better Index Branch; None where none was measured."""
-        return min((self.losses[one][0] for one in ("index", "wide") if one in self.losses), default=None)
+    def branch(self) -> str | None:
+        """The better Index Branch; None where none was measured."""
+        return min((one for one in ("index", "wide") if one in self.losses), key=self.losses.get, default=None)
+
+    @property
+    def index(self) -> float:
+        return self.losses[self.branch][0]
 
     @property
     def works(self) -> bool:
         return self.index < 100 * NEAR
 
     def of(self, selector: str) -> str:
-        if selector not in self.losses:
-            return "-"
-        middle, low, high = self.losses[selector]
-        return f"{middle:.2f}" + (f" ({low:.2f} to {high:.2f})" if low == low else "")
+        return within(self.losses[selector], ".2f") if selector in self.losses else "-"
 
 
 def judged(of: Records) -> list[Answer]:
     """Each model, context, text and budget whose loss was measured."""
-    losses, bits = defaultdict(lambda: defaultdict(list)), {}
+    losses, gains, bits = defaultdict(lambda: defaultdict(list)), defaultdict(dict), {}
     for model, context, kind, piece, dense, row in _losses(of):
         if piece in ("loss", "wide"):
             key = model, context, kind, int(row["token_budget"])
             bits.setdefault(key, dense)
             losses[key]["wide" if piece == "wide" else row["selector"]].append(
-                tuple(100 * row[one] / dense for one in ("excess", "excess_low", "excess_high")))
-    return [Answer(*key, bits[key], {selector: min(found) for selector, found in own.items()},
-                   _of_first_block(of.found[key[:3]].get(f"loss-{key[3]}")))
+                tuple(100 * one / dense for one in estimate(row, "excess")))
+    for piece in ("loss", "wide"):
+        for model, context, kind, budget, record in of.each(piece):
+            for row in record["first_block"].records():
+                name = "wide" if piece == "wide" and row["selector"] == "index" else row["selector"]
+                gain = estimate(row, "first_block_gain")
+                if gain[1] > 0 and name in ("index", "wide", "mean-key"):
+                    gains[model, context, kind, int(budget)].setdefault(name, gain)
+    return [Answer(*key, bits[key], {selector: min(found) for selector, found in own.items()}, gains[key])
             for key, own in sorted(losses.items(), key=lambda one: (list(MODELS).index(one[0][0]), one[0][1:]))]
 
 
@@ -405,20 +444,22 @@ def loss(of: Records):
     selectors = ("oracle", "mean-key", "window", "index", "wide")
     rows = [("model", "tokens", "text", "dense, bits per token", *selectors, "forcing the first block gains, bits")]
     rows += [(MODELS[one.model], f"{one.budget} of {called(one.context)}", one.kind, f"{one.dense:.4f}",
-              *(one.of(selector) for selector in selectors), one.first_block) for one in judged(of)]
+              *(one.of(selector) for selector in selectors),
+              "; ".join(f"{name} {within(gain, '.3f')}" for name, gain in one.gains.items()) or "no")
+             for one in judged(of)]
     return rows if len(rows) > 1 else NONE
 
 
 def answers(of: Records) -> str:
-    """A sentence for each model, then what the better Index Branch loses by budget."""
-    found = [one for one in judged(of) if one.index is not None]
+    """An answer for each model, then what the better Index Branch loses by budget."""
+    found = [one for one in judged(of) if one.branch]
     budgets = sorted({one.budget for one in found})
     rows = [("model", "context", "text", *(f"{budget} tokens" for budget in budgets))]
     for key in dict.fromkeys((one.model, one.context, one.kind) for one in found):
         own = {one.budget: one for one in found if (one.model, one.context, one.kind) == key}
         rows.append((MODELS[key[0]], called(key[1]), key[2], *(_cell(own.get(budget)) for budget in budgets)))
-    said = "\n".join(f"- **{name}.** {_in_short([one for one in found if one.model == model], _price(of, model))}"
-                     for model, name in MODELS.items())
+    said = "\n".join(textwrap.fill(f"- {_in_short(of, model, found)}", 120, subsequent_indent="  ",
+                                   break_on_hyphens=False) for model in MODELS)
     return said + "\n" + ("\n" + markdown(rows) if len(rows) > 1 else "")
 
 
@@ -426,35 +467,54 @@ def _cell(one: Answer | None) -> str:
     return "-" if one is None else f"**{one.index:.2f}**" if one.works else f"{one.index:.2f}"
 
 
-def _in_short(found: list[Answer], price: str) -> str:
-    """The least budget that works, with all larger ones, of each context, in mixed text."""
-    said = []
-    for context in dict.fromkeys(one.context for one in found if one.kind == "mixed"):
-        own = [one for one in found if (one.context, one.kind) == (context, "mixed")]
-        bad = [n for n, one in enumerate(own) if not one.works]
-        enough = own[bad[-1] + 1:] if bad else own
-        said.append((str(enough[0].budget) if enough else f"more than {own[-1].budget}") + f" of {called(context)}")
-    if not said:
-        return f"No loss of an Index Branch was measured, so whether it would work is open{price}."
-    return (f"Untrained, it takes {_listed(said)} tokens of mixed text to lose less than {100 * NEAR:.0f} % of the "
-            f"bits{price}.")
+def _in_short(of: Records, model: str, found: list[Answer]) -> str:
+    """With the paper's budget in mixed text: whether it works, what it loses and finds, from where on it pays, what to
+    force."""
+    own = [one for one in found if (one.model, one.kind, one.budget) == (model, "mixed", PAPER)]
+    name = f"**{MODELS[model]}.**"
+    if not own:
+        return " ".join([name, f"Its loss with {PAPER} tokens was not measured.", *_price(of, model)])
+    good, bad = ([called(one.context) for one in own if one.works == works] for works in (True, False))
+    works = "works" if not bad else f"works at {_listed(good)}, but not at {_listed(bad)}" if good else "does not work"
+    lost = [f"{within(one.losses[one.branch], '.2f', ' %')} at {called(one.context)}" for one in own]
+    return " ".join([name, f"By bits, MSA {works}: it loses {_listed(lost)}.", _needles(of, own),
+                     *_price(of, model), _first_block(own)])
 
 
 def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def _price(of: Records, model: str) -> str:
-    when = of.crossover.get(model)
-    return (f"; MSA is faster from {called(when['pays']['prefill'])} on in prefill and from "
-            f"{called(when['pays']['training'])} on in training" if when else "")
+def _needles(of: Records, own: list[Answer]) -> str:
+    """What the better Index Branch finds, and dense attention."""
+    rows = _retrieved(of)
+    found = [(one, rows.get((one.model, one.context, "needle", one.budget), {})) for one in own]
+    found = [(one, *(100 * row[name]["right_answers"] for name in (one.branch, "dense"))) for one, row in found
+             if one.branch in row]
+    if not found:
+        return "Needles were not measured there."
+    contexts, sparse, dense = (_listed(list(words)) for words in zip(*(
+        (called(one.context), f"{share:.0f}", f"{of_all:.0f}") for one, share, of_all in found)))
+    return f"At {contexts} it finds {sparse} % of the needles, dense attention {dense} %."
 
 
-def _of_first_block(record: Report | None) -> str:
-    """What gains by an interval above 0."""
-    return "; ".join(f"{row['selector']} {interval(row, 'first_block_gain', '.3f')}"
-                     for row in (record["first_block"].records() if record else [])
-                     if row["selector"] in ("index", "mean-key") and row["first_block_gain_low"] > 0) or "no"
+def _price(of: Records, model: str) -> list[str]:
+    if model not in of.crossover:
+        return []
+    pays = of.crossover[model]["pays"]
+    faster = [f"{f'from {called(pays[work])} on' if pays[work] else 'nowhere'} in {work}"
+              for work in ("prefill", "decode", "training")]
+    return [f"MSA is faster {_listed(faster)}; the model's own context is {called(POSITIONS[model])}."]
+
+
+def _first_block(own: list[Answer]) -> str:
+    """For which selector, and where it gains most."""
+    for whom, names in (("", [one.branch for one in own]), (" for mean keys alone", ["mean-key"] * len(own))):
+        gains = [(one.gains[name], called(one.context)) for one, name in zip(own, names) if name in one.gains]
+        if gains:
+            most, context = max(gains)
+            return f"Force the first block{whom}: that gains up to {within(most, '.3f', ' bits')} at {context}."
+    return "Force no block: nothing gains."
 
 
 def took(of: Records):
@@ -475,9 +535,9 @@ def took(of: Records):
     return rows if len(rows) > 1 else NONE
 
 
-TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "blocks": blocks, "fit": fit, "loss": loss,
-          "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice, "layers": layers,
-          "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
+TABLES = {"ran": ran, "sink": sink, "sink-by-layer": sink_by_layer, "mass": mass, "kinds": kinds, "blocks": blocks,
+          "fit": fit, "loss": loss, "by-position": by_position, "asked": asked, "retrieval": retrieval, "advice": advice,
+          "layers": layers, "rule": judged_rule, "verdict": verdict, "pays": pays, "answers": answers, "took": took}
 
 
 def with_tables(text: str, of: Records) -> str:
