@@ -221,14 +221,18 @@ OfLayer on_layer(const Advice& advice, const LayerAdvice& layer, size_t s) {
 
 /// What a target of mass leaves out.
 std::string loss_text(const AdviseOptions& asked) {
+    const std::string bits =
+        "No mean over layers foretells the bits that a model loses under a setting "
+        "(docs/models.md): msalab evaluate finds them.";
     if (asked.error)
-        return "The error is that of the attention's output in each layer, not of the model's: "
-               "msalab evaluate finds what the model loses under a setting.";
+        return "The error is that of the attention's output in each layer, not of the model's. " +
+               bits;
     return "Mass kept is not what the model loses: a layer that stays dense here may be sparse at "
            "little loss, and mass says nothing of values and of heads that write little. Small "
            "gaps hide large losses, too: on SmolLM2-135M 0.05 less mass than the oracle cost 3.5 "
            "times its loss (docs/smollm2.md). --error weighs keys by what they change in the "
-           "output; msalab evaluate finds what the model loses.";
+           "output. " +
+           bits;
 }
 
 std::string recommended_text(const Advice& advice) {

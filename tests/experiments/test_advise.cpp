@@ -286,6 +286,8 @@ TEST_F(Advise, ThePageFitsATerminal) {
         more.insert(more.end(),
                     {"--selectors", "mean-key,quest-pages,infllm-v2,oracle-logit", "--overwrite"});
         ASSERT_EQ(kAdvise(args(file, "out", priced(more))).code, 0) << more[0];
+        const std::string loss = json::parse(file_text(path("out/summary.json")))["notes"]["loss"];
+        EXPECT_NE(loss.find("No mean over layers foretells the bits"), std::string::npos) << loss;
         std::istringstream page(file_text(path("out/advice.txt")));
         for (std::string line; std::getline(page, line);) {
             EXPECT_LE(line.size(), experiments::kLineWidth) << line;
