@@ -27,7 +27,7 @@ MSA_HOST_DEVICE constexpr int key_at(int place) {
     return place / 16 * 16 + 8 * half + 2 * quad + place % 2;
 }
 
-/// Byte offset of the 16 bytes `chunk` of a row, swizzled for rows of `row_bytes`, 64 or 128.
+/// Byte offset of the 16 bytes `chunk` of a row, swizzled for rows of `row_bytes`, 32, 64 or 128.
 MSA_HOST_DEVICE constexpr int swizzled_chunk(int row, int chunk, int row_bytes) {
     const int lines = row * row_bytes / 128;  // of 128 bytes
     return row * row_bytes + ((chunk ^ (lines % (row_bytes / 16))) << 4);

@@ -30,10 +30,10 @@ struct OperandShape<__nv_fp8_e4m3, Dim, BlockSize> {
     static constexpr int kStages = 4;
 };
 
-/// operand() for transposed values, whose rows have 64 or 128 bytes.
+/// operand() for transposed values, whose rows have 32, 64 or 128 bytes.
 template <int RowBytes>
 __device__ uint64_t value_operand(uint32_t low, int bytes) {
-    constexpr uint64_t kSwizzleKind = RowBytes == 128 ? 1 : 2;
+    constexpr uint64_t kSwizzleKind = RowBytes == 128 ? 1 : RowBytes == 64 ? 2 : 3;
     constexpr uint64_t kHigh = (kSwizzleKind << 62) | (uint64_t{RowBytes * 8 >> 4} << 32);
     return kHigh | (low + static_cast<uint32_t>(bytes >> 4));
 }

@@ -42,23 +42,18 @@ cudaError_t by_wide_sizes(int dim, int block_size, Launch launch) {
                             : launch.template operator()<64, 128>();
 }
 
-/// The same for kernels with operands of type T. With 8-bit types they have no blocks of 32.
-template <typename T, typename Launch>
-cudaError_t by_operand_sizes(int dim, int block_size, Launch launch) {
-    if constexpr (sizeof(T) == 1)
-        return by_wide_sizes(dim, block_size, launch);
-    else
-        return by_sizes(dim, block_size, launch);
-}
-
-/// The same for kernels that also take heads of 256 channels, of 16 bits, in blocks of 64 or 128.
-template <typename T, typename Launch>
+/// The same for kernels with operands of type T, which also take heads of 256 channels, of 16 bits,
+/// in blocks of 64 or 128. `Of32`: whether they have blocks of 32.
+template <typename T, bool Of32 = (sizeof(T) > 1), typename Launch>
 cudaError_t by_head_sizes(int dim, int block_size, Launch launch) {
     if constexpr (sizeof(T) > 1)
         if (dim == 256)
             return block_size == 64 ? launch.template operator()<256, 64>()
                                     : launch.template operator()<256, 128>();
-    return by_operand_sizes<T>(dim, block_size, launch);
+    if constexpr (Of32)
+        return by_sizes(dim, block_size, launch);
+    else
+        return by_wide_sizes(dim, block_size, launch);
 }
 
 }  // namespace msa::cuda

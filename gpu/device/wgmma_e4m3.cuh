@@ -28,6 +28,22 @@ __device__ inline void multiply_e4m3(float (&d)[32], const uint32_t* a, uint64_t
 }
 
 /// A in shared memory.
+__device__ inline void multiply_e4m3(float (&d)[16], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1;\n"
+        "}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)));
+}
+
+/// A in shared memory.
 __device__ inline void multiply_e4m3(float (&d)[32], uint64_t a, uint64_t b, bool add) {
     asm volatile(
         "{\n"

@@ -309,7 +309,7 @@ cudaError_t launch_sparse_decode_sm90(const SparseDecodeArgs& args, cudaStream_t
                                       const RankExchange* exchange) {
     const int64_t clusters = sparse_decode_clusters(args.queries, args.groups, args.group_size());
     const DecodeForm form = form_of(clusters, args.head_dim == 256 ? 2 : 1);
-    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int Size>() {
+    return by_head_sizes<T, true>(args.head_dim, args.block_size, [&]<int Dim, int Size>() {
         constexpr int BlockSize = Dim == 256 ? kSparseWideStepKeys : Size;
         const auto run = [&]<bool Exchanged, int ToSm>() {
             auto* const kernel = decode<T, Dim, BlockSize, Exchanged, ToSm>;

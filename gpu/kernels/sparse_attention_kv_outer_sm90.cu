@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(AttendRows::kThreads, 1)
 template <typename T>
 cudaError_t launch_sparse_kv_outer_sm90(const SparseKvOuterArgs& args, int sms,
                                         cudaStream_t stream) {
-    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T, true>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         using S = Shared<T, Dim, BlockSize>;
         auto* const kernel = kv_outer<T, Dim, BlockSize>;
         const cudaError_t error = allow_shared<S>(kernel);

@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kJoinWarps* kWarp)
 
 template <typename T>
 cudaError_t launch_sparse_union_sm90(const SparseUnionArgs& args, int sms, cudaStream_t stream) {
-    return by_head_sizes<T>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
+    return by_head_sizes<T, true>(args.head_dim, args.block_size, [&]<int Dim, int BlockSize>() {
         constexpr int kStepBlock = Dim == 256 ? kSparseWideStepKeys : BlockSize;
         const auto launch = [&]<Slots Kind>() {
             using S = UnionMemory<T, Dim, kStepBlock, Kind>;

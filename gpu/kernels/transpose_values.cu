@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) transpose_values(TransposeValuesArgs
 
 cudaError_t launch_transpose_values(const TransposeValuesArgs& args, int head_dim, int block_size,
                                     int groups, cudaStream_t stream) {
-    return by_wide_sizes(head_dim, block_size, [&]<int Dim, int BlockSize>() {
+    return by_sizes(head_dim, block_size, [&]<int Dim, int BlockSize>() {
         const dim3 grid(static_cast<unsigned>(args.block_count), static_cast<unsigned>(groups));
         transpose_values<Dim, BlockSize><<<grid, kThreads, 0, stream>>>(args);
         return cudaGetLastError();

@@ -78,7 +78,7 @@ Support takes_sparse_attention_tuned(const Device& device, const Problem& asked,
     if (e4m3 && !is_tuned_width(asked.head_dim)) return not_tuned("the head dim", asked.head_dim);
     if (!is_tuned_width(p.head_dim) && !wide) return not_kernel_head(asked.head_dim);
     if (!is_tuned_block(p.block_size)) return not_tuned_block(p.block_size);
-    if ((e4m3 || wide) && !is_tuned_width(p.block_size))
+    if ((wide || (e4m3 && !device.is_hopper())) && !is_tuned_width(p.block_size))
         return not_tuned("the block size", p.block_size);
     if (request.order == LoopOrder::kv_outer && !has_kv_outer(p, device))
         return little_shared(device.shared_bytes,

@@ -111,7 +111,7 @@ TEST(CudaPlan, PredicatesSayWhy) {
     fine.block_size = 32;
     EXPECT_EQ(why_not(e4m3, p, hopper), "");
     EXPECT_EQ(why_not(as_is, fine, hopper), "");
-    EXPECT_EQ(why_not(e4m3, fine, hopper), "the block size is 32, must be 64 or 128");
+    EXPECT_EQ(why_not(e4m3, fine, hopper), "");
     EXPECT_EQ(why_not([](auto& r) { r.top_k = 33; }, p, hopper), "k is 33, must be at most 32");
     EXPECT_EQ(why_not(as_is, layer(4096, 65, 1), hopper), "G is 65, must be at most 64");
     Problem narrow = p;
@@ -152,7 +152,7 @@ TEST(CudaPlan, ChipsThatNobodyTestedAreNamed) {
 TEST(CudaPlan, E4m3NeedsHopperOrCodeForAda) {
     const cuda::Device older{.capability = 80, .shared_bytes = 163 << 10, .compiled_for = 80};
     cuda::Device ada{.capability = 89, .shared_bytes = 99 << 10, .compiled_for = 89};
-    const Problem p = layer(4096, 64, 4);
+    Problem p = layer(4096, 64, 4);
     const auto of_attention = [&](const cuda::Device& device) {
         return cuda::takes_sparse_attention_tuned(
                    device, p, {.element = Element::e4m3, .top_k = 16, .out = Element::bf16})
@@ -174,6 +174,9 @@ TEST(CudaPlan, E4m3NeedsHopperOrCodeForAda) {
     ada.compiled_for = 80;  // whose code runs there
     EXPECT_EQ(why_not(ada, Element::e4m3), compiled);
     EXPECT_EQ(of_attention(ada), compiled);
+    ada.compiled_for = 89;
+    p.block_size = 32;
+    EXPECT_EQ(of_attention(ada), "the block size is 32, must be 64 or 128");
 }
 
 TEST(CudaPlan, SelectionAndMassTakeEitherHalfTypeAndSmallBlocks) {

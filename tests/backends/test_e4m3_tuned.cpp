@@ -106,11 +106,14 @@ TEST_P(E4m3Tuned, TheKernelThatAnsweredIsTheFamilysOwn) {
     const ScaledOperands o = store_scaled(problem(), operands_, true);
     Runner half({std::get<0>(GetParam()), Element::bf16, Element::bf16});
     half.sparse_attention(problem(), operands_, ids_);
+    const std::string own = half.backend().answered_by();
+    const bool lacks_size = problem().block_size == 32 && own.find("sm80") != std::string::npos;
     for_orders([&](LoopOrder order) {
         run(o, order);
         const std::string kernel = backend_->answered_by();
-        EXPECT_TRUE(kernel == half.backend().answered_by() ||
-                    kernel.ends_with(", e4m3 needs 8.9 or later") || order == LoopOrder::q_outer)
+        EXPECT_TRUE(kernel == own || kernel.ends_with(", e4m3 needs 8.9 or later") ||
+                    (lacks_size && kernel.ends_with("the block size is 32, must be 64 or 128")) ||
+                    order == LoopOrder::q_outer)
             << where(order);
     });
 }
