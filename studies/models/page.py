@@ -476,8 +476,8 @@ def _in_short(of: Records, model: str, found: list[Answer]) -> str:
         return " ".join([name, f"Its loss with {PAPER} tokens was not measured.", *_price(of, model)])
     good, bad = ([called(one.context) for one in own if one.works == works] for works in (True, False))
     works = "works" if not bad else f"works at {_listed(good)}, but not at {_listed(bad)}" if good else "does not work"
-    lost = [f"{within(one.losses[one.branch], '.2f', ' %')} at {called(one.context)}" for one in own]
-    return " ".join([name, f"By bits, MSA {works}: it loses {_listed(lost)}.", _needles(of, own),
+    lost = [f"{within(one.losses[one.branch], '+.2f', ' %')} at {called(one.context)}" for one in own]
+    return " ".join([name, f"By bits, MSA {works}: they change by {_listed(lost)}.", _needles(of, own),
                      *_price(of, model), _first_block(own)])
 
 
