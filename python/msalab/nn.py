@@ -103,7 +103,7 @@ def select_and_attend(q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k:
             heads, main_lse = m.sparse_attention(q, k, v, ids, block_size=rule.block_size,
                                                  return_softmax_lse=True, **main)
         else:
-            stored = m.stored(q, k, v, element, block_size=rule.block_size, **packed)
+            stored = m.round_operands(q, k, v, element, block_size=rule.block_size, **packed)
             heads, main_lse = m.attend_rounded(q, k, v, ids, stored, block_size=rule.block_size,
                                                return_softmax_lse=True, **main)
             if kl:

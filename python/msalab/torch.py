@@ -528,13 +528,13 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
         if served or scales is not None:
             raise InputError("element rounds packed operands and makes their scales: scales, out, lse, validate and keys "
                              "in pages are not taken beside it")
-        rounding.check_element(element)
         cu_seqlens_q, cu_seqlens_k = (cu if cu is None else integers(name, cu) for name, cu in (
             ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
         if not torch.compiler.is_compiling():
             operations._problem(None, cu_seqlens_q, cu_seqlens_k, q, k, None, None, block_size, softmax_scale, None,
                                 window, softcap)
-        found = stored(q, k, v, element, block_size=block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        found = round_operands(q, k, v, element, block_size=block_size, cu_seqlens_q=cu_seqlens_q,
+                               cu_seqlens_k=cu_seqlens_k)
         return attend_rounded(q, k, v, ids, found, softmax_scale=softmax_scale, sinks=sinks, window=window,
                               return_softmax_lse=return_softmax_lse, softcap=softcap, block_size=block_size, order=order,
                               cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -548,9 +548,10 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, *, scales: An
     return (out, lse) if return_softmax_lse else out
 
 
-def stored(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu_seqlens_q=None,
-           cu_seqlens_k=None) -> rounding.Stored:
+def round_operands(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu_seqlens_q=None,
+                   cu_seqlens_k=None) -> rounding.Stored:
     """What sparse_attention with an element reads of q, k and v; rounding.read() has it as numbers."""
+    rounding.check_element(element)
     for name, one in (("q", q), ("k", k), ("v", v)):
         if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise InputError(f"{name} is {one.dtype}, must be float32, bfloat16 or float16 to be rounded to {element}")
@@ -566,7 +567,7 @@ def stored(q: Tensor, k: Tensor, v: Tensor, element: str, *, block_size: int, cu
 
 def attend_rounded(q, k, v, ids, stored: rounding.Stored, *, softmax_scale=None, return_softmax_lse=False, sinks=None,
                    window=None, softcap=None, block_size=128, order="automatic", cu_seqlens_q=None, cu_seqlens_k=None):
-    """sparse_attention with an element, of q, k and v that rounding.stored() has made `stored` of."""
+    """sparse_attention with an element, of q, k and v that round_operands() has made `stored` of."""
     *values, scales = stored
     out, lse = _rounded(*values, ids, sinks, *scales, q, k, v, softmax_scale, window, softcap, block_size, order,
                         cu_seqlens_q, cu_seqlens_k)

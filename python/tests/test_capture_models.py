@@ -623,6 +623,7 @@ def test_a_wrong_file_of_tokens_is_named_with_its_value_and_the_rule(tmp_path, c
     integers = "must be a list of integers, not empty, and "
     refused("a.npy", integers + "this is float64 [2]", np.array([1, 2.5]))
     refused("b.json", integers + "token 1 is 2.5", text="[1, 2.5]")
+    refused("b.json", integers + "token 0 is True", text="[true, 3]")
     refused("c.json", integers + "this is {'ids': [1]}", text='{"ids": [1]}')
     refused("d.npy", "must be a .npy file or a JSON list, and this is no array of numbers: ", text="a text")
     refused("e.json", "from 3 to 97; the vocabulary of ", text="[3, 97]")

@@ -479,7 +479,7 @@ def test_types_transforms_and_compilers_of_the_gradient(floats, ids, d_out):
     with pytest.raises(msalab.InputError, match="a gradient of attention has no gradient of its own"):
         first.sum().backward()
     with torch.no_grad():
-        stored = m.stored(*(wide[name] for name in "qkv"), "e4m3", block_size=BK, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K)
+        stored = m.round_operands(*(wide[name] for name in "qkv"), "e4m3", block_size=BK, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K)
     torch.library.opcheck(torch.ops.msalab.sparse_attention_rounded.default, (
         *stored[:3], rows, wide["sinks"], *stored.scales, *(wide[name] for name in "qkv"), None, None, None, BK, "automatic",
         CU_Q, CU_K), test_utils=("test_autograd_registration", "test_faketensor"))
@@ -527,7 +527,7 @@ def test_on_a_gpu_the_gradient_is_sparse_attentions_in_bfloat16(element, width, 
     out = m.sparse_attention(q, k, v, rows, element=element, **call)
     assert m.operations.backend_of(q).answered_by.startswith("sparse_attention")
     found = torch.autograd.grad(out, (q, k, v), d_out)
-    stored = m.stored(q, k, v, element, block_size=block_size, **cu)
+    stored = m.round_operands(q, k, v, element, block_size=block_size, **cu)
     own, lse = m.sparse_attention(*stored[:3], rows, scales=stored.scales, return_softmax_lse=True, **call)
     assert torch.equal(own, out)
     blocks = torch.cat([torch.arange(300) // block_size, torch.arange(tokens - 300) // block_size

@@ -119,8 +119,8 @@ def test_an_element_is_of_the_main_branch_and_of_its_teacher(element, monkeypatc
     x, cu, calls = torch.randn(40, 32), [0, 13, 40], []
     for one, other in zip(module(x, cu, sparse=False), plain(x, cu, sparse=False)):
         assert torch.equal(one, other)  # the warm-up is not rounded
-    attend, round_once, index_kl = nn.m.attend_rounded, nn.m.stored, nn.m.index_kl
-    monkeypatch.setattr(nn.m, "stored", lambda *of, **how: calls.append((of, how)) or round_once(*of, **how))
+    attend, round_once, index_kl = nn.m.attend_rounded, nn.m.round_operands, nn.m.index_kl
+    monkeypatch.setattr(nn.m, "round_operands", lambda *of, **how: calls.append((of, how)) or round_once(*of, **how))
     monkeypatch.setattr(nn.m, "attend_rounded", lambda *of, **how: calls.append((of, how)) or attend(*of, **how))
     monkeypatch.setattr(nn.m, "index_kl", lambda *of, **how: calls.append((of, how)) or index_kl(*of, **how))
     y, kl = module(x, cu)

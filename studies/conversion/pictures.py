@@ -151,6 +151,8 @@ def pack(results: dict[str, Results], selected: dict[str, dict[int, np.ndarray]]
                             for group, share in enumerate(first_block(selected[when][layer]))],
                "chance": chance(len(selected["before"][layers[0]]), results["before"].top_k("index", layers[0]))}
     kept, maps = layers if kept is None else kept, io.BytesIO()
+    if unknown := sorted({*kept} - {*layers}):
+        sys.exit(f"--maps: there is no layer {unknown[0]}; there are {layers}")
     np.savez(maps, layers=kept, queries=np.bincount(np.arange(len(selected["before"][layers[0]])) // BLOCK),
              **{when: np.stack([counts_of(ids[layer]) for layer in kept]) for when, ids in selected.items()})
     with tarfile.open(path, "w:xz") as tar:
@@ -346,7 +348,7 @@ def main():
     command.add_argument("archive", metavar="ARCHIVE", type=Path)
     command.add_argument("out", metavar="DIR", type=Path)
     command.add_argument("--layers", type=layer_list, metavar="L,M",
-                         help="of the pictures by head; default: those with the weakest and the strongest sink, before")
+                         help="of the pictures by head; default: of those with maps, the ones with the weakest and the strongest sink, before")
     options = top.parse_args()
     options.run(options)
 

@@ -477,7 +477,7 @@ def _in_short(of: Records, model: str, found: list[Answer]) -> str:
     good, bad = ([called(one.context) for one in own if one.works == works] for works in (True, False))
     works = "works" if not bad else f"works at {_listed(good)}, but not at {_listed(bad)}" if good else "does not work"
     lost = [f"{within(one.losses[one.branch], '+.2f', ' %')} at {called(one.context)}" for one in own]
-    return " ".join([name, f"By bits, MSA {works}: they change by {_listed(lost)}.", _needles(of, own),
+    return " ".join([name, f"By bits, MSA {works}: the bits change by {_listed(lost)}.", _needles(of, own),
                      *_price(of, model), _first_block(own)])
 
 

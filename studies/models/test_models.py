@@ -122,7 +122,7 @@ def test_an_answer_has_all_that_is_asked_of_a_model(tmp_path):
     (tmp_path / "gemma3/crossover.json").write_text(json.dumps(
         {"pays": {"prefill": 16384, "decode": None, "training": 32768}}))
     assert said_of(tmp_path, "gemma3").strip() == (
-        "Gemma 3 270M.** By bits, MSA works at 8K and 32K, but not at 16K: they change by +0.75 % (+0.38 to +1.50) at 8K, "
+        "Gemma 3 270M.** By bits, MSA works at 8K and 32K, but not at 16K: the bits change by +0.75 % (+0.38 to +1.50) at 8K, "
         "+2.00 % (+1.00 to +4.00) at 16K and +0.25 % (+0.12 to +0.50) at 32K. At 8K and 32K it finds 25 and 50 % of the needles, dense "
         "attention 100 and 75 %. MSA is faster from 16K on in prefill, nowhere in decode and from 32K on in training; the "
         "model's own context is 32K. Force the first block: that gains up to 0.625 bits (0.250 to 0.750) at 32K.")
@@ -133,7 +133,7 @@ def test_an_answer_forces_the_first_block_where_something_gains(tmp_path):
     put(tmp_path, "qwen", "loss-2048", evaluation({("index", 0): 0.08}, budget=2048, lows=(0, 0.25)), 8192)
     put(tmp_path, "smollm2", "loss-2048", evaluation({("index", 0): 0.08}, budget=2048, lows=(0, 0)), 8192)
     assert said_of(tmp_path, "qwen").strip() == (
-        "Qwen2.5-Coder-0.5B.** By bits, MSA does not work: they change by +2.00 % (+1.00 to +4.00) at 8K. Needles were not "
+        "Qwen2.5-Coder-0.5B.** By bits, MSA does not work: the bits change by +2.00 % (+1.00 to +4.00) at 8K. Needles were not "
         "measured there. Force the first block for mean keys alone: that gains up to 0.500 bits (0.250 to 0.750) at 8K.")
     assert "Force no block: nothing gains." in said_of(tmp_path, "smollm2")
 

@@ -113,11 +113,11 @@ RESULTS = (
         "without force; the pilot has the diagonal ({msa-msa local_rate} above chance) and groups that differ (overlap "
         "{msa-msa far_overlap} from one half), no sink", IN_PART,
         "two models: the sink column only in the one whose dense attention has a sink", PLOT,
-        "selection_index_layer10 selection_index_layer20 even_selection",
+        "selection_index_layer10 selection_index_layer20",
         (("the first block is chosen without being forced; heads differ", DISAGREE),)),
     Row("fig:attention-sink", "every head of layers 4 and 24 gives much of its attention to the first token",
         "SmolLM2 from layer {sink layer} on; below, and in the 14M byte models, not", IN_PART,
-        "SmolLM2-135M, dense and on the selected blocks; not in all layers", PLOT, "sink_index even_sink_by_layer"),
+        "SmolLM2-135M, dense and on the selected blocks; not in all layers", PLOT, "sink_index"),
     Row("fig:prelim-grad-source", "LM loss alone retrieves badly; KL loss alone loses short context; both are best",
         "recall of LM alone {lm-no-warmup-both-no-warmup exact_match recall} beside both; bits per byte of KL alone "
         "{no-warmup-both-no-warmup bits_per_byte} beside both", IN_PART,

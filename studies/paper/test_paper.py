@@ -141,6 +141,14 @@ def test_the_page_with_pictures_is_one_file(numbers, tmp_path):
     assert "{" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S)
 
 
+@pytest.mark.skipif(not (BIN / "msa-analyze").exists(), reason=f"no msa-analyze in {BIN}: ./msalab build")
+def test_the_steps_draw_every_picture_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("MSALAB_BIN", str(BIN))
+    assert main(["paper", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/paper.html").stat().st_size > 100_000
+
+
 def test_a_folder_that_is_no_clone_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "--out", "out"]) == 2

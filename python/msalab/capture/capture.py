@@ -148,8 +148,9 @@ def token_ids(tokens, place: str) -> np.ndarray:
     """int64 [S], S >= 1; `place` begins the message that refuses others."""
     require(not isinstance(tokens, np.ma.MaskedArray), f"{place}: token ids are a masked array, and no token can be "
             "hidden")
+    mixed = isinstance(tokens, list) and any(isinstance(one, bool) for one in tokens)
     try:
-        ids = np.asarray(tokens)
+        ids = np.asarray(tokens, object if mixed else None)
     except ValueError:  # lists of several lengths
         ids = np.asarray(tokens, object)
     whole = np.issubdtype(ids.dtype, np.integer) or ids.dtype == object and all(map(_is_whole, ids.flat))  # of any size
